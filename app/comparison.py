@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
-from app.run_series import OF_EXCHANGES, Curves, coarser, extended, figures, of_run
+from app.run_series import OF_EXCHANGES, Curves, coarser, figures, of_run, with_figures
 from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.prediction import Predictor
@@ -40,7 +40,7 @@ _FP32 = 4
 
 
 @dataclass(frozen=True)
-class Ran:
+class SeedRun:
     """What one run says."""
 
     seed: int
@@ -62,7 +62,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Times:
+class StrategyTimes:
     """What was predicted for one rate of the links, or told by the runs' own clock."""
 
     mbit: float
@@ -76,12 +76,12 @@ class Times:
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """One strategy and what came of its runs, with what :func:`compared` makes of them."""
+    """One strategy and what came of its runs, with what :func:`rank_strategies` makes of them."""
 
     strategy: str
     profile: Profile | None = None
     """With which it ran; ``None`` where it was refused before."""
-    runs: tuple[Ran, ...] = ()
+    runs: tuple[SeedRun, ...] = ()
     refused: str = ""
     """Why there is nothing to show."""
     losses: tuple[float, ...] = ()
@@ -93,7 +93,7 @@ class StrategyResult:
     """Steps between exchanges."""
     memory: int | None = None
     """Bytes that a member keeps for the strategy beside the optimizer; ``None``: not known."""
-    times: tuple[Times, ...] = ()
+    times: tuple[StrategyTimes, ...] = ()
     unpredicted: str = ""
     """Why there are no times."""
 
@@ -135,7 +135,7 @@ class StrategyComparison:
 
 
 @dataclass
-class _Taken:
+class _RunCounters:
     """What is counted over the events of a run."""
 
     samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -147,9 +147,9 @@ class _Taken:
     clock: float = 0.0
 
 
-def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
+def read_run(seed: int, events: Iterable[Event]) -> SeedRun | None:
     """Return what the events of a whole run say; ``None`` where it took no step."""
-    taken = _Taken()
+    taken = _RunCounters()
     for event in events:
         if isinstance(event, StepEvent):
             taken.samples[event.step] += event.samples
@@ -160,7 +160,7 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
             taken.evaluations[event.split][event.step] = _orderable_loss(event.loss)
         elif isinstance(event, SyncEvent):
             exchange_figures = (figure for figure in figures(event, event.step) if figure.name in OF_EXCHANGES)
-            taken.exchanges = extended(taken.exchanges, event.member or 0, exchange_figures)
+            taken.exchanges = with_figures(taken.exchanges, event.member or 0, exchange_figures)
         elif isinstance(event, RunEvent):
             taken.trainable = int(event.details.get("trainable") or taken.trainable)
     if not taken.losses:
@@ -175,7 +175,7 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
     if not any(curve):  # nothing was evaluated after the first step
         split, curve = "training", _training_curve(taken)
     late = [step_event.compute for step in taken.losses for step_event in taken.losses[step] if step > _WARM_UP]
-    return Ran(
+    return SeedRun(
         seed=seed,
         split=split,
         curve=tuple((seen[step], curve[step]) for step in sorted(curve)),
@@ -191,7 +191,7 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
     )
 
 
-def _exchanges(taken: _Taken, samples: int) -> dict[str, Curve]:
+def _exchanges(taken: _RunCounters, samples: int) -> dict[str, Curve]:
     steps = max(taken.losses)
     width = 1 << (steps // _MARKS).bit_length()
     series_by_name = {name: of_run(taken.exchanges, name) for name in OF_EXCHANGES}
@@ -207,7 +207,7 @@ def _orderable_loss(loss: float | None) -> float:
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
-def _training_curve(taken: _Taken) -> dict[int, float]:
+def _training_curve(taken: _RunCounters) -> dict[int, float]:
     """Return the mean loss of all members over some steps, by the last of them."""
     steps = sorted(taken.losses)
     width = max(1, len(steps) // _POINTS)
@@ -255,7 +255,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-def compared(
+def rank_strategies(
     results: Sequence[StrategyResult], members: int, links: Sequence[float], cores: float = 0.0
 ) -> StrategyComparison:
     """Put strategies side by side.
@@ -339,7 +339,7 @@ class EqualMachines:
         return Cluster(machines=tuple(machines), links=tuple(links), here=names[0])
 
 
-def step_seconds(profile: Profile, run: Ran, machines: EqualMachines, mbit: float) -> float:
+def step_seconds(profile: Profile, run: SeedRun, machines: EqualMachines, mbit: float) -> float:
     """Return what a step should take.
 
     Raises:
@@ -366,6 +366,7 @@ def _timed(row: StrategyResult, machines: EqualMachines, links: Sequence[float],
     if run.clock:
         steps = [(0.0, run.clock / run.steps)]
     times = tuple(
-        Times(mbit, step, run.steps * step, None if share is None else share * run.steps * step) for mbit, step in steps
+        StrategyTimes(mbit, step, run.steps * step, None if share is None else share * run.steps * step)
+        for mbit, step in steps
     )
     return replace(row, times=times)

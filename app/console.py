@@ -105,10 +105,10 @@ def say_error(message: str, hint: str = "") -> None:
             say(f"{label}: {visible(text)}")
 
 
-def agreed(question: str) -> bool:
+def answered_yes(question: str) -> bool:
     """Ask the person at the terminal; only a clear yes is one."""
     say(f"{question} [y/N] ")
-    with hearing_ctrl_c():
+    with ctrl_c_heard():
         if threading.current_thread() is not threading.main_thread():
             _wait_for_line()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -117,25 +117,25 @@ def agreed(question: str) -> bool:
 def _wait_for_line() -> None:
     while not select.select([sys.stdin], [], [], _LOOK)[0]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
-        see_whether_stopped()
+        raise_if_stopped()
 
 
-def see_whether_stopped() -> None:
+def raise_if_stopped() -> None:
     """Ask nothing more after Ctrl-C.
 
     Raises:
-        StoppedByUser: the main thread heard it (:func:`ending_questions`).
+        StoppedByUser: the main thread heard it (:func:`ctrl_c_ends_questions`).
     """
     if _stopped.is_set():
         raise StoppedByUser("stopped")
 
 
 @contextlib.contextmanager
-def ending_questions() -> Iterator[None]:
+def ctrl_c_ends_questions() -> Iterator[None]:
     """Let Ctrl-C, which only the main thread hears, end the questions of other threads too.
 
     Without that, the main thread would wait for a thread that waits for an answer. Such a thread has it look for
-    signals now and then, as :func:`hearing_ctrl_c` does.
+    signals now and then, as :func:`ctrl_c_heard` does.
     """
 
     def press(*_: object) -> None:
@@ -157,7 +157,7 @@ def ending_questions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hearing_ctrl_c() -> Iterator[None]:
+def ctrl_c_heard() -> Iterator[None]:
     """Lose no ctrl+c meanwhile, in the main thread; in others it changes nothing.
 
     Python looks for signals between two of its own steps. One that comes between the last look and a read that blocks
@@ -251,10 +251,10 @@ def command_line(*arguments: str) -> str:
 
 def program_words() -> list[str]:
     """Return what starts this program from the current folder."""
-    return ["python3", near(SCRIPT)] if IS_CHECKOUT else list(PROGRAM)
+    return ["python3", relative_path(SCRIPT)] if IS_CHECKOUT else list(PROGRAM)
 
 
-def near(path: str | Path) -> str:
+def relative_path(path: str | Path) -> str:
     """Return a path from the current folder, or the whole one where that would lead out of it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

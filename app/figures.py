@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from app.console import visible
-from app.history import in_order
-from app.member_state import SOME_STEPS, MemberState
+from app.history import chronological
+from app.member_state import MIN_STEPS, MemberState
 from app.metrics import metric_label, metric_text, metrics_of
-from app.run_series import RUN, evaluated, names, of_member, of_run
+from app.run_series import RUN, evaluation_series, of_member, of_run, series_names
 from app.run_state import RunState, SplitResults
 from app.showcase import showcase_lines
 from profiles.errors import BadInput, counted
@@ -42,7 +42,7 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
         whole: in the whole run, which is over; else in the steps of the last while.
     """
     if whole_run:
-        done = {rank: member.total for rank, member in state.members.items() if member.total.steps >= SOME_STEPS}
+        done = {rank: member.total for rank, member in state.members.items() if member.total.steps >= MIN_STEPS}
         shares = {rank: total.data / total.seconds for rank, total in done.items() if total.seconds > 0}
     else:
         shares = {rank: member.data_share for rank, member in state.members.items() if member.active}
@@ -55,17 +55,17 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
     )
 
 
-def headline(results: SplitResults, split: str) -> str:
+def evaluation_headline(results: SplitResults, split: str) -> str:
     """``WER on validation: 98.1 % -> 12.3 % (step 400)``: the most telling metric of a split, first and last.
 
     Texts that had not ended at their bound (``eval_max_new_tokens``) are told: with many of them the WER says little.
     Before the first step a model from scratch ends none.
     """
-    text = course(results, split)
+    text = evaluation_text(results, split)
     return f"{text} (step {results.last.step})" if results.last.figures else text
 
 
-def course(results: SplitResults, split: str = "") -> str:
+def evaluation_text(results: SplitResults, split: str = "") -> str:
     """Return the headline without the step, and without the split where none is given: ``WER 98.1 % -> 12.3 %``."""
     last_metrics = metrics_of(results.last)
     if not last_metrics:
@@ -89,7 +89,7 @@ def change(results: SplitResults, name: str, arrow: str = " -> ") -> str:
 def evaluated_series(state: RunState) -> dict[str, str]:
     """Return the metric of every series that evaluations gave, by the name of the series."""
     return {
-        evaluated(split, metric): metric
+        evaluation_series(split, metric): metric
         for split, results in state.evaluations.items()
         for metric in {**results.first.figures, **results.last.figures}
     }
@@ -126,7 +126,7 @@ def state_document(state: RunState) -> dict[str, object]:
         "members": [_member_document(member) for member in state.members.values()],
         "evaluations": evaluations_document(state),
         "series": series_document(state),
-        "happenings": [entry._asdict() for entry in in_order(state.chronicles)],
+        "happenings": [entry._asdict() for entry in chronological(state.chronicles)],
         "warnings": [{"member": w.member, "message": w.text, "time": w.time} for w in state.warnings],
         "errors": [{"member": e.member, "message": e.text, "hint": e.hint} for e in state.errors],
     }
@@ -135,7 +135,7 @@ def state_document(state: RunState) -> dict[str, object]:
 def series_document(state: RunState) -> dict[str, Mapping[str, object]]:
     """Return the final figures of everything that the dashboard draws: of the run, and the newest of each member."""
     document: dict[str, Mapping[str, object]] = {}
-    for name in names(state.curves):
+    for name in series_names(state.curves):
         points = of_run(state.curves, name).points()
         newest = {rank: of_member(state.curves, rank, name).newest for rank in state.curves}
         document[name] = {
@@ -184,7 +184,7 @@ def _member_document(member: MemberState) -> dict[str, object]:
 SHOWN_SPEAKERS = 24
 SHOWN_CONFUSIONS = 5
 
-WAYS: Mapping[str, Callable[[Sequence[Prediction]], list[EvaluationSlice]]] = {
+GROUPINGS: Mapping[str, Callable[[Sequence[Prediction]], list[EvaluationSlice]]] = {
     "speaker": by_speaker,
     "language": by_language,
     "length": by_length,
@@ -206,7 +206,7 @@ def predictions_in(run_dir: Path) -> tuple[list[Prediction], list[Prediction]]:
 def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Prediction] = ()) -> list[str]:
     """Return error rates by speaker, language, length and noise in columns, and the most frequent confusions."""
     lines = []
-    for grouping, divide in WAYS.items():
+    for grouping, divide in GROUPINGS.items():
         groups = divide(predictions)
         if len(groups) > 1:
             earlier = {group.name: group for group in divide(before)}
@@ -246,7 +246,9 @@ def _word(word: str) -> str:
 
 def breakdown_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the same for programs."""
-    breakdown = {grouping: [_document(group) for group in divide(predictions)] for grouping, divide in WAYS.items()}
+    breakdown = {
+        grouping: [_document(group) for group in divide(predictions)] for grouping, divide in GROUPINGS.items()
+    }
     wrong = [
         {"said": confusion.reference, "heard": confusion.hypothesis, "times": confusion.count}
         for confusion in confusions(predictions, 50)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.console import command_about
-from app.report import Ended
+from app.report import EndedRun
 from app.run_state import RunState, at_its_end
 from profiles.errors import BadInput
 from training.event_log import follow_events
@@ -45,10 +45,10 @@ class Follower:
         """Return the present by the clock of the events, in seconds since the epoch: for ages and elapsed times."""
         return time.time()
 
-    def ended(self, state: RunState) -> Ended:
+    def ended(self, state: RunState) -> EndedRun:
         """Return how the run ended; to be called after the last event."""
         outcome = self._attempt.outcome(self.path)
-        return Ended(**vars(outcome), plan=self.plan, state=at_its_end(state, outcome.status, outcome.message))
+        return EndedRun(**vars(outcome), plan=self.plan, state=at_its_end(state, outcome.status, outcome.message))
 
 
 class Replay(Follower):

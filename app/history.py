@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from app.member_state import GONE, HELLOS, TROUBLE, MemberState
+from app.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberState
 from app.metrics import metric_label, metric_text, metrics_of
-from app.pair_paths import changes
+from app.pair_paths import route_changes
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
@@ -85,7 +85,7 @@ class Chronicle:
 Chronicles = Mapping[str, Chronicle]
 
 
-def noted(chronicles: Chronicles, new: Happening | None) -> Chronicles:
+def with_entry(chronicles: Chronicles, new: Happening | None) -> Chronicles:
     """Return the chronicles with one more happening."""
     if new is None:
         return chronicles
@@ -98,12 +98,12 @@ def newest(chronicles: Chronicles, kind: Kind) -> tuple[Happening, ...]:
     return chronicles.get(kind, Chronicle()).newest[-KEPT_NOTICES:]
 
 
-def in_order(chronicles: Chronicles) -> list[Happening]:
+def chronological(chronicles: Chronicles) -> list[Happening]:
     """Return everything that is kept, oldest first."""
     return sorted(happening for chronicle in chronicles.values() for happening in chronicle.entries)
 
 
-def happening(event: Event, member: MemberState | None) -> Happening | None:
+def timeline_entry(event: Event, member: MemberState | None) -> Happening | None:
     """Return what an event means for a person; most mean nothing by themselves.
 
     Args:
@@ -112,7 +112,7 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
     entry = partial(Happening, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
-            return entry("run", because(_RUN[event.status], "" if event.message == "stopped" else event.message))
+            return entry("run", with_reason(_RUN[event.status], "" if event.message == "stopped" else event.message))
         case MemberEvent():
             news = member_news(event, member)
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
@@ -129,16 +129,16 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
         case ErrorEvent():
             return entry("error", event.message, event.hint, -1 if event.step is None else event.step)
         case WaysEvent():
-            changed_routes = changes(event, member)
+            changed_routes = route_changes(event, member)
             return entry("path", changed_routes) if changed_routes else None
         case RequestEvent():
             action = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
-            return entry("request", because(action, event.message))
+            return entry("request", with_reason(action, event.message))
         case _:
             return None
 
 
-def because(statement: str, reason: str) -> str:
+def with_reason(statement: str, reason: str) -> str:
     """``what: why``, or what alone where nobody said why."""
     return f"{statement}: {reason}" if reason else statement
 
@@ -154,10 +154,10 @@ def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, s
     if old_status == event.status:
         return None
     if event.status in TROUBLE:
-        return None if old_status in TROUBLE else ("lost", because(f"{name} {event.status}", event.message))
+        return None if old_status in TROUBLE else ("lost", with_reason(f"{name} {event.status}", event.message))
     if event.status == "left" and old_status in ("done", *TROUBLE):
         return None
-    if event.status in HELLOS and old_status in GONE:
+    if event.status in PRESENT_STATUSES and old_status in GONE:
         return "back", f"{name} is back"
     on_device = f" on {event.device}" if event.device else ""
-    return "machine", because(f"{name} {event.status}{on_device}", event.message)
+    return "machine", with_reason(f"{name} {event.status}{on_device}", event.message)

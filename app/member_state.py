@@ -25,10 +25,10 @@ WINDOW_STEPS = 64
 """... and over at most this many steps."""
 GONE = ("left", "lost", "done", "failed", "stopped")
 TROUBLE = ("lost", "failed")
-HELLOS = ("started", "joined", "ready")
+PRESENT_STATUSES = ("started", "joined", "ready")
 """What a member says, or the coordinator says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
-SOME_STEPS = 8
+MIN_STEPS = 8
 """Fewest steps from which the share of waiting for data is told."""
 _CARRIED_OVER = (
     "name",
@@ -43,7 +43,9 @@ _CARRIED_OVER = (
     "routes",
 )
 """Fields that a member keeps when it starts again."""
-OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent | WaysEvent
+MemberScopedEvent = (
+    MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent | WaysEvent
+)
 State = TypeVar("State")
 
 
@@ -224,7 +226,7 @@ class MemberState:
         that of the first step, often."""
         stops = sorted(step.data for step in self.window)
         seconds = sum(step.seconds for step in self.window)
-        return sum(stops[:-1]) / seconds if len(stops) >= SOME_STEPS and seconds > 0 else 0.0
+        return sum(stops[:-1]) / seconds if len(stops) >= MIN_STEPS and seconds > 0 else 0.0
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -252,7 +254,7 @@ def stopped(member: MemberState, moment: float) -> MemberState:
     return changed(member, status="stopped", message="", phase="", since=moment) if member.active else member
 
 
-def advance(member: MemberState, event: OfMember) -> MemberState:
+def advance(member: MemberState, event: MemberScopedEvent) -> MemberState:
     """Return the member after one of its events."""
     after = _advanced(member, event)
     since = member.since if after.status == member.status and member.since is not None else event.time
@@ -260,7 +262,7 @@ def advance(member: MemberState, event: OfMember) -> MemberState:
     return changed(after, since=since, updated=updated)
 
 
-def _advanced(member: MemberState, event: OfMember) -> MemberState:
+def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
     match event:
         case MemberEvent():
             return _status(member, event)

@@ -22,7 +22,7 @@ def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, PeerPa
             yield rank, peer, forward, backward
 
 
-def way_words(route: PeerPath) -> str:
+def route_text(route: PeerPath) -> str:
     """``through the relay``, or ``directly (10.0.0.2 over eth0)``."""
     if route.how == "relayed":
         return _RELAY
@@ -31,7 +31,7 @@ def way_words(route: PeerPath) -> str:
     return f"directly ({route.address}{over}{small})"
 
 
-def pair_words(
+def pair_text(
     names: Callable[[int], str], rank: int, peer: int, forward: PeerPath | None, backward: PeerPath | None
 ) -> str:
     """``studio - tower: directly (10.0.0.2 over eth0)``; both directions where they differ in kind."""
@@ -40,13 +40,13 @@ def pair_words(
     either = forward or backward
     assert either is not None
     if len(kinds) > 1 and forward is not None and backward is not None:
-        return f"{ends}: {way_words(forward)}, back {way_words(backward)}"
+        return f"{ends}: {route_text(forward)}, back {route_text(backward)}"
     dials = {(forward.how if forward else "", backward.how if backward else "")} & {
         ("dialled", "came"),
         ("came", "dialled"),
     }
     only = f", {names(rank if ('dialled', 'came') in dials else peer)} opens both connections" if dials else ""
-    return f"{ends}: {way_words(either)}{only}"
+    return f"{ends}: {route_text(either)}{only}"
 
 
 def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], limit: int = SHOWN) -> list[str]:
@@ -54,29 +54,31 @@ def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], 
 
     Pairs on one machine are left out: their route cannot be chosen.
     """
-    remote_pairs = [pair for pair in pairs(members) if not all(route is None or is_near(route) for route in pair[2:])]
+    remote_pairs = [
+        pair for pair in pairs(members) if not all(route is None or is_loopback(route) for route in pair[2:])
+    ]
     if len(remote_pairs) <= limit:
-        return [pair_words(names, *pair) for pair in remote_pairs]
+        return [pair_text(names, *pair) for pair in remote_pairs]
     relayed = [pair for pair in remote_pairs if any(route is not None and route.how == "relayed" for route in pair[2:])]
-    shown = [pair_words(names, *pair) for pair in relayed[:limit]]
+    shown = [pair_text(names, *pair) for pair in relayed[:limit]]
     omitted = [f"{len(relayed) - limit} more pairs {_RELAY}"] if len(relayed) > limit else []
     return [f"{len(remote_pairs) - len(relayed)} of {len(remote_pairs)} pairs connect directly", *shown, *omitted]
 
 
-def changes(event: WaysEvent, before: MemberState | None) -> str:
+def route_changes(event: WaysEvent, before: MemberState | None) -> str:
     """Return what has changed for whom; empty where a pair has met for the first time, or nothing did."""
     texts = []
     if before is None:
         return ""
     for route in event.ways:
         old = before.routes.get(route.peer)
-        if old is not None and way_words(old) != way_words(route):
+        if old is not None and route_text(old) != route_text(route):
             ends = f"{before.label} to {route.name or f'member {route.peer}'}"
-            texts.append(f"{ends}: now {way_words(route)}, before {way_words(old)}")
+            texts.append(f"{ends}: now {route_text(route)}, before {route_text(old)}")
     return "; ".join(texts)
 
 
-def is_near(route: PeerPath) -> bool:
+def is_loopback(route: PeerPath) -> bool:
     """Whether a way does not leave its machine."""
     try:
         return ipaddress.ip_address(route.address).is_loopback

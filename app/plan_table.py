@@ -20,7 +20,7 @@ ROWS = 12
 _HEAD = "   way                  over           n  step s  wait   raw useful  loss    B/h"
 
 
-def way_text(candidate: Candidate) -> str:
+def candidate_text(candidate: Candidate) -> str:
     """``diloco H=50 mxfp4``, or ``alone``."""
     choice = candidate.choice
     if choice.alone:
@@ -29,7 +29,7 @@ def way_text(candidate: Candidate) -> str:
     return f"{choice.strategy}{interval}{f'+{choice.delay}' if choice.delay else ''} {choice.codec}"
 
 
-def way_in_words(choice: Choice) -> str:
+def choice_text(choice: Choice) -> str:
     """``desk, pc and studio, merging every 50 steps``, or ``studio alone``; without names of strategies."""
     return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
 
@@ -44,7 +44,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _row(candidate: Candidate, chosen: bool) -> str:
-    title, over = _cut(way_text(candidate), 20), _cut(candidate.choice.over, 13)
+    title, over = _cut(candidate_text(candidate), 20), _cut(candidate.choice.over, 13)
     prefix = f"{'>' if chosen else ' ':2} {title:<20} {over:<13} {len(candidate.choice.members):>2}"
     if not candidate.predicted:
         return f"{prefix} not predicted"
@@ -88,7 +88,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         yield from explanation_lines(planning)
         return
     time = run_time(planning, best) if best.predicted else None
-    lines = [] if best.choice.alone else [f"Machines: {way_in_words(best.choice)}."]
+    lines = [] if best.choice.alone else [f"Machines: {choice_text(best.choice)}."]
     lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
     if best.choice.alone and time is not None:
         lines.append(sentence(planning.reasons[0]))

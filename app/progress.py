@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.figures import data_text, headline
-from app.history import happening
+from app.figures import data_text, evaluation_headline
+from app.history import timeline_entry
 from app.member_state import MemberState, amount_text
 from app.metrics import four_digits, simulated_text
 from app.run_state import RunState, apply
@@ -97,7 +97,7 @@ class RunView:
         yield self._verdict()
         yield _members(state, narrow=options.max_width < 100)
         for split, results in state.evaluations.items():
-            yield Text(visible(headline(results, split)), style="cyan", no_wrap=True, overflow="ellipsis")
+            yield Text(visible(evaluation_headline(results, split)), style="cyan", no_wrap=True, overflow="ellipsis")
         if state.weights_differ:
             yield Text("weights differ between machines", style="bold red")
         if data := data_text(state):
@@ -205,7 +205,7 @@ class PlainProgress(ProgressDisplay):
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
                     self._line(f"{event.phase}: {amount_text(event.phase, event.done, event.total)}")
             case EvaluationEvent():
-                self._line(headline(self.state.evaluations[event.split], event.split))
+                self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():
                 if event.step != before.snapshot_step:
                     self._bounded(f"snapshot of step {event.step} written")
@@ -263,7 +263,7 @@ def change_line(before: RunState, event: Event) -> str:
     """Return what an event changes for a person, in the words of the run's history; empty: nothing."""
     if isinstance(event, RunEvent) and event.status == before.status and before.started is not None:
         return ""
-    entry = happening(event, before.members.get(-1 if event.member is None else event.member))
+    entry = timeline_entry(event, before.members.get(-1 if event.member is None else event.member))
     if entry is None or (isinstance(event, RunEvent) and event.status == "failed"):
         return "run failed" if entry else ""  # the error said why
     return f"{entry.kind}: {entry.text}" if entry.kind in ("warning", "error") else entry.text

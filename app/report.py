@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.console import command_about, command_line, near, visible
+from app.console import command_about, command_line, relative_path, visible
 from app.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
 from app.metrics import metric_label, metrics_of, simulated_text
 from app.promise import comparison_in, outcome, promise_of
@@ -28,7 +28,7 @@ from training.schedule import ends_in_warm_up
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended(RunOutcome):
+class EndedRun(RunOutcome):
     """A run that has ended, and what its events told."""
 
     plan: RunPlan
@@ -51,7 +51,7 @@ def title_of(plan: RunPlan) -> str:
     return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
 
 
-def document(ended: Ended) -> dict[str, Any]:
+def document(ended: EndedRun) -> dict[str, Any]:
     """Return the JSON document of a run that has ended, without the exit code at its end."""
     content: dict[str, Any] = {
         "run_id": ended.plan.run_id,
@@ -73,7 +73,7 @@ def document(ended: Ended) -> dict[str, Any]:
     return content
 
 
-def completed_lines(ended: Ended) -> list[str]:
+def completed_lines(ended: EndedRun) -> list[str]:
     """Return the report of a completed run."""
     rate = ended.metrics.get("samples_per_second")
     speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
@@ -97,7 +97,7 @@ def completed_lines(ended: Ended) -> list[str]:
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
 
 
-def _promise(ended: Ended) -> list[str]:
+def _promise(ended: EndedRun) -> list[str]:
     """Return in one line how far the plan's promise was kept; nothing where the run had no plan."""
     with contextlib.suppress(BadInput):
         promise = promise_of(Planning.read(ended.run_dir / PLANNING))
@@ -106,7 +106,7 @@ def _promise(ended: Ended) -> list[str]:
     return []
 
 
-def next_commands(ended: Ended) -> list[str]:
+def next_commands(ended: EndedRun) -> list[str]:
     """Return what to type to use what a run has made, or to go on with it from its snapshot."""
     if ended.status != "completed":
         return [] if ended.plan.launch or ended.state.resume_step is None else [ended.resume_command]
@@ -118,13 +118,14 @@ def next_commands(ended: Ended) -> list[str]:
     return [*commands, command_about(ended.run_dir, "runs", "show")]
 
 
-def _speech_commands(ended: Ended) -> list[str]:
+def _speech_commands(ended: EndedRun) -> list[str]:
     """What to do with a model that hears: let it write, measure it, and train on recordings of one's own after a data
     set that has a section of its own, as a starter profile's has."""
     profile = ended.plan.profile
     transcribe, *others = model_commands(ended.run_dir)
     data = profile.data.dataset_path
-    measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(near(data) if os.path.isabs(data) else data)}"
+    dataset = relative_path(data) if os.path.isabs(data) else data
+    measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(dataset)}"
     commands = [transcribe, measure, *others]
     if profile.dataset_name and not is_location(profile.dataset_name, Path.cwd()) and not profile.model.from_scratch:
         local_option = (
@@ -183,7 +184,7 @@ def evaluation_lines(state: RunState) -> list[str]:
     return [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
 
 
-def stopped_line(ended: Ended) -> str:
+def stopped_line(ended: EndedRun) -> str:
     """Return the one line after a stop: what is kept and how to go on."""
     if ended.plan.launch is not None:
         return f"stopped; the logs are in {ended.run_dir / 'logs'}"
@@ -192,7 +193,7 @@ def stopped_line(ended: Ended) -> str:
     return f"stopped; {ended.state.saved_progress}; resume with: {ended.resume_command}"
 
 
-def failure_hint(ended: Ended) -> str:
+def failure_hint(ended: EndedRun) -> str:
     """Return what to do after a failure."""
     hints = [ended.hint] if ended.hint else []
     if ended.state.resume_step is not None and NOT_THIS_RUN not in ended.hint:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.history import because
+from app.history import with_reason
 from app.member_state import MemberState
 from app.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, summed
 from app.run_state import RunState, machine_changes
@@ -22,7 +22,7 @@ _GAP = 8
 """Buckets without a step that count as work: at their own pace, members do not take every step."""
 
 
-class Away(NamedTuple):
+class AwaySpan(NamedTuple):
     """A time in which a machine did not take part."""
 
     start: float
@@ -36,7 +36,7 @@ class Away(NamedTuple):
     @property
     def text(self) -> str:
         """``lost: silent for 5 s``."""
-        return because(self.status, self.why)
+        return with_reason(self.status, self.why)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Ribbon:
     waits: Series
     """Share of the time that it stood still, over as many steps as lie between two synchronisations; it has a bucket
     wherever the machine took a step."""
-    away: tuple[Away, ...] = ()
+    away: tuple[AwaySpan, ...] = ()
     came: tuple[float, ...] = ()
     """Steps at which it came, or came back."""
     snapshots: tuple[float, ...] = ()
@@ -56,7 +56,7 @@ class Ribbon:
 
 def ribbons(state: RunState) -> list[Ribbon]:
     """Return the ribbon of every machine."""
-    away: dict[int, list[Away]] = {}
+    away: dict[int, list[AwaySpan]] = {}
     came: dict[int, list[float]] = {}
     for step, entry in machine_changes(state):
         absences = away.setdefault(entry.member, [])
@@ -65,11 +65,11 @@ def ribbons(state: RunState) -> list[Ribbon]:
             if absences and absences[-1].until == math.inf:
                 absences[-1] = absences[-1]._replace(until=max(step, absences[-1].start))
         else:
-            absences.append(Away(step, math.inf, entry.status, entry.why))
+            absences.append(AwaySpan(step, math.inf, entry.status, entry.why))
     return [
         Ribbon(
             rank,
-            evened(of_member(state.curves, rank, "wait share"), _between_syncs(member)),
+            moving_average(of_member(state.curves, rank, "wait share"), _between_syncs(member)),
             tuple(away.get(rank, ())),
             tuple(came.get(rank, ())),
             tuple(point.step for point in of_member(state.curves, rank, SNAPSHOTS).points()),
@@ -85,7 +85,7 @@ def rate_of_run(state: RunState) -> Series:
     more than the run does.
     """
     return summed(
-        evened(of_member(state.curves, rank, "samples/s"), _between_syncs(member))
+        moving_average(of_member(state.curves, rank, "samples/s"), _between_syncs(member))
         for rank, member in state.members.items()
     )
 
@@ -99,7 +99,7 @@ def _between_syncs(member: MemberState) -> int:
     return max(1, round(statistics.median(map(operator.sub, steps[1:], steps)))) if len(steps) > 1 else 1
 
 
-def evened(series: Series, steps: int) -> Series:
+def moving_average(series: Series, steps: int) -> Series:
     """Return a series whose buckets are means over so many steps around them, as far as these follow one another.
 
     Members that exchange after some steps wait in every last one of them, which would be seen and nothing else.
@@ -108,11 +108,11 @@ def evened(series: Series, steps: int) -> Series:
     if around < 2 or series.current is None:
         return series
     runs = itertools.groupby(enumerate(series.buckets), lambda pair: pair[1].number - pair[0])
-    *closed, current = [bucket for _, run in runs for bucket in _evened([bucket for _, bucket in run], around)]
+    *closed, current = [bucket for _, run in runs for bucket in _averages([bucket for _, bucket in run], around)]
     return Series(series.width, tuple(closed), current, series.invalid)
 
 
-def _evened(run: Sequence[SeriesBucket], around: int) -> Iterator[SeriesBucket]:
+def _averages(run: Sequence[SeriesBucket], around: int) -> Iterator[SeriesBucket]:
     totals = list(itertools.accumulate((bucket.total for bucket in run), initial=0.0))
     weights = list(itertools.accumulate((bucket.weight for bucket in run), initial=0.0))
     for index, bucket in enumerate(run):
@@ -128,7 +128,7 @@ def steps_away(ribbon: Ribbon, last_step: float) -> float:
     return sum(max(0.0, min(absence.until, last_step) - absence.start) for absence in ribbon.away)
 
 
-def worthiest(candidates: Sequence[Ribbon], limit: int) -> list[Ribbon]:
+def most_notable(candidates: Sequence[Ribbon], limit: int) -> list[Ribbon]:
     """Return as many ribbons as there is room for, in their order: those of machines that were away, then of those
     whose waiting differs most from what is usual."""
     waited = {ribbon.rank: wait_of(ribbon.waits) for ribbon in candidates}

@@ -91,7 +91,7 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
         return Series(series.width, series.closed, series.current, series.invalid + 1)
     number = step // series.width
     if series.current is not None and number < series.current.number:
-        series = _before(series, number)
+        series = _cut_after(series, number)
     current, new = series.current, SeriesBucket(number, 1, value, value, value * weight, weight)
     if current is not None and number == current.number:
         return Series(series.width, series.closed, _join(current, new), series.invalid)
@@ -116,7 +116,7 @@ def coarser(series: Series, width: int) -> Series:
 
 def merged(several: Iterable[Series]) -> Series:
     """Return what all members together show: means by weight, the least and the greatest of all."""
-    return _together(several, lambda buckets: reduce(_join, buckets))
+    return _combined(several, lambda buckets: reduce(_join, buckets))
 
 
 def summed(several: Iterable[Series]) -> Series:
@@ -127,10 +127,10 @@ def summed(several: Iterable[Series]) -> Series:
         amount, mean = max(bucket.amount for bucket in buckets), sum(bucket.mean for bucket in buckets)
         return SeriesBucket(buckets[0].number, amount, low, high, mean, 1.0)
 
-    return _together(several, total)
+    return _combined(several, total)
 
 
-def _together(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], SeriesBucket]) -> Series:
+def _combined(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], SeriesBucket]) -> Series:
     """Return one series with, for every place, one bucket made of those that the members have there."""
     filled = [series for series in several if series.current is not None]
     width = max((series.width for series in filled), default=1)
@@ -181,7 +181,7 @@ def _nearest(values: list[float], pick: Callable[..., float]) -> list[float]:
     return list(map(pick, *(padded[offset:] for offset in range(2 * _NEAR + 1))))
 
 
-def _before(series: Series, number: int) -> Series:
+def _cut_after(series: Series, number: int) -> Series:
     buckets = [bucket for bucket in series.buckets if bucket.number <= number]
     if series.width == 1 and buckets and buckets[-1].number == number:
         buckets.pop()  # exactly the step that is done again
@@ -228,11 +228,11 @@ class Figure(NamedTuple):
     weight: float = 1.0
 
 
-Told = StepEvent | SyncEvent | EvaluationEvent | MachineEvent | SnapshotEvent
+MeasuredEvent = StepEvent | SyncEvent | EvaluationEvent | MachineEvent | SnapshotEvent
 """Events that have figures."""
 
 
-def figures(event: Told, step: int) -> Iterator[Figure]:
+def figures(event: MeasuredEvent, step: int) -> Iterator[Figure]:
     """Yield the figures of an event.
 
     Args:
@@ -258,7 +258,7 @@ def figures(event: Told, step: int) -> Iterator[Figure]:
             weight = {"compression": event.bytes_sent}  # so that means are of all bytes
         case EvaluationEvent():
             step = event.step
-            values = {evaluated(event.split, name): value for name, value in event.figures.items()}
+            values = {evaluation_series(event.split, name): value for name, value in event.figures.items()}
             weight = dict.fromkeys(values, float(event.samples or 1))
         case SnapshotEvent():
             step, values = event.step, {SNAPSHOTS: event.seconds}
@@ -270,12 +270,12 @@ def figures(event: Told, step: int) -> Iterator[Figure]:
             yield Figure(name, step, value, weight.get(name, 1.0))
 
 
-def evaluated(split: str, metric: str) -> str:
+def evaluation_series(split: str, metric: str) -> str:
     """Return the name of the series of a metric on a split."""
     return f"{split} {metric}"
 
 
-def extended(curves: Mapping[int, Curves], rank: int, event_figures: Iterator[Figure]) -> Mapping[int, Curves]:
+def with_figures(curves: Mapping[int, Curves], rank: int, event_figures: Iterator[Figure]) -> Mapping[int, Curves]:
     """Return all curves with the figures of one event of one member."""
     member_curves = dict(curves.get(rank, {}))
     for name, step, value, weight in event_figures:
@@ -284,10 +284,10 @@ def extended(curves: Mapping[int, Curves], rank: int, event_figures: Iterator[Fi
     return updated if rank in curves else dict(sorted(updated.items()))
 
 
-def names(curves: Mapping[int, Curves]) -> list[str]:
+def series_names(curves: Mapping[int, Curves]) -> list[str]:
     """Return the names of all series: losses and error rates first."""
-    series_names = {name for member_curves in curves.values() for name in member_curves}
-    return sorted(series_names, key=lambda name: (_rank(name), name))
+    unique = {name for member_curves in curves.values() for name in member_curves}
+    return sorted(unique, key=lambda name: (_rank(name), name))
 
 
 def of_run(curves: Mapping[int, Curves], name: str) -> Series:

@@ -13,9 +13,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from app.history import Chronicles, Happening, happening, in_order, newest, noted
-from app.member_state import GONE, HELLOS, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
-from app.run_series import RUN, SIMULATED, Curves, Told, extended, figures, of_member
+from app.history import Chronicles, Happening, chronological, newest, timeline_entry, with_entry
+from app.member_state import (
+    GONE,
+    PRESENT_STATUSES,
+    MemberScopedEvent,
+    MemberState,
+    advance,
+    changed,
+    phase_text,
+    stopped,
+    sum_of_known,
+)
+from app.run_series import RUN, SIMULATED, Curves, MeasuredEvent, figures, of_member, with_figures
 from app.run_series import newest as newest_value
 from training.attempts import Attempts, attempts_after, seconds_in
 from training.events import (
@@ -77,7 +87,7 @@ class RunState:
     curves: Mapping[int, Curves] = field(default_factory=dict)
     """Every figure over the steps, by rank (:data:`app.run_series.RUN`: of the run) and name."""
     chronicles: Chronicles = field(default_factory=dict)
-    """What happened, by kind; :func:`app.history.in_order` makes one list of it."""
+    """What happened, by kind; :func:`app.history.chronological` makes one list of it."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by their ids."""
 
@@ -175,19 +185,19 @@ def apply(state: RunState, event: Event) -> RunState:
     state = changed(
         state,
         updated=max(event.time, state.updated or event.time),
-        chronicles=noted(state.chronicles, happening(event, before)),
+        chronicles=with_entry(state.chronicles, timeline_entry(event, before)),
         attempts=attempts_after(state.attempts, event),
     )
     match event:
         case RunEvent():
             return _run(state, event)
         case EvaluationEvent():
-            return _with_figures(_evaluation(state, event), event)
+            return _with_event_figures(_evaluation(state, event), event)
         case SnapshotEvent():
             state = changed(state, snapshot_step=max(event.step, state.snapshot_step or 0))
-            return _with_figures(_with_member(state, event), event)
+            return _with_event_figures(_with_member(state, event), event)
         case StepEvent() | SyncEvent() | MachineEvent():
-            return _with_figures(_with_member(state, event), event)
+            return _with_event_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
             return changed(state, phase=phase_text(event.phase, event.done, event.total))
         case ErrorEvent() if NOT_THIS_RUN in event.hint:
@@ -200,15 +210,15 @@ def apply(state: RunState, event: Event) -> RunState:
             return state
 
 
-def came_and_went(state: RunState) -> list[Happening]:
+def arrivals_and_departures(state: RunState) -> list[Happening]:
     """Return when machines came and went, oldest first; not that all left because the run was stopped, nor that they
     are there again when it goes on."""
     moves: list[Happening] = []
     present: set[int] = set()
     away: dict[int, bool] = {}
-    for entry in in_order(state.chronicles):
+    for entry in chronological(state.chronicles):
         went = entry.status in GONE or (entry.kind == "error" and entry.member >= 0)
-        if entry.came or entry.status in HELLOS:
+        if entry.came or entry.status in PRESENT_STATUSES:
             present.add(entry.member)
         elif went:
             present.discard(entry.member)
@@ -227,12 +237,12 @@ def came_and_went(state: RunState) -> list[Happening]:
 def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
     """Return when machines came and went, over the steps; not how a run begins and ends."""
     moves, since = [], dict[int, float]()
-    for entry in came_and_went(state):
+    for entry in arrivals_and_departures(state):
         step = float(entry.step) if entry.step >= 0 else _step_at(state, entry.time)
         if step is None and not entry.came and entry.member in state.members:
             step = max(state.members[entry.member].step, since.get(entry.member, 0.0))
         if step is not None and entry.kind == "back":
-            step = _own_step(state, entry.member, step)
+            step = _first_own_step(state, entry.member, step)
         last_step = state.total_steps if state.total_steps is not None else math.inf
         if step is not None and (not entry.came or step >= 1) and not (entry.status == "left" and step >= last_step):
             since[entry.member] = step
@@ -240,7 +250,7 @@ def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
     return moves
 
 
-def _own_step(state: RunState, rank: int, start: float) -> float:
+def _first_own_step(state: RunState, rank: int, start: float) -> float:
     """Return the first step at or after ``start`` that a member took: before it, it started and got the state."""
     series = of_member(state.curves, rank, "loss")
     steps = (float(bucket.number * series.width) for bucket in series.buckets)
@@ -251,7 +261,7 @@ def _step_at(state: RunState, moment: float) -> float | None:
     """Return about which step was done at a time, between what is known of other times."""
     moments = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
     moments += [
-        (entry.time, entry.step) for entry in in_order(state.chronicles) if entry.step >= 0 and not entry.status
+        (entry.time, entry.step) for entry in chronological(state.chronicles) if entry.step >= 0 and not entry.status
     ]
     moments += [member.began for member in state.members.values() if member.began]
     moments += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
@@ -269,11 +279,11 @@ def _without_snapshots(state: RunState) -> RunState:
     return changed(state, members=members, snapshot_step=None)
 
 
-def _with_figures(state: RunState, event: Told) -> RunState:
+def _with_event_figures(state: RunState, event: MeasuredEvent) -> RunState:
     rank = RUN if event.member is None else event.member
     member = state.members.get(rank)
     event_figures = figures(event, member.step if member else 0)
-    return changed(state, curves=extended(state.curves, rank, event_figures))
+    return changed(state, curves=with_figures(state.curves, rank, event_figures))
 
 
 def _answered(state: RunState, event: RequestEvent) -> RunState:
@@ -337,7 +347,7 @@ def _badness(result: EvaluationEvent) -> tuple[object, ...]:
     return (value if value is not None and math.isfinite(value) else math.inf, _order(result))
 
 
-def _with_member(state: RunState, event: OfMember) -> RunState:
+def _with_member(state: RunState, event: MemberScopedEvent) -> RunState:
     if event.member is None:
         return state
     member = state.members.get(event.member, MemberState(event.member))

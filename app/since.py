@@ -17,9 +17,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.history import Chronicle, Happening, in_order
+from app.history import Chronicle, Happening, chronological
 from app.run_series import of_run
-from app.run_state import INTERRUPTED, RunState, came_and_went
+from app.run_state import INTERRUPTED, RunState, arrivals_and_departures
 from profiles.errors import counted
 from training.events import Event
 from training.run_files import write_whole
@@ -116,8 +116,8 @@ def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
     before, after = map(_loss, (seen_state, state))
     if after is not None and after != before:
         yield f"loss {after:.3g}" if before is None else f"loss {before:.3g} -> {after:.3g}"
-    seen_entries = set(in_order(seen_state.chronicles))
-    new = [entry for entry in in_order(state.chronicles) if entry not in seen_entries]
+    seen_entries = set(chronological(seen_state.chronicles))
+    new = [entry for entry in chronological(state.chronicles) if entry not in seen_entries]
     yield from _losses(state, new, now)
     written = [entry.step for entry in new if entry.kind == "snapshot"]
     if written:
@@ -137,7 +137,7 @@ def _loss(state: RunState) -> float | None:
 
 def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:
     """Yield who was lost and who came back, each return after its loss."""
-    member_moves = {entry for entry in came_and_went(state) if entry.kind in ("lost", "back")}
+    member_moves = {entry for entry in arrivals_and_departures(state) if entry.kind in ("lost", "back")}
     moved = sorted((entry for entry in new if entry in member_moves), key=lambda entry: entry.member)
     messages: list[tuple[float, str]] = []
     for member, changes in groupby(moved, key=lambda entry: entry.member):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.figures import data_text
-from app.history import Happening, in_order
+from app.history import Happening, chronological
 from app.member_state import TROUBLE, MemberState
 from app.promise import SLOWER, Alone, Promise, outcome
 from app.run_state import INTERRUPTED, RunState
@@ -125,8 +125,8 @@ def problems(state: RunState) -> list[Happening]:
 
     A problem of a machine that is back is over.
     """
-    entries = [entry for entry in in_order(state.chronicles) if entry.kind in ("error", "lost")]
-    back = {entry.member: entry.time for entry in in_order(state.chronicles) if entry.kind == "back"}
+    entries = [entry for entry in chronological(state.chronicles) if entry.kind in ("error", "lost")]
+    back = {entry.member: entry.time for entry in chronological(state.chronicles) if entry.kind == "back"}
     if state.started is not None:
         entries = [entry for entry in entries if entry.time >= state.started - 1.0]
     return [entry for entry in entries if entry.time > back.get(entry.member, -math.inf)]

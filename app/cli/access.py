@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
-from app.console import agreed, hearing_ctrl_c, say, see_whether_stopped, visible
+from app.console import answered_yes, ctrl_c_heard, raise_if_stopped, say, visible
 from distributed.hosts.file import Hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
@@ -132,7 +132,7 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
 
     def ask(key: HostKeyInfo) -> bool:
         with lock:
-            see_whether_stopped()
+            raise_if_stopped()
             if key.blob in accepted or _is_known(key) or _is_the_right_one(key):
                 accepted.add(key.blob)
             return key.blob in accepted
@@ -158,7 +158,7 @@ def _is_the_right_one(key: HostKeyInfo) -> bool:
     say(f"{visible(key.machine)}: first contact; its {key.key_type} host key is")
     say(f"  {key.fingerprint}")
     say(f"compare it, to its end {key.fingerprint[-COMPARED:]}, with what this prints there: {key.compare_command}")
-    return agreed("Do the two match?")
+    return answered_yes("Do the two match?")
 
 
 def _with_password(
@@ -173,7 +173,7 @@ def _with_password(
             f"Password of {visible(report.user)} at {visible(report.where)} (once, to install a key; empty: skip): "
         )
         try:
-            with hearing_ctrl_c():
+            with ctrl_c_heard():
                 password = getpass.getpass(prompt, stream=sys.stderr)
         except EOFError:
             password = ""

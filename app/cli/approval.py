@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.console import agreed, command_line, say, visible
+from app.console import answered_yes, command_line, say, visible
 from distributed.hosts.file import Hosts, accept_pythons, load_hosts, strange_pythons
 from profiles.errors import BadInput, counted
 from profiles.resolve import Resolved
@@ -56,7 +56,7 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
         say(f"{visible(file)} may run programs on this computer:")
         for line in wanted:
             say(f"  {visible(line)}")
-        if agreed("Use it?"):
+        if answered_yes("Use it?"):
             accept(hosts.ssh_config)
             accept_pythons(hosts)
             return
@@ -105,4 +105,4 @@ def _asked(code: CustomCode, source: str) -> bool:
     say(f"{visible(source)} asks to run Python code on this computer{since}:")
     beside = f", and {counted(others, 'file')} beside it that it imports" if others else ""
     say(f"  {visible(code.file)}{beside}")
-    return agreed("Run it?")
+    return answered_yes("Run it?")

@@ -18,7 +18,7 @@ from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
-from app.report import Ended, completed_lines, document, evaluation_lines, failure_hint, stopped_line, title_of
+from app.report import EndedRun, completed_lines, document, evaluation_lines, failure_hint, stopped_line, title_of
 from app.run_state import RunState, reduce_events
 from app.since import Visit
 from distributed.run.requests import Action, leave_request
@@ -116,7 +116,7 @@ def tell_of_run(path: Path) -> None:
         say(f"{error.message}; {error.hint}" if error.hint else error.message)
 
 
-def tell(ended: Ended, as_json: bool) -> None:
+def tell(ended: EndedRun, as_json: bool) -> None:
     """Write how a run ended: the document on stdout, or lines for a person."""
     if as_json:
         answer(True, document(ended), (), ended.exit_code)
@@ -161,7 +161,7 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
     return code
 
 
-def _ended_at_once(path: Path, since: int) -> Ended | None:
+def _ended_at_once(path: Path, since: int) -> EndedRun | None:
     """Wait until a run that was just started has what its workers meet at; return how it ended where it ends before."""
     end = time.monotonic() + _START_PATIENCE
     quiet = time.monotonic() + _HANDOVER_PATIENCE
@@ -171,7 +171,7 @@ def _ended_at_once(path: Path, since: int) -> Ended | None:
         if seen is None:
             return None
         if newest_number(path / "events.jsonl") > since or time.monotonic() > quiet:
-            ended: Ended = follower.ended(reduce_events(seen))
+            ended: EndedRun = follower.ended(reduce_events(seen))
             return ended
         time.sleep(_LOOK)  # this start has said nothing: another process resumes the run, and lets it go to its own
 
@@ -229,7 +229,7 @@ def show_run(
                     visit.leave(time.time())
                 return ExitCode.DONE
             progress = progress_for(title_of(follower.plan), progress.state, write)
-    ended: Ended = follower.ended(progress.state)
+    ended: EndedRun = follower.ended(progress.state)
     if not greeted:
         _greet(visit, ended.state)
     tell(ended, as_json)

@@ -19,7 +19,7 @@ from app.cli.terminal import answer
 from app.cli.train import TrainRequest, profile_of
 from app.cli.train_command import merged_overrides
 from app.cli.trials import Bench, Trial, trials_of, whole_runs
-from app.comparison import StrategyComparison, StrategyResult, compared, read_run
+from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
 from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
 from distributed.planning.fitting import fit
@@ -175,7 +175,7 @@ def compare_strategies(asked: CompareRequest) -> ExitCode:
     why = {name: message for name, (message, _) in refused.items()} | bench.refused
     cores = float(trials[0].plan.members[0].threads)
     members = trials[0].plan.world_size
-    result = compared(_tried(asked.names, trials, found, why), members, rates, cores)
+    result = rank_strategies(_tried(asked.names, trials, found, why), members, rates, cores)
     if not result.best:
         raise BadInput(next(iter(why.values())), f"logs are in {folder}")
     saved = _save(asked, result) if asked.save else None

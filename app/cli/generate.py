@@ -14,7 +14,7 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Output
 from app.cli.terminal import answer, only_data_on_stdout
-from app.console import command_line, hearing_ctrl_c, say, show_line, show_piece, visible
+from app.console import command_line, ctrl_c_heard, say, show_line, show_piece, visible
 from profiles.errors import BadInput, ExitCode
 from training.model_folders import base_model, find_usable_model, holds_tokenizer, is_language_model, model_kind
 
@@ -202,7 +202,7 @@ def _lines(as_json: bool) -> Iterator[str]:
     while True:
         if typed:
             try:
-                with hearing_ctrl_c():
+                with ctrl_c_heard():
                     line = input("> ")
             except EOFError:
                 say("")

@@ -23,7 +23,7 @@ from app.cli.torchrun import MEETING, check_nodes, check_restarts, process_count
 from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
-from app.report import Ended, document, title_of
+from app.report import EndedRun, document, title_of
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
@@ -256,7 +256,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
     return tell_end(ended, told, as_json)
 
 
-def tell_end(ended: Ended, left: Mapping[str, list[str]], as_json: bool) -> ExitCode:
+def tell_end(ended: EndedRun, left: Mapping[str, list[str]], as_json: bool) -> ExitCode:
     """Tell how it ended, of a failure first the traceback of the rank that failed first, and what is left where."""
     if as_json:
         return answer(True, {**document(ended), "left": left}, (), ended.exit_code)

@@ -15,7 +15,7 @@ from app.cli.attach import STOPPING_SCRIPT
 from app.cli.terminal import GOODBYES
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
-from app.report import Ended
+from app.report import EndedRun
 from distributed.run.request_desk import LocalMachines, RequestDesk
 from profiles.errors import ExitCode, MusterError
 from training.events import Event
@@ -45,7 +45,7 @@ def run_to_end(
     *,
     start_run: StartRun = LocalRun,
     stop_signals: Sequence[int] = GOODBYES,
-) -> Ended:
+) -> EndedRun:
     """Run ``plan`` in ``folder`` (which is closed at the end) and return how it ended.
 
     A run that ends before anything had begun, because its input cannot be used, leaves no folder behind.
@@ -70,7 +70,7 @@ def run_to_end(
             desk.open()
             desks.append(desk)
         outcome = run.wait()
-    return Ended(**vars(outcome), plan=plan, state=progress.state)
+    return EndedRun(**vars(outcome), plan=plan, state=progress.state)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import typer
 
 from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
 from app.cli.terminal import fail
-from app.console import ending_questions, save_traceback
+from app.console import ctrl_c_ends_questions, save_traceback
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 from profiles.other_names import HINTS, LAUNCH_HINTS
@@ -76,7 +76,7 @@ def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str
         if any(word in ("-h", "--help", "--help-all") for word in arguments):
             _make_help_plain()
         begin_to_answer()  # not sooner: a stop among imports may be caught by them
-        with ending_questions():
+        with ctrl_c_ends_questions():
             result = app(args=list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         if result == ExitCode.STOPPED and not isinstance(result, ExitCode):

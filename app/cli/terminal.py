@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from app.console import agreed, say_error, show_json, show_line
+from app.console import answered_yes, say_error, show_json, show_line
 from profiles.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def confirmed(question: str, what: str, as_json: bool = False) -> bool:
     """
     if as_json or not sys.stdin.isatty():
         raise BadInput(f"{what}, and no terminal to confirm on", "check the list, then repeat with --yes")
-    return agreed(question)
+    return answered_yes(question)
 
 
 @contextlib.contextmanager

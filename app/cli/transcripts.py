@@ -17,7 +17,7 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output
 from app.cli.terminal import answer, reporting
-from app.console import agreed, say, show_line, visible
+from app.console import answered_yes, say, show_line, visible
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counted
 from profiles.quantities import duration_text
 from profiles.schema import Profile
@@ -109,7 +109,7 @@ def _finish(
         if as_json or not sys.stdin.isatty():
             say("nothing was written: no terminal to confirm on; repeat with --yes")
         else:
-            may_write = agreed(f"leave {counted(len(chosen), 'sample')} out of training?")
+            may_write = answered_yes(f"leave {counted(len(chosen), 'sample')} out of training?")
     if chosen and may_write:
         path = write_blacklist(data.dataset_path, data.text_column, chosen, bounds)
         say(f"written to {path}; remove lines or the file to use the samples again; protect/ keeps them for good")
@@ -165,7 +165,7 @@ def judge_in_turns(
         say(_cost(waiting, len(clips), run, workers))
         if not yes and not sys.stdin.isatty():
             raise BadInput("there is no terminal to confirm the trainings on", "repeat with --yes, or with --folds 0")
-        if not yes and not agreed("train them? After Ctrl-C, the same command continues"):
+        if not yes and not answered_yes("train them? After Ctrl-C, the same command continues"):
             raise BadInput("nothing was trained", "--folds 0 uses models already trained on these samples")
     for number, fold in enumerate(waiting, 1):
         say(f"fold {number} of {len(waiting)}: {len(fold.others)} samples to train on, {len(fold.held)} held out")

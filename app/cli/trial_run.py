@@ -22,7 +22,7 @@ from app.cli.train import TrainRequest, plan_of
 from app.console import say, visible
 from app.follow import Follower
 from app.progress import progress_for
-from app.report import Ended, title_of
+from app.report import EndedRun, title_of
 from app.run_state import RunState
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
@@ -122,7 +122,7 @@ def _folder_for_a_moment() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="muster-try-", ignore_cleanup_errors=True)
 
 
-def _tell(plan: RunPlan, ended: Ended, request: TrainRequest) -> ExitCode:
+def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest) -> ExitCode:
     """Tell what was measured in a rehearsal of ``plan``, or why it did not come to its end."""
     if ended.status != "completed":
         return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)

@@ -18,11 +18,11 @@ from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import BESIDE, Strip, margin, strip_lines, strips
 from app.figures import evaluated_series
-from app.history import in_order
+from app.history import chronological
 from app.metrics import RATES
 from app.promise import at_promised_pace, pace_of
 from app.ribbon import rate_of_run
-from app.run_series import Point, Series, evaluated, names, newest, of_member, of_run, smoothed
+from app.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
 from app.run_state import RunState, machine_changes
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
@@ -54,7 +54,7 @@ def marks(state: RunState) -> tuple[AxisMark, ...]:
     """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
     found = [AxisMark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
-    evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
+    evaluated = [one.step for one in chronological(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
     found += [AxisMark(step, "◆", "$text-accent") for step in evaluated]
     for step, one in machine_changes(state):
         sign = ("+", "bold $text-success") if one.came else ("✗", "bold $text-error")
@@ -271,7 +271,7 @@ def newest_text(picture: Picture, name: str) -> str:
 def old_step(state: RunState, name: str) -> int | None:
     """Return the step of a series' newest evaluation where another split was evaluated later."""
     each = state.evaluations.items()
-    steps = {evaluated(split, metric): one.last.step for split, one in each for metric in one.last.figures}
+    steps = {evaluation_series(split, metric): one.last.step for split, one in each for metric in one.last.figures}
     return steps[name] if name in steps and steps[name] < max(steps.values()) else None
 
 
@@ -314,7 +314,7 @@ class ChartsPane(Pane):
 
     def draw(self, picture: Picture) -> None:
         rows = []
-        for name in names(picture.state.curves):
+        for name in series_names(picture.state.curves):
             rows.append(TableRow(name, (literal(name), Content.styled(newest_text(picture, name), "$text-muted"))))
         self.query_one(RowTable).show(rows)
         name = self.query_one(RowTable).cursor

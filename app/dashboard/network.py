@@ -12,7 +12,7 @@ from textual.content import Content
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.pair_paths import pair_lines, pairs
-from app.plan_table import way_in_words
+from app.plan_table import choice_text
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
@@ -163,6 +163,6 @@ def advice(picture: Picture) -> list[Content]:
         return [literal("no other way to train is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
     runs = duration_text(best.steps * best.step), duration_text(chosen.steps * chosen.step)
-    words = f"advice: {way_in_words(best.choice)}: the run would take {runs[0]} instead of {runs[1]}"
+    words = f"advice: {choice_text(best.choice)}: the run would take {runs[0]} instead of {runs[1]}"
     loss = f"; the final loss may be {100 * best.loss_increase:.1f} % higher" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]

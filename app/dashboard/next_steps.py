@@ -21,7 +21,7 @@ from textual.widgets import Static
 from app.console import TOUR_PROFILE, command_line, program_words, visible
 from app.dashboard.samples import sample_texts
 from app.microphone import recorded
-from app.report import Ended, next_commands
+from app.report import EndedRun, next_commands
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark
@@ -270,7 +270,7 @@ class HearingDialog(ModelDialog):
         self.app.push_screen(AskingDialog(heading, asking))
 
 
-def commands_after(ended: Ended, metadata: RunMetadata | None) -> list[str]:
+def commands_after(ended: EndedRun, metadata: RunMetadata | None) -> list[str]:
     """Return what to type after a run: of the tour, what trains its job on this computer; of others to go on with the
     model, and what starts them once more."""
     following = next_commands(ended)

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from app.console import near
+from app.console import relative_path
 from app.dashboard.braille import Curve
 from app.dashboard.charts import (
     BAND_STYLE,
@@ -30,11 +30,11 @@ from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
 from app.dashboard.samples import sample_lines
-from app.figures import course, evaluated_series
-from app.history import Happening, in_order
+from app.figures import evaluated_series, evaluation_text
+from app.history import Happening, chronological
 from app.report import evaluation_lines, failure_hint
 from app.ribbon import rate_of_run
-from app.run_series import names, of_run, smoothed
+from app.run_series import of_run, series_names, smoothed
 from app.run_state import RunState
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
@@ -81,7 +81,7 @@ class EventsPane(Pane):
         if seen == self._seen:
             return
         self._seen = seen
-        rows = [_row(one, picture) for one in in_order(state.chronicles)[-MOST_ROWS:]]
+        rows = [_row(one, picture) for one in chronological(state.chronicles)[-MOST_ROWS:]]
         every = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
         self.query_one(RowTable).show(row for _, row in every[:MOST_ROWS])
 
@@ -247,12 +247,12 @@ def _reached(state: RunState) -> tuple[str, ...]:
         return ("",)
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
     before = "" if results.last.step else " before"
-    return (course(results, split) + before, course(results) + before)
+    return (evaluation_text(results, split) + before, evaluation_text(results) + before)
 
 
 def _error_chart(picture: Picture) -> ChartData:
     state = picture.state
-    every, metrics = names(state.curves), evaluated_series(state)
+    every, metrics = series_names(state.curves), evaluated_series(state)
     rates = [name for name in every if metrics.get(name) in ("wer", "cer")]
     shown = rates[:2] or [name for name in every if metrics.get(name) == "loss"][:2]
     shown.sort(key=lambda name: old_step(state, name) is not None)  # where there is no room, the old one is cut
@@ -289,7 +289,7 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     if ended is None or ended.status != "completed":
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
-    model = [Content.assemble(("model   ", "$text-muted"), literal(near(ended.model)))] if ended.model else []
+    model = [Content.assemble(("model   ", "$text-muted"), literal(relative_path(ended.model)))] if ended.model else []
     if (kept := picture.outcome) is not None:
         told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
         figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
@@ -299,5 +299,7 @@ def _result(picture: Picture, most: int, width: int) -> Content:
 
 
 def _latest(picture: Picture, most: int) -> Content:
-    happened: Sequence[Content] = [happening_line(one, picture) for one in in_order(picture.state.chronicles)[-most:]]
+    happened: Sequence[Content] = [
+        happening_line(one, picture) for one in chronological(picture.state.chronicles)[-most:]
+    ]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

@@ -20,8 +20,8 @@ from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
 from app.member_state import changed
 from app.promise import Alone, Promise, PromiseOutcome, best_alone, comparison_in, outcome, promise_of
-from app.report import Ended
-from app.run_series import Series, names, of_run
+from app.report import EndedRun
+from app.run_series import Series, of_run, series_names
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from app.since import Visit
 from distributed.planning.document import Candidate, Figures, Planning
@@ -78,7 +78,7 @@ class Picture:
     """Seconds since each member was last heard of, for those heard of while we watched."""
     lines: tuple[LogLine, ...] = ()
     former: Former | None = None
-    ended: Ended | None = None
+    ended: EndedRun | None = None
     showcase: Showcase | None = None
     """What the run shows of its model; ``None``: nothing yet."""
     damage: str = ""
@@ -301,5 +301,5 @@ class RunReader:
         path = self._former[self._former_place]
         events = read_events(path / "events.jsonl")
         state = reduce_events(itertools.takewhile(lambda _: not self._closed.is_set(), events))
-        curves = {name: of_run(state.curves, name) for name in names(state.curves)}
+        curves = {name: of_run(state.curves, name) for name in series_names(state.curves)}
         self._note(former=Former(path.name[:20], curves))

@@ -13,7 +13,7 @@ from app.dashboard.braille import Window
 from app.dashboard.pane import mark_of
 from app.dashboard.reader import Picture
 from app.member_state import TROUBLE, MemberState
-from app.ribbon import Ribbon, ribbons, shares, worthiest
+from app.ribbon import Ribbon, most_notable, ribbons, shares
 from app.shell.text import StatusMark, literal, together
 
 LEVELS = "▁▃▄▅▇"
@@ -70,7 +70,7 @@ def strip_lines(
         left, across, beside: cells of the names, the ribbons, and what stands at the right.
     """
     told = room < len(every) and room > 1
-    shown = worthiest([one.ribbon for one in every], room - told)
+    shown = most_notable([one.ribbon for one in every], room - told)
     ranks = {one.rank for one in shown}
     names = short_names([visible(one.name) for one in every], left - 2)
     lines = [_line(one, name, window, left, across, beside)

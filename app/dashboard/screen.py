@@ -27,7 +27,7 @@ from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
 from app.dashboard.writing import next_dialog
 from app.follow import Follower
-from app.history import because
+from app.history import with_reason
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
@@ -230,7 +230,7 @@ class DashboardScreen(BaseScreen):
             self._say(*news, timeout=8)
         for asked, answer in self.commands.news(picture):
             if answer.outcome != "accepted":  # that it was asked for was said; what becomes of it is yet to come
-                words = because(f"{asked} {answer.outcome}", answer.message)
+                words = with_reason(f"{asked} {answer.outcome}", answer.message)
                 self._say(words, "warning" if answer.outcome == "refused" else "information")
 
     def _say(self, words: str, severity: SeverityLevel = "warning", timeout: float = 4) -> None:

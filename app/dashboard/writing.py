@@ -20,7 +20,7 @@ from textual.widgets import Input, Static
 from app.console import program_words, visible
 from app.dashboard.next_steps import UNTRAINED, Asking, AskingDialog, HearingDialog, ModelDialog, answer_of, words_of
 from app.dashboard.samples import sample_texts
-from app.report import Ended
+from app.report import EndedRun
 from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
@@ -253,7 +253,7 @@ def _turn_lines(turn: ChatTurn) -> list[Content]:
 
 
 def next_dialog(
-    ended: Ended, commands: Sequence[str], showcase: Showcase | None, report: Callable[[], None]
+    ended: EndedRun, commands: Sequence[str], showcase: Showcase | None, report: Callable[[], None]
 ) -> ModelDialog:
     """Return what can be done with what a run has made."""
     base, samples = model_before(ended.plan.profile), showcase.samples if showcase else ()

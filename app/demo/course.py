@@ -88,7 +88,7 @@ class RecordedTraining(BaseModel):
 
 
 @lru_cache
-def recorded_course() -> RecordedTraining:
+def recorded_training() -> RecordedTraining:
     with gzip.open(RECORD / "course.json.gz") as stream:
         return RecordedTraining.model_validate_json(stream.read())
 
@@ -110,7 +110,7 @@ class TourScript:
     """
 
     def __init__(self, plan: RunPlan, seed: int = 0) -> None:
-        self._plan, self._course = plan, recorded_course()
+        self._plan, self._course = plan, recorded_training()
         names = [member.name for member in plan.members]
         machines_by_name = {machine.name: machine for machine in fixture().machines}
         self._machines: list[TourMachine] = [machines_by_name[name] for name in names]

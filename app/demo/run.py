@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.demo import PROFILE
-from app.demo.course import LOG, TourScript, recorded_course
+from app.demo.course import LOG, TourScript, recorded_training
 from app.run_state import RunState, apply
 from distributed.planning.feedback import keep_planning, prediction_metrics
 from distributed.planning.reasons import why_in_words
@@ -128,7 +128,7 @@ class Player:
 
     def _end(self, status: FinalStatus, moment: float, message: str = "") -> None:
         if status == "completed":
-            recorded_course().showcase.write(self._run.path / FOLDER / NAME)
+            recorded_training().showcase.write(self._run.path / FOLDER / NAME)
         write_end(self._run, lambda event: self._say(event, moment), status, ExitCode.DONE, message, self._metrics)
         for request in take_requests(self._run.path):
             self._say(request.event("refused", f"the run is {status}"))

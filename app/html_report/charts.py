@@ -22,7 +22,7 @@ from app.run_series import (
     Point,
     Series,
     coarser,
-    evaluated,
+    evaluation_series,
     of_member,
     of_run,
     over_hours,
@@ -175,7 +175,7 @@ def _loss_in_time(state: RunState) -> ReportChart | None:
     """Return the loss over the time of simulated machines."""
     if state.simulated_hours is None:
         return None
-    names = {"training": "loss", **{label(split): evaluated(split, "loss") for split in state.evaluations}}
+    names = {"training": "loss", **{label(split): evaluation_series(split, "loss") for split in state.evaluations}}
     traces = []
     for number, (words, name) in enumerate(names.items()):
         points = over_hours(state.curves, name)
@@ -237,7 +237,7 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """Return the course of one metric of a split as a line, the ``number``-th of its chart; none where it was never
     measured."""
-    points = of_run(state.curves, evaluated(split, name)).points()
+    points = of_run(state.curves, evaluation_series(split, name)).points()
     line = {"color": COLOURS[number % len(COLOURS)], **style}
     marker = {"symbol": SIGNS[number % len(SIGNS)], "size": 7}
     return [curve(points, words, line, "lines+markers", factor) | {"marker": marker}] if points else []

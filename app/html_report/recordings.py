@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from app.figures import WAYS, changed_lines
+from app.figures import GROUPINGS, changed_lines
 from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
 from app.metrics import metric_text
@@ -64,7 +64,7 @@ def recordings(evidence: Evidence) -> str:
     if not after:
         return ""
     shown = [f"<p>{text(line)}</p>" for line in changed_lines(before, after)]
-    for grouping, divide in WAYS.items():
+    for grouping, divide in GROUPINGS.items():
         groups, earlier = divide(after), {group.name: group for group in divide(before)}
         if len(groups) > 1:
             shown.append(f"<h3>By {grouping}</h3>{_groups_table(grouping, groups[:_SHOWN_PARTS], earlier)}")

@@ -12,7 +12,7 @@ from typing import Any
 from app.console import short_names, visible
 from app.html_report.evidence import Evidence
 from app.html_report.sections import label
-from app.ribbon import Ribbon, ribbons, worthiest
+from app.ribbon import Ribbon, most_notable, ribbons
 from app.run_series import coarser
 
 MOST_MACHINES = 24
@@ -45,7 +45,7 @@ def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
         colours: of ``compute``, ``wait``, ``lost``, ``back`` and ``snapshot``.
     """
     candidates = [ribbon for ribbon in ribbons(evidence.state) if ribbon.waits.current is not None or ribbon.away]
-    shown = worthiest(candidates, MOST_MACHINES)
+    shown = most_notable(candidates, MOST_MACHINES)
     if not shown:
         return None
     max_pieces = max(32, _MOST_PIECES // len(shown))

@@ -14,7 +14,7 @@ from app.figures import MORE_DATA, change, data_text
 from app.history import Happening
 from app.html_report.evidence import Evidence
 from app.metrics import metric_label, metric_text, metrics_of, simulated_text
-from app.pair_paths import is_near
+from app.pair_paths import is_loopback
 from app.run_state import machine_changes
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
@@ -158,7 +158,7 @@ def _routes_table(evidence: Evidence) -> str:
         (evidence.name(rank), evidence.name(route.peer), _HOW[route.how], route.address or "-", route.interface or "-")
         for rank, member in evidence.state.members.items()
         for _, route in sorted(member.routes.items())
-        if not is_near(route)
+        if not is_loopback(route)
     ]
     return table(("from", "to", "path", "address", "over"), rows) if rows else ""
 

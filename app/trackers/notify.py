@@ -39,7 +39,7 @@ _BY_DESKTOP: dict[str, tuple[str, ...]] = {
 """Programs of Linux and macOS, and the words before title and text."""
 
 
-def wanted() -> bool:
+def is_requested() -> bool:
     """Whether a person on this computer wants to hear of runs."""
     return bool(os.environ.get(TARGET))
 

@@ -63,7 +63,7 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
 
     Whoever wants to be notified of runs is one of them.
     """
-    names = [*names, *([_NOTIFY] if notify.wanted() else [])]
+    names = [*names, *([_NOTIFY] if notify.is_requested() else [])]
     if not names:
         return
     try:

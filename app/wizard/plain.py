@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from app.console import command_line, hearing_ctrl_c
+from app.console import command_line, ctrl_c_heard
 from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
@@ -58,7 +58,7 @@ def run_plain(
     """
     wizard = Wizard(services, profile)
     try:
-        with hearing_ctrl_c():
+        with ctrl_c_heard():
             run = PlainWizard(wizard, ask or prompter(), look_for).hold(may_watch=watch is not None)
     except (Leave, EOFError):
         return ExitCode.DONE

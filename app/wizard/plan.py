@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from app.console import command_line, near
+from app.console import command_line, relative_path
 from app.wizard.forecasting import Forecast
 from app.wizard.job_view import WAYS, resolved
 from app.wizard.machines import hosts_of
@@ -66,7 +66,7 @@ class Saving:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of this program, for just this run, once it is saved."""
-        plan = ("--plan", near(self.plan_file)) if self.planning is not None else ()
+        plan = ("--plan", relative_path(self.plan_file)) if self.planning is not None else ()
         return ("distributed-train", self.name, *plan)
 
     def write(self, config: Path | None) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Saving:
                 with suppress(OSError):
                     path.unlink()
             raise
-        return tuple(map(near, self.files))
+        return tuple(map(relative_path, self.files))
 
 
 def saving(request: PlanRequest, config: Path | None = None) -> Saving:
@@ -245,7 +245,7 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
         staying=DATA_STAY if profile.data.local_data else "",
         profile=kept.name,
-        files=tuple(map(near, kept.files)),
+        files=tuple(map(relative_path, kept.files)),
         command=command_line(*kept.arguments),
         hash=run.hash() if run is not None else "",
     )
@@ -265,8 +265,8 @@ def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Itera
         stay: data stay on their machines.
     """
     for path in kept.files:
-        yield MachineChange(f"file:{path.name}", "this computer", near(path), "~" if path.exists() else "+")
-    run = f"the run's folder in {near(RUNS_FOLDER)}: events, logs, snapshots, the model"
+        yield MachineChange(f"file:{path.name}", "this computer", relative_path(path), "~" if path.exists() else "+")
+    run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
     yield MachineChange("run", "this computer", run)
     settings = kept.planning.settings if kept.planning is not None else None
     for machine, row in zip(kept.hosts.machines, request.machines, strict=True):

@@ -10,11 +10,11 @@ import pytest
 
 from app.comparison import (
     EqualMachines,
-    Ran,
+    SeedRun,
     StrategyResult,
-    compared,
     loss_at,
     mean_curve,
+    rank_strategies,
     read_run,
     samples_until,
     step_seconds,
@@ -34,14 +34,14 @@ def profile(strategy: str, **options: str) -> Profile:
     return profile_from_options("job", {**job, "strategy": strategy, **options})
 
 
-def ran(seed: int, *losses: float, **more: Any) -> Ran:
+def ran(seed: int, *losses: float, **more: Any) -> SeedRun:
     """A run of 20 steps of 10 samples with a loss at its start, its middle and its end."""
     curve = tuple((100.0 * number, loss) for number, loss in enumerate(losses))
     figures = {"steps": 20, "samples": 200, "sent": 1e6, "compute": 0.5, "trainable": TRAINABLE}
-    return Ran(seed=seed, split="validation", curve=curve, **{**figures, **more})
+    return SeedRun(seed=seed, split="validation", curve=curve, **{**figures, **more})
 
 
-def row_of(strategy: str, *runs: Ran, **options: str) -> StrategyResult:
+def row_of(strategy: str, *runs: SeedRun, **options: str) -> StrategyResult:
     return StrategyResult(strategy, profile(strategy, **options), runs)
 
 
@@ -78,7 +78,9 @@ def test_a_run_is_read_from_its_events() -> None:
     assert found is not None
     assert found.exchanges["compression"] == tuple((10 * number, number + 0.5) for number in (1, 2, 3, 4, 5))
     assert found.exchanges.keys() == {"sync bytes", "compression"}
-    assert replace(found, exchanges={}) == Ran(3, "validation", ((0, 4.0), (20, 2.0), (50, 1.0)), 5, 50, 502.5, 4.5, 7)
+    assert replace(found, exchanges={}) == SeedRun(
+        3, "validation", ((0, 4.0), (20, 2.0), (50, 1.0)), 5, 50, 502.5, 4.5, 7
+    )
     assert read_run(3, events[:2]) is None
 
 
@@ -94,23 +96,23 @@ def test_where_nothing_is_evaluated_the_training_loss_counts() -> None:
 def test_a_loss_that_is_not_a_number_is_the_worst() -> None:
     lost = read_run(0, [step(1), step(40), evaluated(0, 4.0), evaluated(1, None), evaluated(40, None)])
     assert lost is not None and lost.curve[-1][1] == math.inf
-    result = compared([ALLREDUCE, row_of("diloco", lost)], 2, [])
+    result = rank_strategies([ALLREDUCE, row_of("diloco", lost)], 2, [])
     assert result.best == "allreduce" and result.rows[1].loss == math.inf
 
 
 def test_losses_are_compared_at_equal_samples_with_their_spread() -> None:
     longer = ran(1, 4, 3, 2, 0)
-    result = compared([row_of("allreduce", ran(0, 4, 2, 1), longer)], 2, [100])
+    result = rank_strategies([row_of("allreduce", ran(0, 4, 2, 1), longer)], 2, [100])
     row = result.rows[0]
     assert (result.samples, row.losses, row.loss) == (200, (1, 2), 1.5)
     assert row.spread == pytest.approx(math.sqrt(0.5))
     assert row.memory == 4 * TRAINABLE
-    assert compared([row_of("allreduce", longer)], 2, []).rows[0].spread is None
+    assert rank_strategies([row_of("allreduce", longer)], 2, []).rows[0].spread is None
 
 
 def test_times_are_steps_of_the_cost_model_and_to_a_loss_a_part_of_them() -> None:
     tried = [row_of("diloco", ran(0, 4, 2, 1.01), **{"diloco.sync_interval": "5"}), ALLREDUCE]
-    result = compared(tried, 4, [20, 1000])
+    result = rank_strategies(tried, 4, [20, 1000])
     assert result.target == 1.01
     machines = EqualMachines(4, 0.5)
     for one, row in zip(tried, result.rows, strict=True):
@@ -126,7 +128,7 @@ def test_times_are_steps_of_the_cost_model_and_to_a_loss_a_part_of_them() -> Non
 
 def test_what_ends_much_higher_is_not_the_best_and_sets_no_target() -> None:
     tried = [ALLREDUCE, row_of("diloco", ran(0, 4, 3, 2), **{"diloco.sync_interval": "5"})]
-    result = compared(tried, 4, [20])
+    result = rank_strategies(tried, 4, [20])
     assert (result.best, result.target) == ("allreduce", 1)
     assert result.rows[1].times[0].to_loss is None and result.rows[1].times[0].to_end > 0
 
@@ -134,29 +136,29 @@ def test_what_ends_much_higher_is_not_the_best_and_sets_no_target() -> None:
 def test_within_what_the_seeds_differ_a_loss_is_as_good() -> None:
     noisy = (ran(0, 4, 2, 0.8), ran(1, 4, 2, 1.2))
     tried = [row_of("allreduce", *noisy), row_of("diloco", ran(0, 4, 3, 1.2), **{"diloco.sync_interval": "5"})]
-    assert compared(tried, 4, [20]).best == "diloco"
+    assert rank_strategies(tried, 4, [20]).best == "diloco"
 
 
 def test_a_strategy_that_is_refused_is_a_row_and_says_why() -> None:
     tried = [StrategyResult("demo", refused="no room"), ALLREDUCE]
-    result = compared(tried, 4, [20])
+    result = rank_strategies(tried, 4, [20])
     assert [row.refused for row in result.rows] == ["no room", ""] and result.best == "allreduce"
-    assert compared(tried[:1], 4, [20]).best == ""
+    assert rank_strategies(tried[:1], 4, [20]).best == ""
 
 
 def test_a_run_that_did_not_say_its_size_has_no_times() -> None:
-    result = compared([row_of("allreduce", ran(0, 4, 2, 1, trainable=0))], 4, [20])
+    result = rank_strategies([row_of("allreduce", ran(0, 4, 2, 1, trainable=0))], 4, [20])
     assert result.rows[0].times == () and "how many parameters" in result.rows[0].unpredicted
     assert result.best == "allreduce"
 
 
 def test_a_strategy_that_hardly_exchanged_is_not_the_best() -> None:
     tried = [ALLREDUCE, row_of("diloco", ran(0, 4, 2, 1), **{"diloco.sync_interval": "9"})]
-    result = compared(tried, 4, [20])
+    result = rank_strategies(tried, 4, [20])
     assert result.rows[1].rounds == 2 and result.best == "allreduce"
     (remark,) = remarks(result)
     assert remark.startswith("diloco: 2 exchanges in the whole run, one every 9 steps")
-    assert compared(tried[1:], 4, [20]).best == "diloco"
+    assert rank_strategies(tried[1:], 4, [20]).best == "diloco"
 
 
 def test_runs_that_tell_the_time_of_simulated_machines_are_compared_by_it() -> None:
@@ -167,7 +169,7 @@ def test_runs_that_tell_the_time_of_simulated_machines_are_compared_by_it() -> N
     assert found is not None and found.clock == 90.0
     first, second = ran(0, 4.0, 2.0, 1.0, clock=600.0), ran(0, 4.0, 3.0, 1.0, clock=200.0)
     tried = [row_of("allreduce", first), row_of("local_sgd", second, **{"local_sgd.sync_interval": "2"})]
-    result = compared(tried, 4, [100.0])
+    result = rank_strategies(tried, 4, [100.0])
     assert [(one.mbit, one.step, one.to_end) for row in result.rows for one in row.times] == [
         (0.0, 30.0, 600.0),
         (0.0, 10.0, 200.0),

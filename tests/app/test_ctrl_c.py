@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.console import agreed, hearing_ctrl_c
+from app.console import answered_yes, ctrl_c_heard
 from tests.waiting import PATIENCE
 from tests.wizard.own_terminal import OwnTerminal
 
@@ -82,7 +82,7 @@ def swallow_one(then_wait: float) -> None:
     """Press ctrl+c where Python can raise nothing."""
     thing = Thing()
     gone = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
-    with hearing_ctrl_c():
+    with ctrl_c_heard():
         del thing
         assert gone() is None
         threading.Event().wait(then_wait)
@@ -98,7 +98,7 @@ def test_one_that_is_swallowed_is_raised_again(waits: float) -> None:
 def test_it_is_as_before_afterwards() -> None:
     numbers = (signal.SIGINT, signal.SIGURG)
     before = [signal.getsignal(number) for number in numbers]
-    with hearing_ctrl_c():
+    with ctrl_c_heard():
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before
 
@@ -109,4 +109,4 @@ def test_other_threads_may_ask_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     typed.write_text("y\n")
     with typed.open() as stdin, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr("sys.stdin", stdin)
-        assert pool.submit(agreed, "Do the two match?").result(PATIENCE)
+        assert pool.submit(answered_yes, "Do the two match?").result(PATIENCE)

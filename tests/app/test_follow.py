@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.follow import Follower
-from app.report import Ended
+from app.report import EndedRun
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
@@ -33,7 +33,7 @@ def seen(follower: Follower) -> list[Event]:
     return [event for event in follower.events() if event is not None]
 
 
-def end_of(folder: RunFolder) -> Ended:
+def end_of(folder: RunFolder) -> EndedRun:
     """How a run that nobody works on any more ended."""
     folder.close()
     follower = Follower(folder.path)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.ribbon import Ribbon, evened, rate_of_run, ribbons, shares, steps_away, wait_of, worthiest
+from app.ribbon import Ribbon, most_notable, moving_average, rate_of_run, ribbons, shares, steps_away, wait_of
 from app.run_series import Series, add
 from app.run_state import RunState, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, rank, step, sync
@@ -84,7 +84,7 @@ def test_waiting_at_every_tenth_step_is_an_even_share_of_all() -> None:
     waits = ribbons(reduce_events([*rhythm, *(sync(n) for n in range(1, 7))]))[0].waits
     assert {round(point.mean, 1) for point in waits.points()[5:55]} == {0.5}
     assert waits.count == 60 and wait_of(waits) == pytest.approx(0.5, abs=0.1)
-    assert evened(waits, 1) is waits and evened(Series(), 9) == Series()
+    assert moving_average(waits, 1) is waits and moving_average(Series(), 9) == Series()
 
 
 def test_rates_are_of_whole_rounds_and_every_step_that_exchanges_is_one() -> None:
@@ -100,7 +100,7 @@ def test_what_a_gap_divides_stays_apart() -> None:
     series = Series()
     for number, share in ((1, 0.0), (2, 0.0), (9, 1.0), (10, 1.0)):
         series = add(series, number, share)
-    assert evened(series, 8) == series
+    assert moving_average(series, 8) == series
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,8 +121,8 @@ def test_where_there_is_little_room_those_stay_that_explain_something() -> None:
     every = [Ribbon(place, add(Series(), 1, share)) for place, share in enumerate(waits)]
     every[3] = ribbons(lost_and_back())[1]
     every[3] = Ribbon(3, every[3].waits, every[3].away)
-    assert [one.rank for one in worthiest(every, 3)] == [0, 2, 3]
-    assert worthiest(every, 0) == []
+    assert [one.rank for one in most_notable(every, 3)] == [0, 2, 3]
+    assert most_notable(every, 0) == []
 
 
 @settings(max_examples=40, deadline=None)

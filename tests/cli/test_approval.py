@@ -45,7 +45,7 @@ def begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def person(monkeypatch: pytest.MonkeyPatch, *answers: bool) -> None:
     """Let somebody sit at the terminal who answers so, and is asked no more often."""
     given = iter(answers)
-    monkeypatch.setattr(approval, "agreed", lambda question: next(given))
+    monkeypatch.setattr(approval, "answered_yes", lambda question: next(given))
 
 
 # ------------------------------------------------------------------------------------------------- hosts files

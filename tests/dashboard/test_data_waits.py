@@ -11,7 +11,7 @@ from app.figures import data_text
 from app.html_report import sections
 from app.html_report.evidence import read_evidence
 from app.progress import step_line
-from app.report import Ended, completed_lines
+from app.report import EndedRun, completed_lines
 from app.run_state import RunState, reduce_events
 from app.verdict import verdict
 from profiles.errors import ExitCode
@@ -53,7 +53,7 @@ def test_the_end_and_the_report_say_what_to_do(tmp_path: Path) -> None:
     evidence = read_evidence(path)
     words = "41 % of each step waited for data on studio"
     assert f"{words}: set data_workers higher" in sections.machines(evidence)
-    ended = Ended(
+    ended = EndedRun(
         status="completed", run_dir=path, metrics={}, exit_code=ExitCode.DONE, plan=evidence.plan, state=evidence.state
     )
     assert any(line.startswith(f"data    {words}; set data_workers higher") for line in completed_lines(ended))

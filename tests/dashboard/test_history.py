@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.history import FIRST, NEWEST, Chronicle, Happening, in_order
+from app.history import FIRST, NEWEST, Chronicle, Happening, chronological
 from app.run_state import reduce_events
 from training.events import (
     ErrorEvent,
@@ -42,7 +42,7 @@ def test_any_order_keeps_the_same_ends(times: list[int], chance: random.Random) 
 def test_a_flood_of_warnings_hides_no_error() -> None:
     flood = [WarningEvent(time=float(n), message=str(n)) for n in range(1000)]
     state = reduce_events([ErrorEvent(member=0, time=5.0, message="the cause"), *flood])
-    kept = in_order(state.chronicles)
+    kept = chronological(state.chronicles)
     assert [h.text for h in kept if h.kind == "error"] == ["the cause"]
     assert len(kept) == FIRST + NEWEST + 1
 
@@ -63,8 +63,8 @@ def lost_for_long() -> list[Event]:
 
 def test_a_stop_is_said_once() -> None:
     stopped, empty = (RunEvent(time=9.0, status="cancelled", message=why) for why in ("stopped", "no step was taken"))
-    assert [one.text for one in in_order(reduce_events([stopped]).chronicles)] == ["the run was stopped"]
-    told = [one.text for one in in_order(reduce_events([empty]).chronicles)]
+    assert [one.text for one in chronological(reduce_events([stopped]).chronicles)] == ["the run was stopped"]
+    told = [one.text for one in chronological(reduce_events([empty]).chronicles)]
     assert told == ["the run was stopped: no step was taken"]
 
 
@@ -72,13 +72,13 @@ def test_a_lost_member_keeps_its_first_cause_until_it_is_back() -> None:
     state = reduce_events(lost_for_long())
     member = state.members[1]
     assert (member.status, member.message, member.since, member.times_lost) == ("lost", "silent for 5 s", 9.0, 1)
-    assert [h.text for h in in_order(state.chronicles) if h.kind == "lost"] == ["b lost: silent for 5 s"]
+    assert [h.text for h in chronological(state.chronicles) if h.kind == "lost"] == ["b lost: silent for 5 s"]
 
 
 def test_a_member_that_joins_again_is_told_as_back() -> None:
     back = MemberEvent(member=1, time=20.0, status="joined", name="b", message="joins a running group")
     state = reduce_events([*lost_for_long(), back])
-    assert [h.text for h in in_order(state.chronicles) if h.kind == "back"] == ["b is back"]
+    assert [h.text for h in chronological(state.chronicles) if h.kind == "back"] == ["b is back"]
     assert state.members[1].active
     lost = reduce_events([MemberEvent(member=1, time=30.0, status="lost", message="no power")], state).members[1]
     assert (lost.message, lost.times_lost) == ("no power", 2)

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from app.dashboard.next_steps import HearingDialog
 from app.dashboard.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
-from app.report import Ended
+from app.report import EndedRun
 from app.run_state import RunState
 from app.screens.app import WizardApp
 from app.wizard.state import Step
@@ -48,13 +48,15 @@ def write(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, st
     return "the base" if compare else "", f"{'exactly' if exact else 'answered'} {prompt}"
 
 
-def ended(folder: Path, profile: str, **options: str) -> Ended:
+def ended(folder: Path, profile: str, **options: str) -> EndedRun:
     """A completed run whose model is a language model, with a chat template."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     (folder / "model/chat_template.jinja").touch()
     plan = plan_local_run(load_profile(profile, options).profile, 1)
-    return Ended(status="completed", run_dir=folder, metrics={}, exit_code=ExitCode.DONE, plan=plan, state=RunState())
+    return EndedRun(
+        status="completed", run_dir=folder, metrics={}, exit_code=ExitCode.DONE, plan=plan, state=RunState()
+    )
 
 
 @pytest.mark.parametrize(

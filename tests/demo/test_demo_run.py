@@ -16,7 +16,7 @@ from app.dashboard.app import DashboardApp
 from app.dashboard.network import link_map
 from app.dashboard.reader import Picture
 from app.demo import MOST
-from app.demo.course import LOG, recorded_course
+from app.demo.course import LOG, recorded_training
 from app.demo.run import Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_state import reduce_events
@@ -135,8 +135,8 @@ def test_the_run_is_what_the_plan_promised(tmp_path: Path, three: Planned) -> No
 def test_the_plan_is_that_of_the_recorded_training(three: Planned) -> None:
     assert three.planning is not None and three.planning.best is not None
     assert (three.planning.best.steps, three.plan.world_size) == (
-        recorded_course().steps,
-        len(recorded_course().losses),
+        recorded_training().steps,
+        len(recorded_training().losses),
     )
 
 

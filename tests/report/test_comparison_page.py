@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.comparison import Ran, StrategyComparison, StrategyResult, Times
+from app.comparison import SeedRun, StrategyComparison, StrategyResult, StrategyTimes
 from app.html_report.comparison import (
     NAME,
     comparison_charts,
@@ -23,10 +23,11 @@ from profiles.errors import BadInput
 
 def row(name: str, *losses: float, hours: float = 1.0) -> StrategyResult:
     runs = tuple(
-        Ran(seed, "validation", ((0.0, 4.0), (100.0, loss)), 10, 100, 1e6, 0.5, 7) for seed, loss in enumerate(losses)
+        SeedRun(seed, "validation", ((0.0, 4.0), (100.0, loss)), 10, 100, 1e6, 0.5, 7)
+        for seed, loss in enumerate(losses)
     )
     mean = sum(losses) / len(losses)
-    times = (Times(20, 1, hours * 3600, hours * 1800), Times(100, 1, hours * 360))
+    times = (StrategyTimes(20, 1, hours * 3600, hours * 1800), StrategyTimes(100, 1, hours * 360))
     curve = ((0.0, 4.0), (100.0, mean))
     return StrategyResult(name, runs=runs, losses=losses, curve=curve, sent=1e6, memory=28, times=times)
 

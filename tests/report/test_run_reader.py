@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.run_series import Point, coarser, evaluated, of_run
+from app.run_series import Point, coarser, evaluation_series, of_run
 from app.run_state import machine_changes, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
@@ -63,7 +63,9 @@ def test_bytes_are_those_of_steps_or_of_synchronisations() -> None:
 
 
 def test_evaluations_of_a_split_are_in_order() -> None:
-    points = curve([evaluation(0, 0.9), evaluation(20, 0.4), evaluation(10, 0.5)], evaluated("validation", "wer"))
+    points = curve(
+        [evaluation(0, 0.9), evaluation(20, 0.4), evaluation(10, 0.5)], evaluation_series("validation", "wer")
+    )
     assert [(point.step, point.mean) for point in points] == [(0, 0.9), (10, 0.5)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.report import Ended, completed_lines, failure_hint, next_commands
+from app.report import EndedRun, completed_lines, failure_hint, next_commands
 from app.run_state import RunState, at_its_end, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
@@ -244,8 +244,8 @@ def test_a_resume_tells_how_many_steps_it_makes_again(tmp_path: Path, kept: int,
     assert said == told
 
 
-def _ended(plan: RunPlan, path: Path, state: RunState, metrics: Mapping[str, Any] | None = None) -> Ended:
-    return Ended(
+def _ended(plan: RunPlan, path: Path, state: RunState, metrics: Mapping[str, Any] | None = None) -> EndedRun:
+    return EndedRun(
         status="completed", run_dir=path, metrics=metrics or {}, exit_code=ExitCode.DONE, plan=plan, state=state
     )
 

@@ -129,4 +129,4 @@ def test_what_cannot_hear_is_refused_before_a_run(target: str, monkeypatch: pyte
     monkeypatch.delenv(TARGET, raising=False)
     with pytest.raises(BadInput, match="notify: "):
         notify.choose(target)
-    assert not notify.wanted()
+    assert not notify.is_requested()
