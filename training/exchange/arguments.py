@@ -1,6 +1,6 @@
-"""What a collective is called with: torch's options in each of their forms, and checks of tensors and roots.
+"""Arguments of collectives: torch's options in all their overloads, and checks of tensors and roots.
 
-A wrong call ends here, before anything is sent, in the words of torch's own backends: the group goes on.
+An invalid call fails here, before anything is sent, with the wording of torch's own backends; the group stays usable.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
 class InvalidArgument(ValueError, RuntimeError):
-    """A collective cannot be carried out as it was called; torch's backends raise the one or the other type."""
+    """A collective cannot be carried out as called; torch's backends raise one or the other of the base types."""
 
     def __init__(self, operation: str, problem: str) -> None:
         super().__init__(f"{BACKEND}: {operation}: {problem}")
 
 
 def options_of(kind: type[Options], positional: Sequence[Any], named: Mapping[str, Any]) -> Options:
-    """Return the options of a call, whose arguments behind the tensors are options, or a root, a reduction and a
-    timeout one by one, as the overloads of :class:`torch.distributed.ProcessGroup` have them.
+    """Return a call's options. The arguments after the tensors are either an options object, or a root, a reduction and
+    a timeout one by one, as in the overloads of :class:`torch.distributed.ProcessGroup`.
 
     Raises:
         TypeError: there is no such argument.
@@ -51,12 +51,12 @@ def _kind_of(value: Any) -> str:
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
-    """Return a lone tensor as the list of one that collectives take."""
+    """Return the list of tensors that collectives take; a single tensor becomes a list of one."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def nested(tensors: Any) -> list[list[torch.Tensor]]:
-    """Return the tensors of all members as the list of one such list that collectives take."""
+    """Return the list of tensor lists that collectives take; a single list becomes a list of one."""
     values = list(tensors)
     return [values] if values and isinstance(values[0], torch.Tensor) else [list(value) for value in values]
 
@@ -123,10 +123,10 @@ def check_single(operation: str, tensors: Sequence[torch.Tensor], which: str = "
 def check_of_members(
     operation: str, lists: Sequence[Sequence[torch.Tensor]], tensor: torch.Tensor, size: int, which: str
 ) -> None:
-    """Check what the root of a gather or scatter has: one list, with a tensor like ``tensor`` for each member.
+    """Check the root's argument of a gather or scatter: one list, with a tensor like ``tensor`` for each member.
 
     Raises:
-        InvalidArgument: it is something else.
+        InvalidArgument: it is anything else.
     """
     if len(lists) != 1:
         raise InvalidArgument(operation, f"requires a single-element {which} list, has {len(lists)}")
@@ -139,10 +139,10 @@ def check_of_members(
 def check_gathered(
     operation: str, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], rank: int, size: int
 ) -> None:
-    """Check the lists of an all-gather; other members may give other sizes than this one.
+    """Check the lists of an all-gather; sizes may differ between members.
 
     Raises:
-        InvalidArgument: a list is missing or too short, or a type or this member's own size does not fit.
+        InvalidArgument: a list is missing or too short, or a type or this member's own size does not match.
     """
     if not inputs:
         raise InvalidArgument(operation, "requires non-empty input tensor list")
@@ -159,10 +159,10 @@ def check_gathered(
 def check_gathered_coalesced(
     operation: str, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], size: int
 ) -> None:
-    """Check the lists of an all-gather that has one for each member, with an output for each input.
+    """Check the lists of a coalesced all-gather: one list for each member, with an output for each input.
 
     Raises:
-        InvalidArgument: a list is missing or too short, or a tensor does not fit.
+        InvalidArgument: a list is missing or too short, or a tensor does not match.
     """
     if not inputs:
         raise InvalidArgument(operation, "requires non-empty input tensor list")
@@ -181,10 +181,10 @@ def check_gathered_coalesced(
 def check_scattered(
     operation: str, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], rank: int, size: int
 ) -> None:
-    """Check the lists of a reduce-scatter, whose parts may have different sizes.
+    """Check the lists of a reduce-scatter, whose pieces may have different sizes.
 
     Raises:
-        InvalidArgument: a list is missing or too short, or this member's part is not like its output.
+        InvalidArgument: a list is missing or too short, or this member's piece does not match its output.
     """
     if not outputs or len(outputs) != len(inputs):
         raise InvalidArgument(operation, "requires non-empty input/output tensor lists of the same length")
@@ -197,5 +197,5 @@ def check_scattered(
 
 
 def flattened(outputs: Sequence[Sequence[torch.Tensor]]) -> Sequence[Any]:
-    """Return what a future holds of such lists: of a single one its tensors."""
+    """Return the value of the future for such lists: the tensors themselves if there is only one list."""
     return outputs[0] if len(outputs) == 1 else outputs

@@ -1,15 +1,15 @@
-"""The exchange seam: what a strategy may ask of the other members.
+"""The exchange seam: the operations through which a strategy communicates with the other members.
 
-Both engines (the mesh and ``torch.distributed``) implement :class:`Exchange` with the same arithmetic - contributions
-are decoded, averaged in fp32 **in rank order** by :func:`weighted_mean`, and encoded again - so a strategy gives the
-same bits on both.
+Both engines (the mesh and ``torch.distributed``) implement :class:`Exchange` with the same arithmetic: contributions
+are decoded, averaged in fp32 **in rank order** by :func:`weighted_mean`, and encoded again. A strategy therefore gets
+the same bits from both.
 
-Members start the same operations in the same order; the exchange numbers them, and the number is part of the name on
-the wire. So no name can be used twice, whatever the caller calls an operation, and members that are not at the same
-operation never meet. A newcomer goes on with the number of its joining state.
+All members start the same operations in the same order. The exchange numbers them, and the number is part of the name
+on the wire: no name can collide, however the caller names an operation, and members at different operations never
+match. A newcomer continues with the number of its joining state.
 
-What is not finite (NaN, infinity, or beyond the codec's range) never reaches a mean: the member that has it takes part
-with weight 0, and all are told.
+Non-finite values (NaN, infinity, or beyond the codec's range) never reach a mean: the member that has them takes part
+with weight 0, and all members learn its rank.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ if TYPE_CHECKING:
     from training.exchange.residuals import Residual
 
 Group = tuple[int, ...]
-"""Ranks of those who take part in an operation, ascending; empty: all."""
+"""Ranks that take part in an operation, ascending; empty: all members."""
 T = TypeVar("T", covariant=True)
 V = TypeVar("V")
 
 
 STANDSTILL = 1800.0
-"""Seconds without a byte and without a result after which a wait ends. A sound coordinator is sooner: it gives a
-round up after 900 s. What moves is waited for, however slow it is."""
+"""Seconds without a byte and without a result after which a wait ends. A working coordinator acts earlier: it gives up
+a round after 900 s. While bytes move, a wait goes on, however slow they are."""
 JOINING_DEADLINE = 6 * 3600.0
-"""Seconds a newcomer waits to be let in: the next synchronisation may be hundreds of slow steps away, and the run may
-be paused."""
+"""Seconds a newcomer waits to join: the next synchronisation may be hundreds of slow steps away, and the run may be
+paused."""
 MAX_GATHER_BYTES = 4 << 20
-"""Bytes that each member may give to a gather."""
+"""Largest payload of one member in a gather."""
 LARGEST_WEIGHT = 1e18
 MAX_FLAGS = 2048
-"""Bytes of flags beside a mean."""
+"""Largest number of flag bytes that accompany a mean."""
 _FIXED = "this engine accepts no new members while it trains; use engine = mesh for that"
 _TILE = 65_536
-"""Elements that a processor keeps at hand while it goes over them several times."""
+"""Elements that stay in a processor's cache while several passes are made over them."""
 
 
 class ExchangeError(Exception):
-    """The exchange cannot go on; the message says which machine or what is missing and what to do."""
+    """The exchange cannot continue; the message names the machine or what is missing, and what to do."""
 
 
 class ExchangeDropped(ExchangeError):
-    """The others went on without this member; it can come back as a newcomer."""
+    """The other members continued without this one; it can return as a newcomer."""
 
 
 class ExchangeTimeout(ExchangeError):
-    """An operation passed its deadline."""
+    """An operation did not finish by its deadline."""
 
 
 class Pending(Protocol, Generic[T]):
-    """A started operation."""
+    """Handle of a started operation."""
 
     def wait(self, timeout: float | None = None) -> T:
         """Block until the result is there.
@@ -84,21 +84,21 @@ class Contribution:
     """What one member gives to a mean."""
 
     name: str
-    """Of the operation, equal on all members; a member that is elsewhere is found out."""
+    """Name of the operation, equal on all members; a member at another operation is detected."""
     values: torch.Tensor
     """Flat fp32."""
     weight: float
     codec: Codec
     flags: bytes = b""
-    """Beside the values; as many bytes on all members."""
+    """Bytes that accompany the values; the same number on all members."""
     stream: str = ""
-    """Which residuals go with the mean."""
+    """Name of the residuals that belong to the mean."""
     group: Group = ()
     fit: bool = True
-    """Whether the values are numbers that the codec can carry; if not, they, the weight and the flags are zero."""
+    """Whether the values are numbers that the codec can carry; if not, values, weight and flags are zero."""
 
     def checked(self, fit: bool | None = None) -> Contribution:
-        """Return it as it goes to the others; ``fit``, where that is known."""
+        """Return the contribution as it is sent; ``fit``, if already known, saves the check."""
         if self.codec.carries(self.values) if fit is None else fit:
             return self
         return replace(self, values=torch.zeros_like(self.values), weight=0.0, flags=bytes(len(self.flags)), fit=False)
@@ -111,36 +111,36 @@ class MeanResult:
     mean: torch.Tensor
     """Flat fp32, on the device of the contribution; the same bits on every member."""
     weight: float
-    """Sum of the contributors' weights; 0 if nobody had anything to average, and then the mean says nothing."""
+    """Sum of the contributors' weights; 0 if no member had anything to average, and then the mean is meaningless."""
     members: tuple[int, ...]
     """Ranks of the live members when the operation closed, ascending."""
     left_out: tuple[tuple[int, int], ...] = ()
-    """Start and stop of the parts of this member's own contribution that are not in the mean: they came after the
+    """Start and stop of the parts of this member's own contribution that are not in the mean: they arrived after the
     deadline, or were not finite."""
     refused: tuple[int, ...] = ()
     """Ranks whose contribution was not finite, ascending; the same on all members."""
     flags: bytes = b""
-    """The contributors' flags, joined by "or"."""
+    """The contributors' flags, combined by bitwise "or"."""
     fit: bool = True
-    """Whether this member's own contribution was finite; if not, nothing of it was sent."""
+    """Whether this member's own contribution was finite; if not, none of it was sent."""
 
     @property
     def included(self) -> bool:
-        """Whether all of this member's own contribution is in the mean."""
+        """Whether this member's whole contribution is in the mean."""
         return not self.left_out
 
 
 @dataclass
 class Traffic:
-    """What one member has exchanged since the start. Bytes count payload plus our own headers and encryption-free
-    framing; seconds are wall time."""
+    """What one member has exchanged since the start. Bytes are payload plus our own headers, without the overhead of
+    encryption; seconds are wall time."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     wait_seconds: float = 0.0
-    """The training stood still in ``wait``."""
+    """Time the training was blocked in ``wait``."""
     transfer_seconds: float = 0.0
-    """At least one operation was under way."""
+    """Time at least one operation was in flight."""
 
     def since(self, before: Traffic) -> Traffic:
         """Return the difference to an earlier copy."""
@@ -152,26 +152,26 @@ class Traffic:
 
 @dataclass(frozen=True)
 class JoiningState:
-    """What a newcomer needs to go on with the others: named tensors and a JSON document (step, cursor, ...)."""
+    """What a newcomer needs to continue with the others: named tensors and a JSON document (step, cursor, ...)."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     operations: int = 0
-    """How many operations the publisher had started; set by the exchange."""
+    """Number of operations the publisher had started; set by the exchange."""
 
 
 class Exchange(ABC):
-    """One member's end of the group."""
+    """One member's endpoint of the group."""
 
     engine: str
     shares_process: ClassVar[bool] = False
-    """Whether other members take turns with this one in its process, so that nothing may go on beside its turn."""
+    """Whether other members take turns with this one in its process, so that nothing may run in the background."""
     rank: int
     traffic: Traffic
     operations: int = 0
-    """Started so far: equal on all members between two operations."""
+    """Operations started so far; equal on all members between two operations."""
     halting: Halting | None = None
-    """How members agree on a step to stop after, where nobody else names one."""
+    """How members agree on a last step when no supervisor names one."""
 
     @property
     @abstractmethod
@@ -185,12 +185,12 @@ class Exchange(ABC):
 
     @property
     def state_wanted(self) -> bool:
-        """Whether a newcomer waits for a joining state and this member is the one to publish it."""
+        """Whether a newcomer waits for a joining state that this member has to publish."""
         return False
 
     def expect_model(self, elements: int) -> None:
-        """Announce the length of the longest vector, before the first operation; a member whose length differs from
-        most others' is dropped."""
+        """Announce the length of the longest vector, before the first operation; a member whose length differs from the
+        majority's is dropped."""
 
     def start_mean(
         self,
@@ -208,16 +208,18 @@ class Exchange(ABC):
 
         Args:
             weight: 0 or more; a member with weight 0 still takes part and gets the result.
-            flags: a few bytes that travel beside the values, exactly; as many on all members, at most
+            flags: a few bytes that travel with the values, unchanged; the same number on all members, at most
                 :data:`MAX_FLAGS`.
-            stream: means of one stream follow one another: what encoding one lost is added to the next. Empty: it is
-                lost.
-            members: ranks, this one among them: the mean is theirs. All members start the operation, each with the
-                group that it is in, alone in it perhaps; groups are disjoint, and go on side by side. They follow from
-                what all know (:attr:`members` after an operation of all, a seed); who is gone is left out by itself.
+            stream: name of a sequence of means with error feedback: what encoding one of them lost is added to the
+                next.
+                Empty: it is dropped.
+            members: ranks that average with one another, this one among them. All members start the operation, each
+                with its own group, possibly alone in it; groups are disjoint and run side by side. Derive them from
+                what all members know (:attr:`members` after an operation of all, a seed); lost members are left out
+                automatically.
 
         Raises:
-            ValueError: this member is none of ``members``.
+            ValueError: this member is not in ``members``.
         """
         name, group = self._numbered(name, members)
         return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group))
@@ -239,37 +241,37 @@ class Exchange(ABC):
     ) -> Pending[dict[int, bytes]]: ...
 
     def residual(self, stream: str) -> Residual | None:
-        """Return what encoding the means of ``stream`` has lost, as far as this member keeps it, for its snapshot.
+        """Return the part of the loss from encoding the means of ``stream`` that this member keeps, for its snapshot.
 
-        ``None`` where others keep it, nothing is lost, or the group is gone. Not an operation: one member may ask
-        alone. Ask while no mean of the stream is under way.
+        ``None`` where other members keep it, nothing is lost, or the group has ended. Not a collective operation: one
+        member may call it alone, while no mean of the stream is in flight.
         """
         return None
 
     def restore_residual(self, stream: str, residual: Residual) -> None:
-        """Give back what :meth:`residual` returned, before the first mean of the stream.
+        """Restore what :meth:`residual` returned, before the first mean of the stream.
 
-        The member adds what lies in its share. What lies where another member owns now is lost, once.
+        The member keeps what lies in its share; what lies in another owner's share is lost, once.
         """
 
     def publish_state(self, joining: JoiningState) -> None:
-        """Hand the state after the last synchronisation to the waiting newcomers, which then are members."""
+        """Hand the state after the last synchronisation to the waiting newcomers, which thereby become members."""
         raise ExchangeError(_FIXED)
 
     def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
-        """Wait for the joining state as a newcomer.
+        """Wait for the joining state, as a newcomer.
 
         Raises:
-            ExchangeTimeout: none came in ``timeout`` seconds.
-            ExchangeError: there is nobody left to publish one, or the engine takes no newcomers.
+            ExchangeTimeout: none arrived within ``timeout`` seconds.
+            ExchangeError: no member is left to publish one, or the engine accepts no newcomers.
         """
         raise ExchangeError(_FIXED)
 
     def give_up(self, why: str) -> None:
-        """End what is under way, and what comes after it, with an :class:`ExchangeError`; any thread may call it."""
+        """End operations in flight, and all later ones, with an :class:`ExchangeError`; callable from any thread."""
 
     def close(self) -> None:
-        """Leave the group with a good-bye. Idempotent."""
+        """Leave the group in an orderly way. Idempotent."""
 
     def mean(
         self,
@@ -301,7 +303,7 @@ class Exchange(ABC):
 
 
 class Later(Generic[V]):
-    """An operation whose result is formed when it is first waited for."""
+    """An operation whose result is computed when it is first waited for."""
 
     def __init__(self, form: Callable[[], V]) -> None:
         self._form = functools.cache(form)
@@ -337,10 +339,10 @@ def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torc
     """Return ``sum(w_i x_i) / sum(w_i)`` of flat fp32 tensors, in the order given.
 
     Multiplication and addition stay separate operations: each is correctly rounded by IEEE 754, so every operating
-    system and processor gives the same bits. All weights 0 give zeros.
+    system and processor gives the same bits. If all weights are 0, so is the mean.
 
     Args:
-        out: where the mean goes, none of the tensors.
+        out: destination of the mean; must not be one of the tensors.
     """
     total = sum(weight for weight, _ in contributions)
     mean = torch.empty_like(contributions[0][1]) if out is None else out
@@ -360,5 +362,5 @@ def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torc
 
 
 def joined(flags: Sequence[bytes], size: int) -> bytes:
-    """Return flags of ``size`` bytes each joined by "or"."""
+    """Return flags of ``size`` bytes each combined by bitwise "or"."""
     return functools.reduce(lambda left, right: bytes(map(operator.or_, left, right)), flags, bytes(size))

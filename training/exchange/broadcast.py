@@ -1,4 +1,4 @@
-"""What some members have for all, in gathers to which only they give something."""
+"""Broadcasts of data that one or some members have, built on gathers in which only those contribute."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Collection
 from training.exchange.base import Exchange, ExchangeError, Pending
 
 MAX_BROADCAST = 1 << 40
-"""Bytes that one member may hand over to all."""
+"""Largest number of bytes one member may broadcast."""
 _PIECE = 4 << 20
-"""Bytes of a gather."""
+"""Bytes of one gather."""
 
 
 def broadcast(exchange: Exchange, name: str, data: bytes, source: int, max_bytes: int = MAX_BROADCAST) -> bytes:
-    """Return the ``data`` of member ``source``, byte for byte; the others' is not looked at.
+    """Return the ``data`` of member ``source``, byte for byte; the data of other members is ignored.
 
     Args:
-        most: bytes that it may have, equal on all members.
+        max_bytes: limit of its length, equal on all members.
 
     Raises:
-        ExchangeError: that member is gone, did not come in time, or hands over something else than it said.
+        ExchangeError: that member is gone or late, or sends something other than it announced.
     """
     received = broadcasts(exchange, name, data, (source,), max_bytes).get(source)
     if received is None:
@@ -31,13 +31,13 @@ def broadcast(exchange: Exchange, name: str, data: bytes, source: int, max_bytes
 def broadcasts(
     exchange: Exchange, name: str, data: bytes, sources: Collection[int], max_bytes: int
 ) -> dict[int, bytes]:
-    """Return the ``data`` of the members ``sources``, byte for byte; the others' is not looked at.
+    """Return the ``data`` of the members ``sources``, byte for byte, by rank; the data of other members is ignored.
 
-    All are under way at the same time, each by its member's own line. Who is gone, did not come in time, or hands over
-    something else than it said is left out.
+    All transfers run at the same time, each over its sender's links. Members that are gone or late, or that send
+    something other than they announced, are left out.
 
     Args:
-        most: bytes that each may have, equal on all members.
+        max_bytes: limit of each one's length, equal on all members.
     """
     own_data = data if exchange.rank in sources else b""
     announced = exchange.gather(f"{name}/size", str(len(own_data)).encode())
@@ -62,6 +62,6 @@ def broadcasts(
 
 
 def _size(announced: bytes, max_bytes: int) -> int:
-    """Return how many bytes a member says it has; -1 for what can be none."""
+    """Return the number of bytes a member announced; -1 if it is invalid."""
     size = int(announced) if announced.isdigit() and len(announced) < 16 else -1
     return size if size <= max_bytes else -1

@@ -1,7 +1,7 @@
-"""Certificates of one run: an authority of its own, one certificate for the coordinator and one for every member.
+"""Certificates of one run: its own certificate authority, one certificate for the coordinator and one for each member.
 
-The authority's key is thrown away once all are signed, so nobody can join a run later than its launcher meant, and a
-certificate of another run is refused in the TLS handshake.
+The authority's key is discarded once all certificates are signed, so the set of members is fixed when a run is
+launched, and a certificate of another run is refused in the TLS handshake.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COORDINATOR_NAME = "muster-coordinator"
 _BEFORE = datetime.timedelta(days=1)
 _AFTER = datetime.timedelta(days=365)
 _BOTH = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
-"""A member dials others and is dialled."""
+"""Members both dial others and are dialled."""
 _FILES = ("ca.pem", "certificate.pem", "key.pem")
 _RELAY_FILE, _RELAY_BYTES = "relay.key", 32
 

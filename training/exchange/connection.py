@@ -1,4 +1,4 @@
-"""One direction between two members once they have met."""
+"""One direction of a link between two members, once it is established."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def let_go_in_child(connection: socket.socket) -> None:
-    """Have a forked process (a data loader's worker) close it: or nobody hears of its parent's end."""
+    """Have forked processes (data loader workers) close the socket, or peers would not notice the parent's end."""
     _open.add(connection)
 
 
@@ -28,16 +28,16 @@ os.register_at_fork(after_in_child=_let_go)
 
 @dataclass(frozen=True)
 class Connection:
-    """One direction after its hello.
+    """One direction after its handshake.
 
     Args:
         socket: connected, blocking.
         sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
-        round_trip: seconds to the peer and back; 0 if that is not known.
-        address: of the peer; empty: the relay passes everything on.
-        route: how the two have met, as seen from this end.
-        loses_large: whether large packets were lost on a way between the two, so that this one was taken, or is used
-            with small ones only.
+        round_trip: seconds to the peer and back; 0 if unknown.
+        address: of the peer; empty: everything goes through the relay.
+        route: how the connection was established, as seen from this end.
+        loses_large: whether large packets were lost on a route between the two, so that this one was chosen, or only
+            small packets are sent.
     """
 
     socket: socket.socket

@@ -1,4 +1,4 @@
-"""A member's end of the connection with the coordinator: a thread of its own, which dials again when it breaks."""
+"""A member's connection to the coordinator: a thread of its own, which redials when the connection breaks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from training.exchange.dialling import send_small_segments
 from training.exchange.introduction import tls_contexts
 
 REDIAL_FOR = 60.0
-"""Seconds in which a coordinator that is gone must be back."""
+"""Seconds within which a lost coordinator must be back."""
 _RETRY = 0.2
 _LEAST_PAUSE = 0.02
-"""Seconds between two reports."""
+"""Minimum seconds between two reports."""
 _UNREACHED_AFTER, _UNREACHED_EVERY = 3.0, 10.0
-"""Seconds of dialling in vain after which that is said, and after which it is said again."""
+"""Seconds of failed dialling after which it is reported, and between further reports."""
 _GOODBYE_WITHIN = 5.0
-"""Seconds in which the coordinator takes leave of a member."""
+"""Seconds the coordinator has to confirm that a member leaves."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class JoinConfig:
     Args:
         address: ``host:port`` of the coordinator, a literal address.
         certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
-        listen: literal address to be dialled at by the others.
-        hosts: literal addresses at which they find it, the fastest way first; empty: those of its interfaces.
-        shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
+        listen: literal address on which other members dial this one.
+        hosts: literal addresses under which it is announced, the fastest route first; empty: those of its interfaces.
+        shares: how much of every vector each member owns, by rank; see :func:`~training.exchange.owners.share_bounds`.
         local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
-        came_back: called when the others, who had gone on without this member, have taken it back.
-        interface: over which most others reach this member fastest, where that was measured.
-        rendezvous: gives ``host:port`` of the coordinator and of the relay, where they may change while this member is
-            on; a relay without address is on the coordinator's host, with the port that it says.
+        came_back: called when the group, which had continued without this member, has taken it back.
+        interface: the network interface over which most others reach this member fastest, if that was measured.
+        rendezvous: returns ``host:port`` of the coordinator and of the relay, where they may change during the run; a
+            relay without an address is on the coordinator's host, on the port the coordinator announces.
         unreached: called with the coordinator's address and the reason while it cannot be reached.
-        transport: of all members, see :class:`~training.exchange.introduction.Identity`.
-        lease: seconds in which the coordinator says something.
-        redial_for: seconds in which a coordinator that is gone must be back.
+        transport: the same for all members, see :class:`~training.exchange.introduction.Identity`.
+        lease: seconds of silence after which the coordinator counts as lost.
+        redial_for: seconds within which a lost coordinator must be back.
     """
 
     address: str
@@ -86,11 +86,11 @@ class JoinConfig:
 
     @property
     def endpoints(self) -> tuple[str, str]:
-        """Address of the coordinator, and of the relay, at this moment."""
+        """Current addresses of the coordinator and of the relay."""
         return (self.address, "") if self.rendezvous is None else self.rendezvous()
 
     def hello(self, listening: tuple[str, int]) -> Hello:
-        """Return the member's first message, which names the address that it listens on."""
+        """Return the member's first message, which announces the address that it listens on."""
         return Hello(
             version=PROTOCOL_VERSION,
             run_id=self.run_id,
@@ -103,18 +103,18 @@ class JoinConfig:
         )
 
     def reached_at(self, listening: str) -> tuple[str, ...]:
-        """Return the addresses at which this member is found at the moment."""
+        """Return the addresses at which this member can currently be dialled."""
         return tuple(self.hosts) or own_addresses(listening, self.interface)
 
 
 class CoordinatorClient:
-    """Says what this member is at, and hears of the group.
+    """Reports this member's state to the coordinator, and receives the group's status.
 
     Args:
-        listening: address at which this member is dialled by the others.
-        report: returns what it is at; called in this connection's thread.
-        heard: told of every status; must not block.
-        ended: told why the group is lost for this member, and whether it may come back as a newcomer; at most once.
+        listening: address at which other members dial this one.
+        report: returns the member's state; called in this connection's thread.
+        heard: called with every status; must not block.
+        ended: called at most once, with why the group is lost for this member and whether it may return as a newcomer.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class CoordinatorClient:
         self._thread = threading.Thread(target=self._work, name="control", daemon=True)
 
     def start(self, seconds: float) -> None:
-        """Dial; keep trying for so many seconds until the first connection."""
+        """Start dialling; keep trying for up to ``seconds`` until the first connection."""
         self._deadline = time.monotonic() + seconds
         self._thread.start()
 
     def tell(self) -> None:
-        """Send a report soon: the member's state has changed."""
+        """Schedule a report: the member's state has changed."""
         if self._report_is_due:  # and it has not been looked at yet: a wake-up would cost more than the operation
             return
         self._report_is_due = True
@@ -156,7 +156,7 @@ class CoordinatorClient:
             self._loop.call_soon_threadsafe(self._news.set)
 
     def close(self) -> None:
-        """Say good-bye and hang up. Idempotent."""
+        """Announce that this member leaves, and hang up. Idempotent."""
         self._closing = True
         self.tell()
         if self._thread.ident is None:
@@ -176,11 +176,11 @@ class CoordinatorClient:
 
     @property
     def address(self) -> str:
-        """``host:port`` of the coordinator at this moment."""
+        """Current ``host:port`` of the coordinator."""
         return self._joining.endpoints[0]
 
     async def _talk(self) -> str:
-        """Keep the connection; return why it is given up."""
+        """Maintain the connection; return why it is given up."""
         tell_at = time.monotonic() + _UNREACHED_AFTER
         while True:
             address = self.address
@@ -212,10 +212,10 @@ class CoordinatorClient:
             await asyncio.sleep(_RETRY)
 
     async def _dial(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect, as long as the coordinator is at that address.
+        """Connect, as long as ``address`` is the coordinator's.
 
         Raises:
-            OSError, asyncio.TimeoutError: it does not answer there, or is not there any more.
+            OSError, asyncio.TimeoutError: it does not answer there, or its address has changed.
         """
         dialling = asyncio.ensure_future(self._open(parsed(address)))
         end = time.monotonic() + max(_RETRY, min(self._lease, self._deadline - time.monotonic()))
@@ -250,7 +250,7 @@ class CoordinatorClient:
         return ExchangeTimeout(f"the group is not complete: {missing} did not connect")
 
     async def _both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
-        """Talk until the connection ends; return why, and whether for good."""
+        """Send and receive until the connection ends; return why, and whether that is final."""
         writer.write(line(self._hello.model_copy(update={"hosts": self._addresses()})))
         sending = asyncio.create_task(self._send(writer))
         try:
@@ -276,11 +276,11 @@ class CoordinatorClient:
             sending.cancel()
 
     async def _next(self, reader: asyncio.StreamReader) -> bytes:
-        """Wait for the next line in two parts: where the process is stopped in the first one, its time is over before
-        anybody has looked at what came meanwhile.
+        """Wait for the next line, in two steps: if the process is stopped during the first, its timeout expires before
+        lines that arrived meanwhile have been looked at.
 
         Raises:
-            asyncio.TimeoutError: there was none for the seconds of the lease.
+            asyncio.TimeoutError: no line arrived during the lease.
         """
         if self._local:
             return await reader.readline()
@@ -313,7 +313,7 @@ def parsed(address: str) -> tuple[str, int]:
 def own_addresses(listening: str, best: str = "") -> tuple[str, ...]:
     """Return the addresses of this machine's interfaces that others may dial, ``best`` and the fastest interface first.
 
-    None where it listens on loopback, and that one where it listens on one only.
+    Empty if it listens on loopback; only the address itself if it listens on one.
     """
     if listening not in ("0.0.0.0", "::"):
         return () if listening.startswith("127.") or listening == "::1" else (listening,)

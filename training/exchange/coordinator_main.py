@@ -3,9 +3,9 @@
     python -m training.exchange.coordinator_main --config coordinator.json
 
 It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; SIGTERM ends it. When stdin closes,
-whoever started it is gone: it serves as long as somebody trains, so that the members end in good order.
+the supervisor is gone: it then serves until the last member has left, so that training ends in good order.
 A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again; ``{"command": "stop"}``
-says as well that whoever started it is gone.
+also says that the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from training.exchange.coordinator_server import Coordinator
 from training.exchange.coordinator_state import CoordinatorConfig
 
 _RETURN, _LOOK = 10.0, 0.1
-"""Seconds in which members whose connections broke come back, and between two looks whether any are there."""
+"""Seconds within which members whose connections broke return, and between two checks for members."""
 _MOST_FILES = 8192
-"""Connections in their handshake included, at some 100 kB each: what strangers may cost is bounded."""
+"""Includes connections in their handshake, at some 100 kB each: the cost of unauthenticated peers is bounded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a coordinator until SIGTERM comes, or nobody needs it any more; return the exit code."""
+    """Run a coordinator until SIGTERM comes, or it is no longer needed; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m training.exchange.coordinator_main", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.json")
     path: Path = parser.parse_args(arguments).config
@@ -77,7 +77,7 @@ def _serve(path: Path) -> None:
 
 
 def _allow_connections() -> None:
-    """Take more open files than the usual 256 or 1024, so that idle strangers cannot use them up."""
+    """Raise the limit of open files above the usual 256 or 1024, so that idle peers cannot exhaust it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -93,7 +93,7 @@ def _read_config(path: Path) -> CoordinatorConfig:
 
 
 def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
-    """Obey stdin; set ``end`` when a signal to end comes, or stdin has closed and no member is left."""
+    """Obey commands on stdin; set ``end`` on a termination signal, or when stdin has closed and no member is left."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
 

@@ -1,7 +1,7 @@
-"""What members and the coordinator tell one another: small JSON documents, one a line, over TLS.
+"""Messages between members and the coordinator: small JSON documents, one a line, over TLS.
 
-Both sides say what *is*, not what happened: a member its :class:`Report`, the coordinator the :class:`GroupStatus`
-of the group, at every change and once a second. Whoever missed a line has all of it with the next one.
+Both sides send their state, not changes to it: a member its :class:`Report`, the coordinator the :class:`GroupStatus`,
+at every change and once a second. So a missed line does no harm: the next one has everything.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ PROTOCOL_VERSION = 6
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MOST_BEGUN = 8
-"""Operations of which a report tells what they are."""
+"""Operations that a report describes."""
 MOST_WORDS = 200
-"""Letters that say what an operation is."""
+"""Characters that describe an operation."""
 MAX_STATUS = 4 << 20
 BEAT = 1.0
-"""Seconds after which either side says again what is."""
+"""Seconds after which either side repeats its state."""
 LEASE = 5.0
 """Seconds of silence after which a member, or the coordinator, is lost."""
 
@@ -31,13 +31,13 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 LAST_EPOCH = 1 << 40
 Text = Annotated[str, Field(max_length=300)]
 Begun = tuple[Count, tuple[Rank, ...], Annotated[str, Field(max_length=MOST_WORDS)]]
-"""Number and group of an operation, empty: of all, and what it is in words that are the same on all members."""
+"""Number and group of an operation (empty: all members), and a description that is the same on all members."""
 Reason = Annotated[str, BeforeValidator(lambda text: text[:300] if isinstance(text, str) else text)]
-"""What it quotes may be as long as a text already."""
+"""Truncated, because what it quotes may already be as long as a text."""
 
 
 class ProtocolError(Exception):
-    """A message that is not allowed here; the text says why, in one line."""
+    """A message that is not allowed; the text says why, in one line."""
 
 
 class _Message(BaseModel):
@@ -56,64 +56,64 @@ class Hello(_Message):
     world_size: Count
     name: Text
     incarnation: Text
-    """Of the process: one that was started again has another."""
+    """Of the process: a restarted one has another."""
     port: int = Field(ge=0, lt=65536)
-    """On which it listens for the other members."""
+    """Port on which it listens for the other members."""
     hosts: tuple[Text, ...] = Field((), max_length=16)
-    """Literal addresses at which it can be dialled, the fastest way first."""
+    """Literal addresses at which it can be dialled, the fastest route first."""
 
 
 class Report(_Message):
-    """What a member is at."""
+    """A member's state."""
 
     epoch: Count = 0
-    """The newest that it has heard of, and takes part in or has given up; 0: none yet."""
+    """The newest epoch it has heard of, and takes part in or has given up; 0: none yet."""
     mesh: Count = 0
-    """Of the newest mesh that it was a member of; 0: none yet."""
+    """The newest mesh it was a member of; 0: none yet."""
     members: tuple[Rank, ...] = Field((), max_length=MAX_RANKS)
-    """Of that mesh."""
+    """Members of that mesh."""
     up: bool = False
-    """Whether the mesh of ``epoch`` stands. If not, nothing more comes of it: ``full`` stays."""
+    """Whether the mesh of ``epoch`` stands. If not, it yields no more results: ``full`` is final."""
     lost: Rank | None = None
-    """Whose connection failed."""
+    """Rank of the member whose connection failed."""
     why: Text = ""
     hung_up: bool = False
-    """The connection ended, and nothing says whose fault that is."""
+    """The connection ended without anything to show which side caused it."""
     started: Count = 0
-    """Operations that were started."""
+    """Number of operations started."""
     full: Count = 0
-    """Of which as many, counted from the first, have their result."""
+    """Number of operations, counted from the first, that have their result."""
     kept: Count = 0
-    """Results after this one are kept for those who do not have them yet."""
+    """Results after this operation are kept for members that miss them."""
     aside: Count = 0
-    """Of the full ones the last so many were those of a group of members, which others may not have begun."""
+    """The last so many of the full ones belonged to a group of members; others may not have started them."""
     begun: tuple[Begun, ...] = Field((), max_length=MOST_BEGUN)
-    """The first operations that were started and that somebody has no result of."""
+    """The first operations that were started and of which some member may lack the result."""
     moved: Count = 0
-    """Bytes to and from other members so far."""
+    """Bytes sent to and received from other members so far."""
     ways: tuple[PeerPath, ...] = Field((), max_length=MOST_WAYS)
-    """How what it sends to the other members of that mesh goes, as soon as they have met."""
+    """Routes to the other members of that mesh, once they are connected."""
     elements: int = Field(-1, ge=-1, lt=1 << 53)
-    """Of the longest vector of its model; -1 while that is being built."""
+    """Length of the longest vector of its model; -1 while the model is being built."""
     ready: bool = False
-    """A newcomer: the joining state may come."""
+    """A newcomer: it can receive the joining state."""
     taken: Count = 0
-    """A newcomer: it has the joining state with this number."""
+    """A newcomer: it has received the joining state with this number."""
     leaving: bool = False
-    """It has done its work, and goes as soon as everybody has the results that it has."""
+    """It has finished, and leaves as soon as all members have the results that it has."""
     halt: int = Field(-1, ge=-1, lt=1 << 53)
     """It is to stop: the first step after which it can; -1: it is not. It waits there until all can stop together."""
     leaves: bool = False
-    """A good-bye."""
+    """Its last report: it leaves."""
 
     @property
     def is_going(self) -> bool:
-        """Whether it waits for a word to go."""
+        """Whether it waits for permission to leave."""
         return self.leaving or self.halt >= 0
 
 
 class Peer(_Message):
-    """Where another member is."""
+    """Name and addresses of another member."""
 
     name: Text
     addresses: tuple[tuple[Text, int], ...] = ()
@@ -125,26 +125,26 @@ class MeshStart(_Message):
     peers: dict[Rank, Peer]
     """All its members."""
     stand: Count
-    """Operations up to this one stand; those after it are done again."""
+    """Operations up to this one stand; later ones are repeated."""
     donor: Rank
-    """Who hands results over."""
+    """The member that hands over results."""
     behind: dict[Rank, Count] = {}
-    """Members that miss results, with the last that they have."""
+    """Members that lack results, with the last one they have."""
     away: bool = False
-    """There are others with the state that may be let in again, and then miss results."""
+    """Other members with the state may return later, and then lack results."""
 
 
 class HeldResults(_Message):
-    """Which results a member holds, told to the others when a mesh is formed."""
+    """The results that a member holds, exchanged when a mesh is formed."""
 
     full: Count
     kept: Count
     results: tuple[tuple[Count, tuple[Rank, ...], tuple[Rank, ...]], ...]
-    """Number, group and members of the results that it holds."""
+    """Number, group and members of each result."""
 
 
 class StateOrder(_Message):
-    """Which member hands the training state to which newcomers."""
+    """Which member hands the joining state to which newcomers."""
 
     number: Count
     donor: Rank
@@ -153,32 +153,32 @@ class StateOrder(_Message):
 
 
 class GroupStatus(_Message):
-    """The group as one member is to see it."""
+    """The group from one member's point of view."""
 
     epoch: Count = 0
     form: MeshStart | None = None
     """How the mesh of ``epoch`` begins; ``None``: that mesh is given up, and the next one awaits all reports."""
     started: bool = False
     newcomer: bool = False
-    """This member waits to be let in."""
+    """This member waits to join."""
     members: tuple[Rank, ...] = ()
     missing: tuple[Text, ...] = ()
-    """Before the start: who has not come yet, in words."""
+    """Before the start: the members that have not connected yet, in words."""
     settled: Count = 0
-    """Everybody has the results up to this one."""
+    """All members have the results up to this one."""
     closed: Count = 0
-    """So far nobody lacks the result of an operation that it has started."""
+    """Up to this operation no member lacks the result of one that it has started."""
     joining: StateOrder | None = None
     halting: bool = False
-    """Whoever started the group is gone, and a member is to stop: all do, and say after which step they can."""
+    """The supervisor is gone, and a member is to stop: all members are, and report after which step they can."""
     halt: int = Field(-1, ge=-1, lt=1 << 53)
-    """All have said it, and stop after this one."""
+    """All members have reported it, and stop after this step."""
     relay: int = Field(0, ge=0, lt=65536)
     """Port of the relay on the coordinator's machine; 0: there is none."""
     failed: Reason = ""
-    """The member is no part of the group any more, and why."""
+    """Why this member is no longer part of the group."""
     again: bool = False
-    """It may come back as a newcomer."""
+    """It may return as a newcomer."""
 
 
 def line(message: Hello | Report | GroupStatus | HeldResults) -> bytes:
@@ -187,10 +187,10 @@ def line(message: Hello | Report | GroupStatus | HeldResults) -> bytes:
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Read a message of one kind.
+    """Parse a message of one kind.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is invalid.
     """
     try:
         return kind.model_validate_json(data)

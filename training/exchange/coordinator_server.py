@@ -1,4 +1,4 @@
-"""The coordinator: the server that all members dial, for small messages only; what they exchange goes between them.
+"""The coordinator's server, which all members dial. It carries small messages only; tensors go between the members.
 
 It runs in a process of its own, :mod:`training.exchange.coordinator_main`, on one asyncio loop.
 """
@@ -39,9 +39,9 @@ class Coordinator:
     """A running coordinator.
 
     Args:
-        log: receives member and warning events, from the coordinator's thread.
-        handshake: seconds in which who has dialled says who it is.
-        decides: makes what decides about the group.
+        log: receives member and warning events, in the coordinator's thread.
+        handshake: seconds within which a dialling peer must identify itself.
+        decides: constructs the object that decides about the group.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Coordinator:
             raise BadInput(f"cannot listen on {config.address}:{config.port}", hint, option=option) from None
 
     def ban(self, rank: int) -> None:
-        """Drop a member and let it in no more."""
+        """Drop a member and refuse it from now on."""
         self._loop.call_soon_threadsafe(self.group.ban, rank)
 
     def admit(self, rank: int) -> None:
-        """Take a ban back."""
+        """Revoke a ban."""
         self._loop.call_soon_threadsafe(self.group.admit, rank)
 
     def stop(self, reason: str = "the coordinator was stopped") -> None:
-        """Tell all members, end all connections and stop serving. Idempotent."""
+        """Notify all members, end all connections and stop serving. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
@@ -172,7 +172,7 @@ class Coordinator:
             coming.add_done_callback(self._coming.discard)
 
     async def _secure(self, connection: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
-        """Hear one who has dialled; it counts as a stranger from its first byte, the handshake included."""
+        """Serve a dialling peer; it counts as unauthenticated from its first byte, the handshake included."""
         loop, seconds = asyncio.get_running_loop(), self._handshake if context is not None else None
 
         def protocol() -> asyncio.StreamReaderProtocol:
@@ -210,7 +210,7 @@ class Coordinator:
             writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member:
-        """Learn who has dialled.
+        """Identify a dialling peer.
 
         Raises:
             ProtocolError: it is no member.
@@ -256,12 +256,12 @@ class Coordinator:
 
 
 def _plain(address: str) -> str:
-    """Return an IPv4 address as such where a socket for both kinds gives it as IPv6."""
+    """Return an IPv4 address as such where a dual-stack socket gives it as IPv6."""
     return address.removeprefix("::ffff:")
 
 
 class _PerMinute:
-    """So many of something in a minute, and no more: whatever is written down of it must not grow without end."""
+    """A rate limit: at most so many in a minute, so that what is logged about them does not grow without bound."""
 
     def __init__(self, limit: int) -> None:
         self._taken: deque[float] = deque(maxlen=limit)

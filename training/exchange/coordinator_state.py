@@ -1,4 +1,4 @@
-"""What a coordinator must know of its group, and one of its members as it sees it."""
+"""The coordinator's configuration and its records of members."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from training.exchange.coordinator_protocol import (
 
 
 class CoordinatorConfig(BaseModel):
-    """What a coordinator must know; also the document of ``--config``."""
+    """Configuration of a coordinator; also the document of ``--config``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_id: str = Field(min_length=1, max_length=128)
     names: tuple[str, ...] = Field(min_length=1, max_length=MAX_RANKS)
-    """Machine names by rank; as many as there are members."""
+    """Machine names by rank, one for each member."""
     spare: int = Field(0, ge=0, le=64)
-    """Ranks after those of ``names`` for members that come while the run is on."""
+    """Ranks after those of ``names`` for members that join during the run."""
     absent: frozenset[int] = frozenset()
-    """Ranks that the group begins without; they may come later."""
+    """Ranks that the group starts without; they may join later."""
     local: frozenset[int] = frozenset()
-    """Ranks on the coordinator's machine: they are not lost by silence, but with their connections."""
+    """Ranks on the coordinator's machine: they are lost when their connections end, not by silence."""
     address: str = "127.0.0.1"
     """Literal address to listen on; ``0.0.0.0`` or ``::`` for all."""
     port: int = Field(0, ge=0, le=65535)
     relay_port: int = Field(0, ge=0, le=65535)
     """Port of the relay; 0: any free one."""
     certificates: Path | None = None
-    """Folder ``coordinator/`` of the run's certificates; without one all goes in clear, on loopback only."""
+    """Folder ``coordinator/`` of the run's certificates; without one all traffic is in clear, on loopback only."""
     quorum: float = Field(1.0, ge=0, le=1)
     round_deadline: float = Field(60.0, gt=0)
     give_up: float = Field(900.0, gt=0)
-    """Seconds after which members that do not come to an operation are dropped."""
+    """Seconds after which members that do not reach an operation are dropped."""
     standstill: float = Field(30.0, gt=0)
-    """Seconds without a byte, while all wait, after which the mesh is formed anew; twice as long after each time."""
+    """Seconds without a byte, while all members wait, after which the mesh is formed anew; doubled each time."""
     lease: float = Field(LEASE, gt=0)
     """Seconds of silence after which a member is lost."""
 
@@ -61,7 +61,7 @@ _NOT_AT_ALL = "too many packets are lost on the way, the large ones at least; wh
 
 
 class LastReportedRoutes:
-    """The network paths that members have reported: once for each mesh, so that no member fills the log."""
+    """The routes that members reported last: one report for each mesh, so that no member can flood the log."""
 
     def __init__(self) -> None:
         self._meshes: dict[int, int] = {}
@@ -69,7 +69,7 @@ class LastReportedRoutes:
         self._lossy: set[frozenset[int]] = set()
 
     def news(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
-        """Yield what is new in the report of one of the members; nothing where all is as it was."""
+        """Yield events for changed routes in a member's report."""
         rank, report = member.rank, member.report
         if not report.ways or report.mesh <= self._meshes.get(rank, 0):
             return
@@ -89,7 +89,7 @@ class LastReportedRoutes:
 
 Order = TypeVar("Order", MeshStart, StateOrder)
 Role = Literal["waiting", "live", "late", "newcomer"]
-"""Waiting for the group to begin; in the mesh; left behind, with its state; without the state."""
+"""Waiting for the group to start; in the mesh; left behind, but with the state; without the state."""
 
 
 @dataclass(eq=False)
@@ -97,9 +97,9 @@ class Member:
     """One connected member as the coordinator sees it.
 
     Args:
-        send: takes its :class:`GroupStatus`; must not block.
-        close: ends its connection after what was sent.
-        seen: its address, ``through`` the coordinator's on the same connection.
+        send: sends it a :class:`GroupStatus`; must not block.
+        close: ends its connection after everything was sent.
+        seen: its address; ``through``: the coordinator's address on the same connection.
     """
 
     hello: Hello
@@ -111,7 +111,7 @@ class Member:
     report: Report = field(default_factory=Report)
     silent: float = 0.0
     frozen: bool = False
-    """Its lease is over; it is taken back when it says something."""
+    """Its lease has expired; it is taken back when it answers."""
 
     @property
     def rank(self) -> int:
@@ -123,7 +123,7 @@ class Member:
         return self.report.started > self.report.full
 
     def peer(self, of: Member) -> Peer:
-        """Return where ``of`` finds this member: on its own machine, where it says it is, and where it was seen."""
+        """Return where member ``of`` can dial this one: locally, as announced, and as seen."""
         hosts = list(self.hello.hosts)
         if self.seen == of.seen:
             hosts.insert(0, of.seen if _is_loopback(of.seen) else "127.0.0.1")
@@ -134,7 +134,7 @@ class Member:
 
 
 def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) -> Order | None:
-    """Return an order with the addresses that one of its members needs; ``None`` for all others."""
+    """Return an order with the addresses from one of its members' point of view; ``None`` for all other members."""
     if order is None or member.rank not in order.peers:
         return None
     peers = {rank: members[rank].peer(member) for rank in order.peers if rank in members}
