@@ -211,8 +211,7 @@ class Exchange(ABC):
             flags: a few bytes that travel with the values, unchanged; the same number on all members, at most
                 :data:`MAX_FLAGS`.
             stream: name of a sequence of means with error feedback: what encoding one of them lost is added to the
-                next.
-                Empty: it is dropped.
+                next. Empty: it is dropped.
             members: ranks that average with one another, this one among them. All members start the operation, each
                 with its own group, possibly alone in it; groups are disjoint and run side by side. Derive them from
                 what all members know (:attr:`members` after an operation of all, a seed); lost members are left out

@@ -1,4 +1,4 @@
-"""Which way leads to a peer: its addresses are tried a little after one another, and what failed lately comes last."""
+"""Dialling a peer: its addresses are tried in short succession (Happy Eyeballs), those that failed recently last."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ Address = tuple[str, int]
 Route = Literal["dialled", "came", "relayed"]
 
 HEAD_START = 0.25
-"""Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
+"""Seconds that an address has before the next one is tried in parallel (RFC 8305, section 5)."""
 SILENT, ASK_EVERY, ASK_TIMES = 10, 5, 4
-"""Seconds without a byte before a peer is asked whether it is there, seconds between questions, and how many."""
+"""Seconds of silence before a peer is probed, seconds between probes, and number of probes."""
 _NOT_OUTGOING, _TRIES = range(10_000, 30_000) if sys.platform == "linux" else range(0), 20
 """Ports below those that Linux gives to outgoing connections by default (ip_local_port_range). Elsewhere such a socket
-may take over those of a program that listens on all addresses, so the system chooses."""
+may take over the port of a program that listens on all addresses, so the system chooses."""
 SMALL_SEGMENT = 1200
-"""Bytes of a TCP segment that pass wherever IPv6 does: its packets of 1280 bytes need not be told of (RFC 8200)."""
+"""TCP segment size in bytes that passes wherever IPv6 does: its packets of 1280 bytes need no path MTU discovery
+(RFC 8200)."""
 _LOOK = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
@@ -49,10 +50,10 @@ class DialResult:
 
 
 class DialHistory:
-    """What this end remembers of the ways to its peers, from one group to the next. Thread-safe.
+    """What this end remembers about dialling its peers, from one group to the next. Thread-safe.
 
     Args:
-        clock: gives the time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,8 +64,8 @@ class DialHistory:
         self._black_holes: dict[tuple[int, Address], float] = {}
 
     def order(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
-        """Return a peer's addresses as they are to be tried: those that failed in the last minute last, and before
-        them those that carry small packets only."""
+        """Return a peer's addresses in the order in which to try them: those that failed in the last minute last, and
+        before them those that carry small packets only."""
         with self._lock:
             failed = self._recent_failures()
             return sorted(
@@ -73,17 +74,17 @@ class DialHistory:
             )
 
     def note_black_hole(self, peer: int, address: Address) -> None:
-        """Note that small packets reach an address and large ones do not."""
+        """Record that small packets reach an address and large ones do not."""
         with self._lock:
             self._black_holes[peer, address] = self._clock()
 
     def is_black_hole(self, peer: int, address: Address) -> bool:
-        """Whether large packets to an address were lost in the last minutes."""
+        """Whether large packets to an address were lost recently."""
         with self._lock:
             return self._swallows(peer, address)
 
     def loses_large(self, peer: int) -> bool:
-        """Whether large packets to any address of a peer were lost in the last minutes."""
+        """Whether large packets to any address of a peer were lost recently."""
         with self._lock:
             return any(one == peer and self._swallows(one, address) for one, address in self._black_holes)
 
@@ -91,24 +92,24 @@ class DialHistory:
         return self._black_holes.get((peer, address), -_KNOWN_FOR) + _KNOWN_FOR > self._clock()
 
     def failed(self, peer: int, address: Address) -> None:
-        """Note that an address did not answer, was slower than a later one, or belongs to another machine."""
+        """Record that an address did not answer, was slower than a later one, or belongs to another machine."""
         with self._lock:
             self._failed = {**self._recent_failures(), (peer, address): self._clock()}
 
     def worked(self, peer: int, address: Address) -> None:
-        """Note that an address works again."""
+        """Record that an address works again."""
         with self._lock:
             self._failed.pop((peer, address), None)
 
     def met(self, peer: int, direction: int, route: Route) -> None:
-        """Remember how a direction came to be; after some minutes all ways are tried as if nothing were known."""
+        """Remember the route of a direction; after some minutes it is forgotten, and all routes are tried again."""
         with self._lock:
             before, since = self._routes.get((peer, direction), (route, 0.0))
             if before != route or since + _KNOWN_FOR < self._clock():
                 self._routes[peer, direction] = route, self._clock()
 
     def recent_route(self, peer: int, direction: int) -> Route | None:
-        """Return how a direction came to be in the last minutes."""
+        """Return the recent route of a direction, if there was one."""
         with self._lock:
             route, since = self._routes.get((peer, direction), (None, 0.0))
             return route if since + _KNOWN_FOR >= self._clock() else None
@@ -122,8 +123,8 @@ def listen_on(host: str, port: int) -> socket.socket:
     """Return a listening socket on a literal address; ``::`` is all there are, of IPv4 too.
 
     Args:
-        port: 0: a free one that Linux gives to no outgoing connection by default, so that who ends can listen there
-            again: else a connection of anybody, or of one who dials it meanwhile, may have it then.
+        port: 0: a free one that Linux gives to no outgoing connection by default, so that a process that ends can
+            listen on it again; otherwise any connection, or one that dials it meanwhile, could occupy it.
 
     Raises:
         OSError: the address is not this machine's, or taken.
@@ -137,9 +138,9 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Ask a silent peer again and again whether it is there: cut cables say nothing, routers forget silent connections.
+    """Probe a silent peer regularly: cut cables give no signal, and routers forget silent connections.
 
-    The kernel asks, and the peer's answers, also for a process that is busy or stopped. Without an answer for half a
+    The kernels send and answer the probes, also for a process that is busy or stopped. Without an answer for half a
     minute the connection ends.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -157,13 +158,13 @@ def first_to_answer(
 ) -> DialResult | None:
     """Connect with one of ``addresses``, literal ones, the best first (RFC 8305, "Happy Eyeballs", section 5).
 
-    Each has a head start of :data:`HEAD_START` before the next, which begins at once where one has failed.
+    Each has a head start of :data:`HEAD_START` before the next; after a failure the next starts at once.
 
     Args:
-        failed: hears of those that refused, and, once another has answered or the time is up, of those that did not
-            answer.
-        stop: asked twenty times a second whether to give up.
-        in_small_segments: whether an address is dialled so that both ends send segments of :data:`SMALL_SEGMENT` bytes.
+        failed: called for each address that refused and, once another has answered or the time is up, for each that did
+            not answer.
+        stop: polled twenty times a second: whether to give up.
+        in_small_segments: whether both ends are to send segments of :data:`SMALL_SEGMENT` bytes on an address.
     """
     begin = next_at = time.monotonic()
     waiting, left = list(addresses), dict[Address, tuple[socket.socket, float]]()
@@ -194,13 +195,13 @@ def first_to_answer(
 
 
 def send_small_segments(connection: socket.socket) -> None:
-    """Have both ends send small segments; before it is connected."""
+    """Have both ends send small segments; call it before the socket is connected."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
 
 def unacknowledged(connection: socket.socket) -> int | None:
-    """Return the bytes that were sent and that the other end's kernel has not confirmed; ``None``: unknown here."""
+    """Return the bytes sent that the other end's kernel has not acknowledged; ``None``: unknown on this system."""
     if not sys.platform.startswith("linux"):
         return None
     return int(struct.unpack("=i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
@@ -231,7 +232,7 @@ def _start(address: Address, failed: Callable[[Address, str], None], small: bool
 
 
 def interface_at(address: str) -> str:
-    """Return the network interface of this machine that has a literal address; empty: none has."""
+    """Return the name of the network interface that has a literal address; empty if there is none."""
     plain = address.partition("%")[0].removeprefix("::ffff:")
     places = ((name, one.address.partition("%")[0]) for name, all_of in psutil.net_if_addrs().items() for one in all_of)
     return next((name for name, own in places if own == plain), "")

@@ -1,10 +1,10 @@
-"""Error feedback: what a lossy codec dropped travels with the next vector of the same stream (Seide et al. 2014;
+"""Error feedback: what a lossy codec dropped is added to the next vector of the same stream (Seide et al. 2014;
 Karimireddy et al. 2019, arXiv 1901.09847, algorithm 2).
 
-A mean is encoded twice: every member encodes its contribution, and whoever averages encodes the mean
-(:mod:`training.exchange.residuals`). Each keeps what its own encoding lost, so that the sum of what was applied lags
-behind the sum of what was meant by what the last round lost, however many rounds there were (DoubleSqueeze: Tang et al.
-2019, arXiv 1905.05957).
+A mean is encoded twice: every member encodes its contribution, and the averaging owner encodes the mean
+(:mod:`training.exchange.residuals`). Each keeps what its own encoding lost, so the sum of what was applied differs from
+the sum of what was intended by the loss of the last round only, however many rounds there were (DoubleSqueeze: Tang et
+al. 2019, arXiv 1905.05957).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from training.lazy import torch
 
 
 class ErrorFeedback:
-    """A member's side, for the contributions of one stream.
+    """A member's residual, for its contributions to one stream.
 
     Args:
-        exchange: where their means are made.
-        stream: empty: what the codec drops is not kept; what came too late always is.
+        exchange: computes the means.
+        stream: empty: what the codec drops is not kept; contributions that arrived too late always are.
     """
 
     def __init__(self, codec: Codec, exchange: Exchange, stream: str) -> None:
@@ -37,10 +37,10 @@ class ErrorFeedback:
         return values if self.residual is None else values.add_(self.residual.to(values.device))
 
     def settle(self, sent: torch.Tensor, weight: float, result: MeanResult) -> None:
-        """Keep the part of ``sent`` that is not in the mean, as the mean's outcome tells.
+        """Keep the part of ``sent`` that is not in the mean, according to the mean's result.
 
         Args:
-            sent: what :meth:`compensate` gave.
+            sent: what :meth:`compensate` returned.
         """
         if not result.fit:
             return  # what was kept before stays
@@ -56,23 +56,23 @@ class ErrorFeedback:
         self.residual = lost
 
     def _decoded(self, sent: torch.Tensor) -> torch.Tensor:
-        """Return what the others decode of ``sent``."""
+        """Return what the other members decode from ``sent``."""
         if not is_asynchronous(sent.device):
             return roundtrip(self._codec, sent)
         return to_device(roundtrip(self._codec, fetched(sent, self._codec)), sent.device)
 
     def tensors(self, suffix: str = "") -> dict[str, torch.Tensor]:
-        """Return what a snapshot holds of it, and of what this member lost as the owner of means.
+        """Return the residuals for a snapshot: this member's own, and the one it keeps as an owner of means.
 
         Args:
-            suffix: of the names, which tells streams apart.
+            suffix: of the names, to distinguish streams.
         """
         tensors = {} if self.residual is None else {f"residual{suffix}": self.residual}
         mean_residual = self._exchange.residual(self.stream) if self.stream else None
         return tensors if mean_residual is None else tensors | mean_residual.tensors(f"mean_residual{suffix}")
 
     def load(self, tensors: Mapping[str, torch.Tensor], suffix: str = "") -> None:
-        """Take back what :meth:`tensors` gave."""
+        """Restore what :meth:`tensors` returned."""
         self.residual = tensors.get(f"residual{suffix}")
         if self.stream and (mean_residual := Residual.of(tensors, f"mean_residual{suffix}")) is not None:
             self._exchange.restore_residual(self.stream, mean_residual)

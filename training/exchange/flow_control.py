@@ -1,4 +1,4 @@
-"""How a link is filled: how much goes at once, and how much of it may wait in the kernel."""
+"""How a link is filled: the size of frames, and how many bytes may wait in the kernel."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import contextlib
 import socket
 
 _SLOT = 0.005
-"""Seconds that one frame takes on a slow link, about."""
+"""Approximate duration of one frame on a slow link, in seconds."""
 _FEWEST = 16 << 10
-"""Bytes of a frame that tell the rate."""
+"""Bytes of the smallest frame from which the rate is estimated."""
 _FIRST, _MOST, _ALIGNMENT = 64 << 10, 256 << 10, 4 << 10
 _LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
 _LOCAL = 1 << 31
-"""Bytes a second above which nothing is limited by the link."""
+"""Bytes a second above which the link is no bottleneck."""
 
 
 class FlowControl:
-    """Follows a link's rate with the size of frames and of the kernel's buffer.
+    """Adapts the size of frames and of the kernel's send buffer to a link's rate.
 
-    What is not sent yet waits in the kernel for some 5 ms: that keeps the link busy and no more. Flows of all to all,
-    which compete at both ends of every link, then get on evenly. What is under way is beside that, or it would hold the
-    rate down. A frame is encrypted and sent while a processor has it at hand.
+    Unsent bytes wait in the kernel for some 5 ms: enough to keep the link busy, and no more, so that the flows of an
+    all-to-all, which compete at both ends of every link, progress evenly. Bytes in flight are not counted, or they
+    would limit the rate. A frame is encrypted and sent while it is in the processor's cache.
 
     Args:
-        connection: whose kernel buffer it sets.
+        connection: the socket whose send buffer is set.
         round_trip: of the connection, seconds.
     """
 
@@ -35,7 +35,7 @@ class FlowControl:
         self._sent_lately = self._seconds_lately = 0.0
 
     def note(self, size: int, seconds: float) -> None:
-        """Note how long a frame took to send."""
+        """Record how long a frame took to send."""
         if size < _FEWEST:
             return
         self._sent_lately = 0.8 * self._sent_lately + size

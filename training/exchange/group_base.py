@@ -1,4 +1,4 @@
-"""What a process group of ``torch.distributed`` is beside its collectives: members, links, messages between two."""
+"""Base of the ``torch.distributed`` process group, without its collectives: members, links, point-to-point messages."""
 
 # mypy: disable-error-code="override,assignment"
 # torch declares each collective in two forms and calls the one that is here.
@@ -37,10 +37,10 @@ _BARRIER_TAG = OPERATIONS - 1
 
 @untraced
 class GroupBase(dist.ProcessGroup):
-    """A group but for its collectives. Its members are numbered from 0, whatever their ranks in the world are.
+    """A process group without its collectives. Members are numbered from 0, whatever their ranks in the world are.
 
     Raises:
-        ExchangeError: somebody is missing, or cannot be reached; the message says who.
+        ExchangeError: a member is missing or cannot be reached; the message names it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GroupBase(dist.ProcessGroup):
             _alive.add(self)
 
     def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
-        """Return the name of this group, which is drawn anew each time, and where its members listen."""
+        """Return this group's name, drawn anew each time, and the addresses of its members' listeners."""
         # A store may be used for one group after the other: what the last one left there means nothing.
         meeting = store.add(f"meetings/{self._rank}", 1)
         if self._rank == 0:
@@ -141,7 +141,7 @@ class GroupBase(dist.ProcessGroup):
         return Backend.Options(BACKEND, timedelta(seconds=self._seconds))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change after how long a member that stands still is lost."""
+        """Change the time after which a stalled member counts as lost."""
         self._seconds = timeout.total_seconds()
         if self.pairs is not None:
             self.pairs.seconds = self._seconds
@@ -179,7 +179,7 @@ class GroupBase(dist.ProcessGroup):
         seconds: float = 0.0,
         between_two: bool = False,
     ) -> MusterWork:
-        """Begin an operation that uses these tensors, once those that would disturb it have ended.
+        """Start an operation that uses these tensors, once conflicting operations have ended.
 
         Raises:
             NotImplementedError: a tensor is sparse.
@@ -198,7 +198,7 @@ class GroupBase(dist.ProcessGroup):
     # ------------------------------------------------------------------------------------------------------ operations
 
     def _exchange(self, sends: Mapping[int, Pieces], receives: Mapping[int, Pieces], work: MusterWork) -> MusterWork:
-        """Exchange host tensors, by number in the group; they live until ``work`` is complete."""
+        """Exchange host tensors, by rank in the group; they are kept alive until ``work`` is complete."""
         if self._mesh is None:
             work.part_ended(None)
             return work
@@ -261,14 +261,14 @@ class GroupBase(dist.ProcessGroup):
         return work
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
-        """Return when all members are here; the first one names who does not come in time.
+        """Return when all members are here; rank 0 names those that are late.
 
         Args:
             timeout: after which to give up; default: the group's.
-            wait_all_ranks: whether to name all that are late, not only the first.
+            wait_all_ranks: whether to name all late members, not only the first.
 
         Raises:
-            RuntimeError: somebody is late.
+            RuntimeError: a member is late.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         seconds = self._seconds if seconds is None else float(seconds)
@@ -320,12 +320,12 @@ _alive: weakref.WeakSet[GroupBase] = weakref.WeakSet()
 
 @atexit.register
 def leave() -> None:
-    """End the groups that nobody has destroyed: a thread in the middle of arithmetic would abort the process."""
+    """End the groups that were not destroyed: a thread in the middle of arithmetic would abort the process."""
     for group in list(_alive):
         group.shutdown(1.0)
 
 
 def _named(ranks: Iterable[int]) -> dict[int, str]:
-    """Return what members are called in messages: their rank, and their machine where MUSTER_NAMES tells it."""
+    """Return the names of members for messages: their rank, and their machine where MUSTER_NAMES has it."""
     machines = os.environ.get("MUSTER_NAMES", "").split(",")
     return {rank: f"rank {rank}" + (f" ({machines[rank]})" if rank < len(machines) > 1 else "") for rank in ranks}

@@ -1,5 +1,5 @@
-"""How all members of a group stop after the same step when whoever started it is gone: the coordinator hears after
-which step each of them can, and names the last."""
+"""How all members stop after the same step when their supervisor is gone: each reports to the coordinator after which
+step it can stop, and the coordinator names the last of these."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from training.exchange.coordinator_protocol import GroupStatus
 
 
 class Halting:
-    """A member's end.
+    """A member's side.
 
     Args:
-        note: tells the coordinator something of this member.
+        note: reports a change of this member to the coordinator.
     """
 
     def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
         self.called: Callable[[], None] = lambda: None
-        """Told, again and again, that all are to say after which step they can stop."""
+        """Called, repeatedly, when all members are to propose a step."""
         self.named: Callable[[int], None] = lambda step: None
-        """Told, again and again, the step."""
+        """Called, repeatedly, with the step to stop after."""
 
     def propose(self, step: int) -> None:
-        """Say after which step this member can stop; it must not go beyond it then."""
+        """Propose the step after which this member can stop; it must not go beyond it from then on."""
         self._note(halt=step)
 
     def heard(self, status: GroupStatus) -> None:
-        """Take in what the coordinator says."""
+        """Process the coordinator's status."""
         if status.halt >= 0:
             self.named(status.halt)
         elif status.halting:

@@ -1,5 +1,5 @@
-"""What members hand one another beside their operations: results that one missed, and the state
-with which a newcomer joins at the next synchronisation point."""
+"""What members hand over outside of operations: results that a member missed, and the state with which a newcomer joins
+at the next synchronisation point."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from training.exchange.payloads import state_from_bytes, state_to_bytes
 
 _SIZE = struct.Struct("<Q")
 _MEET_SECONDS = 60.0
-"""Within which a donor and a newcomer find each other."""
+"""Seconds within which a donor and a newcomer must connect."""
 _PATIENCE = 3600.0
-"""Within which a state has gone over; the coordinator gives up earlier on who takes none."""
+"""Seconds within which a state must be transferred; the coordinator gives up earlier on a newcomer that does not take
+it."""
 TAG = OPERATIONS - 1
-"""Of what is handed over on a mesh, before its first operation."""
+"""Tag of what is handed over on a mesh, before its first operation."""
 
 
 def most_of(elements: int, members: int) -> int:
-    """Return the bytes that a result or a state that is handed over may have, by the elements of the model's longest
-    vector: sixteen of them in fp32, what each member gave to a gather, and 256 MiB."""
+    """Return the largest size in bytes of a result or state that is handed over, given the length of the model's
+    longest vector: sixteen of them in fp32, each member's payload of a gather, and 256 MiB."""
     return 64 * max(elements, 0) + MAX_GATHER_BYTES * members + (256 << 20)
 
 
 def even_out(
     mesh: Mesh, form: MeshStart, operation_log: OperationLog, lock: AbstractContextManager[object], max_bytes: int
 ) -> None:
-    """Send results over a new mesh to the members that miss them; those of an operation of a group stay among its
-    members.
+    """Send results over a new mesh to the members that miss them; results of a group's operation stay within the group.
 
     Args:
-        most: bytes that one may have.
+        max_bytes: limit of one result's size.
 
     Raises:
-        PeerLost: a member is gone, or sends something else.
-        ExchangeDropped: this member misses a result that is no longer kept, or has one that its group has made
-            again without it.
+        PeerLost: a member is gone, or sends something invalid.
+        ExchangeDropped: this member misses a result that is no longer kept, or has one that its group has recomputed
+            without it.
     """
     with lock:
         mine = operation_log.held(min(form.behind.values(), default=form.stand))
@@ -78,7 +78,7 @@ def even_out(
 
 
 def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
-    """Tell the others which results this member holds, and hear the same of them."""
+    """Exchange with the other members which results each of them holds."""
     buffers = {peer: gather_room(MAX_GATHER_BYTES) for peer in mesh.peers}
     held_by_rank = {mesh.rank: mine}
 
@@ -90,7 +90,7 @@ def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
 
 
 def transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, int, int]]:
-    """Return the transfers of results in their order: number, donor and taker of each."""
+    """Return the transfers of results in their order: operation number, donor and receiver of each."""
     planned = []
     holders: dict[int, dict[int, Group]] = {}
     for rank, held in sorted(held_by_rank.items()):
@@ -104,7 +104,7 @@ def transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, int, i
 
 
 def strays(held_by_rank: Mapping[int, HeldResults]) -> set[int]:
-    """Return the ranks with a result that others of their group have recomputed without them."""
+    """Return the ranks that hold a result which others of their group have recomputed without them."""
     results = [(rank, *result) for rank, held in held_by_rank.items() for result in held.results]
     return {
         rank
@@ -138,17 +138,17 @@ def _take(
 class JoinStateServer:
     """Hands a member's state to newcomers, over connections of their own.
 
-    The donor begins no operation after the joining state until the newcomers are in: so they take part from there on.
+    The donor starts no operation after the joining state until the newcomers are members, so they take part from there.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._order = 0
-        """The order that this member carries out or has carried out as a donor."""
+        """Number of the order that this member carries out, or has carried out, as the donor."""
         self._after: int | None = None
 
     def must_publish(self, status: GroupStatus, rank: int) -> bool:
-        """Whether this member is to publish a joining state and has not."""
+        """Whether this member has to publish a joining state and has not yet."""
         order = status.joining
         return order is not None and order.donor == rank and order.number != self._order
 
@@ -157,14 +157,14 @@ class JoinStateServer:
         return self._after is not None and number > self._after
 
     def release(self, status: GroupStatus) -> bool:
-        """Stop holding operations back once the newcomers are in, or gone; return whether they are."""
+        """Stop holding operations back once the newcomers are in, or gone; return whether that happened."""
         if self._after is None or (status.joining is not None and status.joining.number == self._order):
             return False
         self._after = None
         return True
 
     def publish(self, order: StateOrder, joining: JoiningState, relay: Address | None) -> None:
-        """Hand the joining state to all newcomers of an order, in threads of their own."""
+        """Hand the joining state to all newcomers of an order, in background threads."""
         self._order, self._after = order.number, joining.operations
         data = state_to_bytes(joining)
         for rank in order.peers:
@@ -172,7 +172,7 @@ class JoinStateServer:
                 threading.Thread(target=self._send, args=(order, rank, data, relay), name="state", daemon=True).start()
 
     def _send(self, order: StateOrder, rank: int, data: bytes, relay: Address | None) -> None:
-        """Whoever does not take it is seen by the coordinator."""
+        """Send the state to one newcomer; the coordinator notices if it does not arrive."""
         peer = order.peers[rank]
         try:
             by = time.monotonic() + _MEET_SECONDS
@@ -191,12 +191,12 @@ class JoinStateServer:
     def fetch(
         self, order: StateOrder, deadline: float, relay: Address | None, is_wanted: Callable[[], bool], max_bytes: int
     ) -> JoiningState:
-        """Receive the joining state of an order, which has at most so many bytes.
+        """Receive the joining state of an order, of at most ``max_bytes`` bytes.
 
         Raises:
-            ExchangeTimeout: the donor did not come, or the order is off.
+            ExchangeTimeout: the donor did not connect, or the order was withdrawn.
             PeerLost: the donor is gone.
-            ExchangeError: what came cannot be read.
+            ExchangeError: the state is unreadable.
         """
         peer = order.peers[order.donor]
         connection = self._listener.meet(
@@ -215,7 +215,7 @@ class JoinStateServer:
 
 
 def channel_of(order: StateOrder) -> str:
-    """Return the name under which donor and newcomer meet."""
+    """Return the channel on which donor and newcomer connect."""
     return f"state {order.number}"
 
 
@@ -237,15 +237,15 @@ T = TypeVar("T")
 
 
 class Newcomer:
-    """A member that waits to be let in.
+    """A member that waits to join.
 
     Args:
-        changed: told of whatever changes in the group.
+        changed: notified of every change of the group.
         status: returns the group as the coordinator sees it.
         ended: returns why the group is lost for this member, if it is.
-        note: tells the coordinator something of this member.
+        note: reports a change of this member to the coordinator.
         deadline: of :func:`time.monotonic`.
-        most: bytes that a state may have.
+        max_bytes: limit of the state's size.
     """
 
     def __init__(
@@ -271,10 +271,10 @@ class Newcomer:
     def join(
         self, relay: Callable[[], Address | None], take: Callable[[JoiningState], None], is_in: Callable[[], bool]
     ) -> JoiningState:
-        """Return the state with which this member was let in.
+        """Return the state with which this member joined.
 
         Args:
-            take: is given a state that has come, which may turn out not to be the last one.
+            take: called with each state that arrives; a later one may replace it.
             is_in: whether this member has a mesh.
 
         Raises:
@@ -312,10 +312,10 @@ class Newcomer:
         return order if order is not None and order.number != self._number else None
 
     def _is_ordered(self) -> bool:
-        """Whether the order of the moment is still on."""
+        """Whether the current order is still valid."""
         order = self._status().joining
         return self._ended() is None and order is not None and order.number == self._number
 
     def _is_off(self) -> bool:
-        """Whether this member waits still, and with another state than it has."""
+        """Whether this member still waits, and its state is outdated."""
         return self._status().newcomer and not self._is_ordered()

@@ -1,8 +1,9 @@
-"""The first words on a connection: TLS 1.3 with the run's certificates, and a hello that says what it is for.
+"""The handshake of a connection: TLS 1.3 with the run's certificates, and a hello that says what the connection is for.
 
-Whoever dials, the sender has the last word on which of several connections is used, so that both ends use the same one.
-Both check that the other's certificate is of this run and of the rank that it says it is. The sender's last word is as
-long as a large packet: a way that carries small ones only is noticed here, not in the first exchange (RFC 2923, 2.1).
+Regardless of which end dialled, the sender decides which of several connections is used, so that both ends use the
+same one. Both check that the other's certificate is of this run and of the rank it claims. The sender's decision is
+padded to the length of a large packet: a route that carries only small ones is detected here, not in the first
+exchange (RFC 2923, 2.1).
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128
 LOOK = 0.2
 _GLANCE = 0.05
-"""Seconds after which whoever waits looks whether that is still of use."""
+"""Seconds between two checks, while waiting, that the connection is still needed."""
 _HELLO = struct.Struct(f"<8sIIBB{SECRET}sH")
 _MAGIC: dict[Transport, bytes] = {"auto": b"muster 1", "tls": b"muster t"}
 _CIPHERS: tuple[Cipher, ...] = ("aes", "chacha")
 _WELCOME, _TAKEN, _OTHERWISE = b"+", b"!", b"-"
 FILLER = bytes(9216)
-"""Follows the word that takes a connection: longer than a packet of any network card (jumbo frames have 9000)."""
+"""Padding of the sender's decision: longer than a packet of any network card (jumbo frames have 9000)."""
 _CARRIES_WITHIN = 2.0
-"""Seconds without one byte of it confirmed after which a way does not carry packets of that size."""
+"""Seconds without an acknowledged byte of it after which a route counts as not carrying packets of that size."""
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME."""
 
 
 @dataclass(frozen=True)
 class ConnectTimeouts:
-    """Seconds that the ways to a peer are given."""
+    """Timeouts of connecting to a peer, in seconds."""
 
     handshake: float = HANDSHAKE_SECONDS
-    """For each word of the other end."""
+    """For each message of the handshake."""
     connect: float = 3.0
     hurried: float = 3.0
     """For the handshake while there are other addresses to try."""
@@ -58,12 +59,12 @@ class ConnectTimeouts:
     relay_after: float = 4.0
     """After which both ends go to the relay."""
     relay_again_after: float = 0.5
-    """The same where nothing else has worked in the last minutes."""
+    """The same if only the relay has worked recently."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this member is.
+    """A member's identity.
 
     Args:
         certificates: folder of :func:`~training.exchange.certificates.issue_run_certificates`; ``None``: in clear, on
@@ -78,12 +79,12 @@ class Identity:
 
 
 Key = tuple[str, int, int]
-"""Channel, peer, and what this end does."""
+"""Channel, peer, and whether this end sends or receives."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """An incoming connection whose handshake is done: who dialled, and what it is for."""
+    """An incoming connection after its handshake."""
 
     socket: socket.socket
     secret: bytes
@@ -91,10 +92,10 @@ class Arrival:
     address: str
 
     def is_off(self, does: int) -> bool:
-        """Whether the other end has given this connection up.
+        """Whether the other end has abandoned this connection.
 
-        A sender that has heard the last word and hung up afterwards has not: it was there, and has left since. Whoever
-        waits for it would wait in vain. One that gave up before it has heard that word answers it with a reset.
+        A sender that was told that it is used and hung up afterwards has not: it was there, and has left since, and
+        this end would wait in vain for another. One that gave up before answers with a reset.
         """
         ready = select.poll()
         ready.register(self.socket, select.POLLIN)
@@ -106,14 +107,14 @@ class Arrival:
 
 
 class BlackHole(ExchangeError):
-    """Small packets pass on a way, and large ones are lost."""
+    """A route delivers small packets and loses large ones."""
 
     def __init__(self) -> None:
         super().__init__("small packets pass, large ones do not")
 
 
 class _Unwanted(EOFError):
-    """Nobody here wants the connection any more."""
+    """This end does not need the connection any more."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class HandshakeTimeout:
     """How long this end waits for the other.
 
     Args:
-        seconds: for each word.
-        over: whether nothing is wanted any more.
-        another: whether another connection has come for the same.
+        seconds: for each message.
+        over: whether no connection is needed any more.
+        another: whether another connection for the same purpose has arrived.
     """
 
     seconds: float
@@ -131,11 +132,11 @@ class HandshakeTimeout:
     another: Callable[[], bool]
 
     def wait(self, connection: socket.socket, step: Callable[[], None], whatever_comes: bool = False) -> None:
-        """Carry out a step that waits for the other end, and check repeatedly whether its result is still wanted.
+        """Run a step that waits for the other end, and check repeatedly whether its result is still needed.
 
         Raises:
             TimeoutError: the other end is silent.
-            _Unwanted: nothing is wanted, or, unless ``whatever_comes``, another has come.
+            _Unwanted: no connection is needed, or, unless ``whatever_comes``, another has arrived.
         """
         connection.settimeout(_GLANCE)
         end = time.monotonic() + self.seconds
@@ -162,10 +163,10 @@ class Introductions:
         self._cipher = faster_cipher()
 
     def hear(self, connection: socket.socket, address: str) -> tuple[Key, Arrival]:
-        """Answer a dialled connection: learn who it is and what it is for; close it if it is not of the run.
+        """Answer an incoming connection: learn its peer and purpose; close it if it does not belong to the run.
 
         Raises:
-            OSError, EOFError, ExchangeError, ValueError: that was done.
+            OSError, EOFError, ExchangeError, ValueError: it was closed.
         """
         with contextlib.ExitStack() as hanging_up:
             hanging_up.callback(lambda: connection.close())
@@ -197,11 +198,11 @@ class Introductions:
     def say(
         self, connection: socket.socket, key: Key, address: str, round_trip: float, timeout: HandshakeTimeout
     ) -> Connection | None:
-        """Open the handshake on a connection that was dialled; ``None`` where it is no longer wanted.
+        """Open the handshake on a dialled connection; ``None`` if it is no longer needed.
 
         Raises:
-            OSError, EOFError, ExchangeError: the other end does not answer, or is somebody else.
-            BlackHole: its answers come, but not what is large, or what is large does not get there.
+            OSError, EOFError, ExchangeError: the other end does not answer, or is another member.
+            BlackHole: small messages pass in either direction, but large ones do not.
         """
         channel, peer, does = key
         with contextlib.suppress(_Unwanted), contextlib.ExitStack() as hanging_up:
@@ -231,7 +232,7 @@ class Introductions:
         return None
 
     def take(self, arrival: Arrival, does: int, timeout: HandshakeTimeout) -> Connection:
-        """Make a connection that has come this member's own; a sender tells the other end.
+        """Use an incoming connection; a sender notifies the other end.
 
         Raises:
             OSError, EOFError, ExchangeError: the other end is gone.
@@ -261,7 +262,7 @@ class Introductions:
 
 
 def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Return the TLS contexts for connections that arrive, and for those that this end dials."""
+    """Return the TLS contexts for incoming connections, and for those that this end dials."""
     if folder is None:
         return None, None
     server, client = (ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
@@ -281,7 +282,7 @@ def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLCon
 
 
 def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
-    """Take a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
+    """Choose a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
     connection.settimeout(timeout.seconds)
     connection.sendall(_TAKEN + FILLER)
     left, since = len(FILLER), time.monotonic()
@@ -302,7 +303,7 @@ def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
 
 
 def _take_filler(connection: socket.socket, timeout: HandshakeTimeout) -> None:
-    """Take what follows the sender's word; the sender hangs up where it waits in vain for that to be confirmed."""
+    """Read the padding after the sender's decision; a sender whose padding is not acknowledged hangs up."""
     left, since = len(FILLER), time.monotonic()
 
     def take() -> None:
@@ -322,7 +323,7 @@ def _take_filler(connection: socket.socket, timeout: HandshakeTimeout) -> None:
 
 
 def _word(connection: socket.socket, word: bytes) -> None:
-    """Wait for a word of one byte."""
+    """Wait for a message of one byte."""
     answer = _exactly(connection, 1)
     if answer == _OTHERWISE:
         raise ExchangeError("one of the two has transport = tls, the other one auto; give all the same")

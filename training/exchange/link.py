@@ -1,7 +1,7 @@
-"""One direction to or from one peer: a connection, and the thread that works on it.
+"""One direction to or from one peer: a connection, and the thread that serves it.
 
 Messages of any length follow one another in the order in which they were started. The receiver names the operation
-whose message it wants; one of another operation that comes first is kept for it, up to :data:`MAX_EARLY` bytes.
+whose message it wants; messages of other operations that arrive first are kept, up to :data:`MAX_EARLY` bytes.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from training.exchange.flow_control import FlowControl
 from training.exchange.sealing import HEADER, MAX_FRAME, TAG, FrameError, Opener, Sealer, parse_header
 
 MAX_EARLY = 64 << 20
-"""Bytes of messages that came before anybody asked for them."""
+"""Limit of the bytes of messages that arrived before they were asked for."""
 _WAKE = 32 << 10
-"""Bytes of a long message that have to be there before its thread is woken: not for every packet."""
+"""Bytes of a long message that must have arrived before its thread is woken, instead of once for every packet."""
 _EARLY_OVERHEAD = 512
-"""What keeping a message takes besides its bytes: empty ones are not free."""
+"""Bytes that keeping a message takes besides its contents: empty ones are not free."""
 MARKS, OPERATIONS = (1 << 12) - 1, 1 << 20
-"""An operation's number is ``MARKS`` times the one that counts it, plus a mark of what it is: equal at both ends."""
+"""The number on the wire is ``MARKS`` times the operation's count plus a mark of its kind: equal at both ends."""
 FAREWELL = 0xFFFFFFFF
-"""The operation of a link's last message: whom its sender has lost, and why."""
+"""Operation number of a link's last message: which member its sender has lost, and why."""
 _CUT_SECONDS = 1.0
 _LAST_WORD = struct.Struct("<I")
 _MAX_WHY = 200
 
 
 class PeerLost(ExchangeError):
-    """The connection to a member ended, or carried something that it must not.
+    """The connection to a member ended, or carried something invalid.
 
     Args:
-        hung_up: it ended, and nothing that came says whose fault that is.
+        hung_up: it ended without anything to show which side caused it.
     """
 
     def __init__(self, rank: int, name: str, why: str, hung_up: bool = False) -> None:
@@ -54,7 +54,7 @@ class PeerLost(ExchangeError):
 
 
 Job = Callable[[Any], None]
-"""Work on a link, which is given to it."""
+"""Work on a link, which is its argument."""
 Ended = Callable[[PeerLost | None], None]
 
 
@@ -62,9 +62,9 @@ class _Link:
     """What both directions share.
 
     Args:
-        connection: that only this link uses from now on, or what makes it when the first job comes.
+        connection: used only by this link from now on, or a function that makes it for the first job.
         peer: rank of the other end; ``names`` are the members' by rank.
-        on_error: told when the link ends by itself.
+        on_error: called when the link fails.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class _Link:
         self.peer = peer
         self._names = names
         self.bytes = self.bytes_before = 0
-        """That went over the connection, headers and tags included, TLS records not; and before the job under way."""
+        """Bytes over the connection, with headers and tags, without TLS records; and those before the current job."""
         self._connection = connection
         self._socket: socket.socket | None = None
         self._cut = False
@@ -93,7 +93,7 @@ class _Link:
         self._thread.start()
 
     def submit(self, job: Job, done: Ended) -> None:
-        """Have ``job`` carried out after those that were submitted before; ``done`` hears of its end."""
+        """Run ``job`` after those submitted before; ``done`` is called at its end."""
         with self._lock:
             closed = self._closed
             if not closed:
@@ -103,7 +103,7 @@ class _Link:
             done(self.lost("it was closed"))
 
     def try_now(self, job: Job) -> bool:
-        """Carry a small job out in the calling thread if nothing is under way; return whether that was so.
+        """Run a small job in the calling thread if the link is idle; return whether it was.
 
         Raises:
             PeerLost: the job failed.
@@ -135,19 +135,19 @@ class _Link:
         return self._socket
 
     def lost(self, why: str, rank: int | None = None, hung_up: bool = False) -> PeerLost:
-        """Return the error for the loss of the other end, or of ``rank``."""
+        """Return the error for the loss of the peer, or of ``rank``."""
         rank = self.peer if rank is None else rank
         return PeerLost(rank, self._names.get(rank, f"rank {rank}"), why, hung_up)
 
     def cut(self) -> None:
-        """End the connection; what is under way fails."""
+        """End the connection; jobs in progress fail."""
         self._cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 _shut(self._socket, socket.SHUT_RDWR)
 
     def close(self, seconds: float) -> None:
-        """Let what was submitted end within ``seconds``, and hang up."""
+        """Let submitted jobs end within ``seconds``, and hang up."""
         with self._lock:
             self._closed = True
             self._jobs.put(None)
@@ -196,21 +196,21 @@ class _Link:
         return lost
 
     def _begin(self, connection: Connection) -> None:
-        """Take the connection for this link's own."""
+        """Take over the connection."""
         self._socket = connection.socket
         if self._cut:
             self.cut()
 
 
 class Outgoing(_Link):
-    """To a peer."""
+    """The direction to a peer."""
 
     _socket: socket.socket
     _counter = 0
     _last_word: PeerLost | None = None
 
     def say_farewell(self, lost: PeerLost) -> None:
-        """Tell the peer which member is lost, after the message under way, and send nothing more."""
+        """Tell the peer which member is lost, after the current message, and send nothing more."""
         self._last_word = lost
         self.submit(lambda link: link.send(FAREWELL, memoryview(b"")), lambda error: None)
 
@@ -220,7 +220,7 @@ class Outgoing(_Link):
         self._flow = FlowControl(connection.socket, connection.round_trip)
 
     def send(self, operation: int, *buffers: memoryview) -> None:
-        """Send one message, whose parts follow one another."""
+        """Send one message, the concatenation of ``buffers``."""
         left = sum(map(len, buffers))
         if not left:
             self._send_frame(operation, memoryview(b""), 0)
@@ -253,10 +253,10 @@ class Outgoing(_Link):
 
 
 class Incoming(_Link):
-    """From a peer.
+    """The direction from a peer.
 
     Args:
-        believes: the peer when it says who is lost. Where a coordinator judges that, nobody says it to another.
+        believes: whether to accept the peer's report of a lost member; not where a coordinator judges losses.
     """
 
     _socket: socket.socket
@@ -275,7 +275,7 @@ class Incoming(_Link):
         self.early_bytes = 0
         self._counter = 0
         self._coming, self._wakes_at = 0, 1
-        """Bytes of the message under way that are still to come at least, and that have to be there to be woken."""
+        """Bytes of the current message known to be outstanding, and bytes that must have arrived for a wake-up."""
         self._poll: select.poll | None = None
         super().__init__(connection, peer, names, on_error)
 
@@ -286,7 +286,7 @@ class Incoming(_Link):
         self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
 
     def comes(self, seconds: float) -> bool:
-        """Wait up to so many seconds; return whether there is something to receive, or the connection has ended."""
+        """Wait up to ``seconds``; return whether there is something to receive, or the connection has ended."""
         if self._early or self._socket is None:
             return True
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
@@ -301,7 +301,7 @@ class Incoming(_Link):
         return bool(self._poll.poll(1000.0 * seconds))
 
     def receive(self, operation: int, into: memoryview) -> int:
-        """Wait for the next message of ``operation``; return how many bytes of ``into`` it has.
+        """Wait for the next message of ``operation``; return its length in ``into``.
 
         Raises:
             PeerLost: the connection ended, or the message is longer.
@@ -338,7 +338,7 @@ class Incoming(_Link):
         self._early.setdefault(operation, deque()).append(message)
 
     def _read(self, operation: int, length: int, left: int, into: memoryview) -> int:
-        """Read the rest of a message whose first frame was read."""
+        """Read the rest of a message after its first frame."""
         start = length
         while left:
             expected, (coming, length, left) = left, self._read_header()
@@ -349,7 +349,7 @@ class Incoming(_Link):
         return start
 
     def _take(self, length: int, plaintext: memoryview) -> None:
-        """Read what follows a header."""
+        """Read the contents of a frame after its header."""
         if self._opener is None:
             self._fill(plaintext)
             return

@@ -1,8 +1,8 @@
-"""How members find one another on the network: a listening socket, TLS 1.3 with the run's certificates, a hello.
+"""How members connect: a listening socket, TLS 1.3 with the run's certificates, a hello.
 
-Every direction of every pair has a connection of its own. The sender dials; where it cannot (a firewall, a machine
-behind a router), the receiver dials and says so (``introduction.py``); where nobody can, both meet at a relay
-(``relay.py``). How one direction comes to be is in ``meeting.py``.
+Every direction of every pair has its own connection. The sender dials; where it cannot (a firewall, a machine behind a
+router), the receiver dials and says so (``introduction.py``); where neither can, both meet at a relay (``relay.py``).
+One direction is established in ``meeting.py``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Listener:
 
     Args:
         host: literal address to listen on; ``::`` is all there are, of IPv4 too.
-        timeouts: for those who dial; they may be changed for meetings that are to come.
+        timeouts: of dialling; they may be changed between connections.
 
     Attributes:
-        ways: what is remembered of the ways to peers.
-        arrivals: connections that nobody has asked for yet.
-        strangers: connections that are being heard.
+        dial_history: what is remembered about dialling the peers.
+        arrivals: incoming connections that have not been asked for yet.
+        unauthenticated: connections whose handshake is in progress.
 
     Raises:
         BadInput: the certificates cannot be read, or there are none and ``host`` is not loopback.
@@ -79,16 +79,17 @@ class Listener:
         relay: Address | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[dict[int, Connection], dict[int, Connection]]:
-        """Meet ``peers`` on ``channel``, a name that is used once; return the connections out and in, by rank.
+        """Connect with ``peers`` on ``channel``, a name that is used once; return outgoing and incoming connections by
+        rank.
 
         Args:
-            peers: where each listens, literal addresses, the fastest way first; empty: it cannot be dialled.
+            peers: literal addresses where each listens, the fastest route first; empty: it cannot be dialled.
             deadline: of :func:`time.monotonic`.
-            relay: where those meet who cannot dial one another.
-            wanted: whether that is so still; looked at again after :meth:`wake`.
+            relay: address of the relay for pairs that cannot dial one another.
+            is_wanted: whether the connections are still needed; checked again after :meth:`wake`.
 
         Raises:
-            ExchangeTimeout: somebody is missing; the message says who and what was tried last.
+            ExchangeTimeout: a member is missing; the message names it and what was tried last.
         """
         if len(channel.encode()) > MAX_CHANNEL:
             raise ValueError(f"the channel's name '{channel}' is too long")
@@ -128,7 +129,7 @@ class Listener:
         relay: Address | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Connection:
-        """Return one direction to or from one peer, as :meth:`connect` does for all."""
+        """Return one direction to or from one peer, like :meth:`connect` does for all."""
         meeting = self._meeting((channel, peer, SENDS if sends else RECEIVES), addresses, relay, deadline, is_wanted)
         connection = meeting.meet()
         if connection is None:
@@ -136,11 +137,11 @@ class Listener:
         return connection
 
     def wake(self) -> None:
-        """Wake all waiting threads, so that they check whether their connection is still wanted."""
+        """Wake all waiting threads, so that they check whether their connection is still needed."""
         self.arrivals.wake()
 
     def close(self) -> None:
-        """Stop listening, and hang up what nobody has taken. Idempotent."""
+        """Stop listening, and close connections that were not taken. Idempotent."""
         self.arrivals.close()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # or accept() would go on waiting
@@ -187,7 +188,7 @@ class Listener:
                 connection.close()
 
     def _greet(self, connection: socket.socket, host: str) -> None:
-        """Learn who has dialled; whoever is not of the run is hung up on."""
+        """Do the handshake of an incoming connection; one that is not of the run is closed."""
         try:
             self.arrivals.keep(*self._introductions.hear(connection, host.removeprefix("::ffff:")))
         except (OSError, EOFError, ExchangeError, ValueError):
@@ -197,7 +198,8 @@ class Listener:
 
 
 def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tuple[int, int], Connection | None]:
-    """Have all meet at once. Unlike those of a pool, the threads hold up neither Ctrl-C nor the end of the process."""
+    """Establish all connections in parallel. Unlike a pool's threads, these delay neither Ctrl-C nor the process's
+    end."""
     connections: dict[tuple[int, int], Connection | None] = {}
     errors: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""How one direction to or from one peer comes to be: by dialling, being dialled, or at the relay."""
+"""How one direction to or from one peer is established: by dialling, by being dialled, or at the relay."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from training.exchange.introduction import (
 from training.exchange.relay import at_relay
 
 MOST_WAITING = 32
-"""Connections of one peer that nobody here has taken yet."""
+"""Untaken connections that are kept for one peer."""
 
 
 class Arrivals:
-    """Connections that have come and that nobody has asked for yet. Thread-safe."""
+    """Incoming connections that have not been asked for yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -44,7 +44,7 @@ class Arrivals:
 
     @property
     def waiting(self) -> dict[Key, Arrival]:
-        """What has come, and for what."""
+        """The waiting connections, by purpose."""
         with self._changed:
             return dict(self._waiting)
 
@@ -52,7 +52,7 @@ class Arrivals:
         return key in self._waiting
 
     def keep(self, key: Key, arrival: Arrival) -> None:
-        """Keep an incoming connection, and no more of one peer than it can need."""
+        """Keep an incoming connection; of one peer at most as many as it can need."""
         with self._changed:
             gone = [old for old, waiting in self._waiting.items() if old == key or waiting.is_off(old[2])]
             of_peer = [old for old in self._waiting if old[1] == key[1] and old not in gone]
@@ -73,12 +73,12 @@ class Arrivals:
         return arrival
 
     def wait(self, stop: Callable[[], bool], seconds: float) -> None:
-        """Wait until something comes that makes ``stop`` true."""
+        """Wait until an arrival makes ``stop`` true."""
         with self._changed:
             self._changed.wait_for(stop, seconds)
 
     def wake(self) -> None:
-        """Have all who wait look again."""
+        """Have all waiting threads check again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -93,7 +93,8 @@ class Arrivals:
 
 
 class ConnectionAttempt:
-    """Args: see :meth:`~training.exchange.listener.Listener.connect`; ``key`` says what is looked for."""
+    """Establishes one direction. Args: see :meth:`~training.exchange.listener.Listener.connect`; ``key`` is its
+    purpose."""
 
     def __init__(
         self,
@@ -116,11 +117,11 @@ class ConnectionAttempt:
 
     @property
     def problem(self) -> str:
-        """What went wrong last on each way."""
+        """The last problem of each route."""
         return ", ".join(f"{way}: {why}" for way, why in self._problems.items())
 
     def meet(self) -> Connection | None:
-        """Return the connection; ``None`` where there is none by the deadline, or when the listener is closed."""
+        """Return the connection; ``None`` if there is none by the deadline, or when the listener is closed."""
         begin = time.monotonic()
         lately = self._history.recent_route(self._peer, self._does)
         self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else self._timeouts.reverse_after)
@@ -147,7 +148,7 @@ class ConnectionAttempt:
         return self._arrivals.closed or not self._is_wanted()
 
     def _stop(self) -> bool:
-        """Whether trying is of no use any more."""
+        """Whether to stop trying."""
         return self._key in self._arrivals or self._over()
 
     def _pause(self) -> float:
@@ -156,7 +157,7 @@ class ConnectionAttempt:
         return max(0.0, min(self._deadline - now, max(LOOK, after - now)))
 
     def _come(self) -> Connection | None:
-        """Take what has come."""
+        """Take an incoming connection."""
         if (arrival := self._arrivals.take(self._key)) is None:
             return None
         try:
@@ -197,7 +198,7 @@ class ConnectionAttempt:
         return None
 
     def _last_seconds(self) -> float:
-        """Return how long the last address may take to answer; not long where there is the relay, too."""
+        """Return how long the last address may take to answer; not long if there is a relay, too."""
         times = self._timeouts
         return times.handshake if self._relay is None else min(times.handshake, times.relay_after + 1.0)
 
