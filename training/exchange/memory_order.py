@@ -1,7 +1,7 @@
-"""Which memory the operations under way use: one that begins waits for those whose numbers it would mix with its own.
+"""Order of operations on the same memory: an operation that starts waits for those it would conflict with.
 
-Of two all-reduces under way on the same memory the second would send what the first has not reduced yet. Backends that
-have one queue carry them out one after the other; here the second one's call returns when the first one has ended.
+Of two all-reduces on the same memory the second would send what the first has not reduced yet. Backends with a single
+queue run them one after the other; here the second one's call returns when the first one has ended.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Protocol
 import torch
 
 Span = tuple[str, int, int]
-"""Device, and the first address with the one behind the last."""
+"""Device, address of the first byte, and the address after the last one."""
 
 
 class Operation(Protocol):
-    """What is under way."""
+    """An operation in progress."""
 
     def wait_for_end(self) -> None: ...
 
@@ -28,8 +28,8 @@ class Use:
     """The memory of one operation.
 
     Args:
-        between_two: it is a message from one member to another. Two of these need no order: whoever sends and receives
-            in the same memory at once may have to do both before either ends.
+        between_two: it is a point-to-point message. Two of these need no order: a member that sends and receives in the
+            same memory at once may have to start both before either ends.
     """
 
     reads: Sequence[Span]
@@ -41,7 +41,7 @@ class Use:
         return cls([span(tensor) for tensor in reads], [span(tensor) for tensor in writes], between_two)
 
     def conflicts(self, other: Use) -> bool:
-        """Whether one writes what the other reads or writes."""
+        """Whether one writes what the other one reads or writes."""
         if self.between_two and other.between_two:
             return False
         return (
@@ -50,7 +50,7 @@ class Use:
 
 
 def span(tensor: torch.Tensor) -> Span:
-    """Return the memory from a tensor's first element to its last one, with what lies between."""
+    """Return the memory from a tensor's first element to its last one, gaps included."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return str(tensor.device), start, start
@@ -59,17 +59,17 @@ def span(tensor: torch.Tensor) -> Span:
 
 
 def overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
-    """Whether any of the spans has memory in common with one of the others."""
+    """Whether any of the spans overlaps one of the others."""
     return _in_common([(*span, 0) for span in spans] + [(*span, 1) for span in others]) if spans and others else False
 
 
 def any_in_common(spans: Sequence[Span]) -> bool:
-    """Whether any two of the spans have memory in common."""
+    """Whether any two of the spans overlap."""
     return _in_common([(*span, number) for number, span in enumerate(spans)])
 
 
 def _in_common(spans: list[tuple[str, int, int, int]]) -> bool:
-    """Whether two of the spans that are of different owners (the last item) have memory in common."""
+    """Whether two of the spans of different owners (the last item) overlap."""
     reach: dict[int, tuple[str, int]] = {}
     """By owner: the device, and the end of the spans seen so far."""
     for device, start, stop, owner in sorted(span for span in spans if span[1] < span[2]):
@@ -82,24 +82,24 @@ def _in_common(spans: list[tuple[str, int, int, int]]) -> bool:
 
 
 class MemoryInUse:
-    """The uses of all operations under way; safe to use from several threads."""
+    """The memory uses of all operations in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._uses: dict[Operation, Use] = {}
 
     def wait_for_others(self, use: Use) -> None:
-        """Wait for the end of the operations under way that conflict with this use."""
+        """Wait for the end of all operations in progress that conflict with this use."""
         while (earlier := self._conflicting(use)) is not None:
             earlier.wait_for_end()
 
     def enter(self, operation: Operation, use: Use) -> None:
-        """Note that an operation is under way, which will :meth:`leave` at its end, come what may."""
+        """Register an operation in progress; it must :meth:`leave` at its end in any case."""
         with self._lock:
             self._uses[operation] = use
 
     def leave(self, operation: Operation) -> None:
-        """Note that an operation has ended. Idempotent."""
+        """Unregister an operation. Idempotent."""
         with self._lock:
             self._uses.pop(operation, None)
 
@@ -109,4 +109,4 @@ class MemoryInUse:
 
 
 in_use = MemoryInUse()
-"""Of all groups of this process."""
+"""All operations of this process, of whatever group."""

@@ -1,10 +1,10 @@
 """The links of one group: messages between any two members, and reductions by owners.
 
 A reduction of ``n`` members is a reduce-scatter and an all-gather (Thakur et al. 2005, "Optimization of Collective
-Communication Operations in MPICH", section 4.5): every member owns a share of the vector, gets the others'
+Communication Operations in MPICH", section 4.5): every member owns a shard of the vector, receives the others'
 contributions to it, adds them up **in rank order**, and sends the outcome to all: ``2 (n - 1) / n`` of the vector in
-each direction where shares are equal. The outcome is the same bits on all members and for every choice of shares. A
-share travels in pieces, so that adding up overlaps with the transfer of the next ones.
+each direction if shards are equal. The outcome has the same bits on all members and for every choice of shards. A
+shard travels in pieces, so that the arithmetic overlaps with the transfer of the next pieces.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from training.exchange.reduction import BufferPool, OwnedShard, Reduction
 from training.exchange.transfer import Done, PendingTransfer
 
 SMALL = 32 << 10
-"""Bytes up to which everybody sends all to all: there a second round costs more than the bytes."""
+"""Bytes up to which every member sends to all: a second round would cost more than the bytes."""
 _CLOSE_SECONDS = 5.0
 _FORM_SECONDS = 60.0
 _FAREWELL_SECONDS, _LATEST_FAREWELL = 0.2, 3.0
-"""After a loss: until then all have noticed, and what still waits for a byte has to end; later only where a busy peer
-has not taken the word of it yet."""
+"""After a loss: seconds until all have noticed, and operations still waiting for bytes must end; the latter only where
+a busy peer has not been told yet."""
 
 
 class Mesh:
-    """One member's end of a group whose members all speak with one another.
+    """One member's end of a fully connected group.
 
-    Operations are started in the same order by all members; several may be under way. Made by :meth:`form`.
+    All members start their operations in the same order; several may be in flight. Made by :meth:`form`.
     """
 
     def __init__(self, rank: int, members: Sequence[int], names: Mapping[int, str]) -> None:
@@ -44,17 +44,18 @@ class Mesh:
         self.buffer_pool = BufferPool()
         self.lost: PeerLost | None = None
         self.routes: dict[int, PeerPath] = {}
-        """How what is sent to each peer goes."""
+        """Route of what is sent to each peer, by rank."""
         self.full = 0
-        """Operations of which this member has the results."""
+        """Number of operations whose results this member has."""
         self.on_settled: Callable[[int], None] = lambda number: None
-        """Told that all members have the results up to a number, sooner than the coordinator says it."""
+        """Called with the number of an operation once all members have the results up to it, earlier than the
+        coordinator."""
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
         self.started = 0
         self._lock = threading.Lock()
         self._shards: dict[int, OwnedShard] = {}
-        """Of the reductions under way, by their number on the wire."""
+        """Shards of the reductions in flight, by their number on the wire."""
         self._closed = False
         self._on_lost: Callable[[PeerLost], None] | None = None
 
@@ -73,14 +74,14 @@ class Mesh:
         """Connect with every other member.
 
         Args:
-            on_lost: told, once, of the first member that is lost; it has to see to it that the others hear of it.
-            wanted: whether the group is to be formed still, see :meth:`Listener.connect`.
+            on_lost: called once, with the first lost member; the callee has to inform the other members.
+            is_wanted: whether the group is still to be formed, see :meth:`Listener.connect`.
             channel: name of this group, never used before; equal on all members.
-            addresses: where each member listens, by rank; this member's own is not looked at.
-            relay: where those meet who cannot dial one another (:class:`~training.exchange.relay.Relay`).
+            addresses: where each member listens, by rank; this member's own is ignored.
+            relay: address for pairs that cannot dial one another (:class:`~training.exchange.relay.Relay`).
 
         Raises:
-            ExchangeTimeout: somebody is missing after ``seconds``.
+            ExchangeTimeout: a member is missing after ``seconds``.
         """
         rank = listener.identity.rank
         member_names = names or {one: f"rank {one}" for one in addresses}
@@ -115,29 +116,29 @@ class Mesh:
         on_done: Done | None = None,
         mark: int = 0,
     ) -> PendingTransfer:
-        """Send buffers to some members and receive others' into buffers of their size.
+        """Send buffers to some members and receive others' into buffers of the same size.
 
-        The buffers belong to the operation until it is complete. All members take part, also with nothing.
+        The buffers belong to the operation until it is complete. All members take part, possibly with nothing.
 
         Args:
-            mark: below :data:`~training.exchange.link.MARKS`, says what is exchanged: where a peer's is another, its
-                connection ends before one is taken for the other.
+            mark: below :data:`~training.exchange.link.MARKS`, identifies what is exchanged: where a peer's differs, its
+                connection ends before one is mistaken for the other.
         """
         return self._exchange(self._next(mark), sends, receives, on_done)
 
     def send(self, peer: int, tag: int, data: memoryview) -> PendingTransfer:
-        """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
+        """Send one message to a member, which asks for ``tag``; independent of this mesh's other operations."""
         return self._exchange(tag * MARKS, {peer: [data]}, {}, None)
 
     def receive(self, peer: int, tag: int, into: memoryview) -> PendingTransfer:
-        """Receive what a member sends with ``tag``."""
+        """Receive a message that a member sends with ``tag``."""
         return self._exchange(tag * MARKS, {}, {peer: [into]}, None)
 
     def exchange_now(self, data: memoryview, buffers: Mapping[int, memoryview], mark: int = 0) -> bool:
-        """Send ``data``, which is small, to all, and receive as much of each, in this thread.
+        """Send ``data``, which is small, to all members, and receive as much from each, in this thread.
 
         Returns:
-            Whether that was done: not while something else is under way.
+            Whether that was done: not while another operation is in flight.
         """
         if not all(link.idle for link in self.links()):
             return False
@@ -154,17 +155,17 @@ class Mesh:
         return True
 
     def reduce(self, reduction: Reduction, on_done: Done | None = None, mark: int = 0) -> PendingTransfer:
-        """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
+        """Start a reduction; ``reduction`` has its outcome when the operation is complete."""
         return self.prepare(reduction, on_done, mark).submit()
 
     def prepare(
         self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, number: int | None = None
     ) -> PendingTransfer:
-        """Prepare a reduction. As a gather does, it begins when it is submitted: whoever prepares several operations
-        puts them on the links in their order, which is the same on all members.
+        """Prepare a reduction. Like a gather, it starts when it is submitted: several prepared operations have to be
+        submitted in their order, which is the same on all members.
 
         Args:
-            number: of the operation, if not all members take part in all of them.
+            number: of the operation, if not all members take part in all operations.
         """
         number, on_done = self._next(mark, number), self._in_turn(on_done)
         shard = OwnedShard(reduction, self.rank)
@@ -208,9 +209,10 @@ class Mesh:
         return operation
 
     def break_off(self, lost: PeerLost) -> None:
-        """End everything under way because a member is lost, and tell the others which one.
+        """End all operations because a member is lost, and tell the other members which one.
 
-        Who hears it from several sides, or only sees this end hang up, would not know who was the first to go.
+        A member that hears of several losses, or only sees this end hang up, could not tell which member was lost
+        first.
         """
         with self._lock:
             if self.lost is not None or self._closed:
@@ -227,13 +229,12 @@ class Mesh:
         self._cut_told(lost.rank, time.monotonic() + _LATEST_FAREWELL)
 
     def give_up(self) -> None:
-        """End everything under way; after the return no operation completes any more. Do not call it from a thread of
-        its links."""
+        """End all operations; none completes after this returns. Must not be called from a thread of its links."""
         self.end()
         self.close()
 
     def end(self) -> None:
-        """End everything under way, without waiting for that."""
+        """End all operations, without waiting for that."""
         with self._lock:
             self._on_lost = self._on_lost or (lambda lost: None)
             if self.lost is None:
@@ -244,7 +245,7 @@ class Mesh:
         self._cut()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Let what is under way end, and hang up. Idempotent."""
+        """Let operations in flight end, and hang up. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -258,8 +259,8 @@ class Mesh:
             link.cut()
 
     def _cut_told(self, lost: int, latest: float) -> None:
-        """Cut the links a little later, to others than the lost member not before they are told of the loss: who only
-        sees a link end takes its peer for the one that is lost."""
+        """Cut the links a little later; those to members other than the lost one only once they are told of the loss: a
+        member that only sees its link end takes its peer for the lost one."""
 
         def cut() -> None:
             late = time.monotonic() >= latest
@@ -277,7 +278,8 @@ class Mesh:
         return [*self._out.values(), *self._in.values()]
 
     def _in_turn(self, on_done: Done | None) -> Done | None:
-        """Return what is called at the end of an operation, where others may come first."""
+        """Return the callback for the end of an operation; subclasses may delay it until earlier operations have
+        ended."""
         return on_done
 
     def _next(self, mark: int, number: int | None = None) -> int:
@@ -294,11 +296,11 @@ class Mesh:
         number: int,
         mark: int = 0,
     ) -> PendingTransfer:
-        """Prepare to send ``data`` to those members that have a room, and to receive what each has for this, at most
-        what its room holds. The operation begins when it is submitted or carried out.
+        """Prepare to send ``data`` to each member that has a buffer, and to receive at most the buffer's length from
+        each. The operation starts when it is submitted or carried out.
 
         Args:
-            took: told rank and size of each that has come; what it raises ends the connection.
+            on_received: called with rank and size of each message; an exception from it ends the connection.
         """
         number = self._next(mark, number)
         operation = PendingTransfer(2 * len(buffers), self._in_turn(on_done), lambda: self.lost)

@@ -1,4 +1,4 @@
-"""A member's end of the mesh engine: operations go over the mesh of the moment, and survive it."""
+"""A member of the mesh engine: its operations run on the current mesh, and outlive it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from training.exchange.residuals import MeanResiduals, Residual
 from training.exchange.transfer import PendingTransfer
 
 _FORM_SECONDS, _LEAVE_SECONDS, _HERE = 20.0, 15.0, 0.02
-"""To meet, until the others have what a member has that leaves, and for whoever waits anyway to carry out what it
-waits for."""
+"""Seconds to connect a mesh; until the others have a leaving member's results; and for which a thread that waits for an
+operation carries it out itself."""
 R = TypeVar("R")
 
 
 class MeshMember(Exchange):
-    """One member: a line to the coordinator, and a mesh with the other members that changes under its operations.
+    """One member: a connection to the coordinator, and a mesh with the other members, replaced as membership changes.
 
     Raises:
         BadInput: unreadable certificates.
@@ -63,16 +63,16 @@ class MeshMember(Exchange):
         self._residuals, self._buffer_pool = MeanResiduals(), BufferPool()
         self._changed = threading.Condition()
         self._status = GroupStatus()
-        """The last one heard; before the first nobody knows of a group."""
+        """The last one received; before the first, no group is known."""
         self._ended: ExchangeError | None = None
         self._report = Report()
         self.mesh: Mesh | None = None
         self._operation_log = OperationLog(rank)
         self._begun = 0
-        """The last operation that was begun on the mesh of the moment."""
+        """Number of the last operation that was started on the current mesh."""
         self._newcomer = self._away = self._closed = False
         self._completing = 0
-        """Operations whose end on the mesh of the moment is being worked on."""
+        """Operations that have ended on the current mesh and whose result is being processed."""
         self._forming: Mesh | None = None
         self._state_server, self.halting = JoinStateServer(self._listener), Halting(self._note)
         self._line = CoordinatorClient(joining, self._listener.address, self._tell, self._hear, self._end)
@@ -81,7 +81,7 @@ class MeshMember(Exchange):
         atexit.register(self.close)
 
     def join(self, timeout: float) -> MeshMember:
-        """Join the group; return when all members have come, or at once as a newcomer to a running group.
+        """Join the group; return when all members have connected, or at once as a newcomer to a running group.
 
         Raises:
             ExchangeTimeout: no coordinator, or members missing after ``timeout`` seconds; the message names them.
@@ -141,7 +141,7 @@ class MeshMember(Exchange):
             self.mesh.give_up()
 
     def _may_go(self) -> bool:
-        """Whether nobody would make a result again, without the contribution of this member."""
+        """Whether no other member could still need this member's contribution to repeat an operation."""
         return self._ended is not None or self._status.closed >= self._operation_log.full
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class MeshMember(Exchange):
         return operation
 
     def _begin(self) -> list[PendingTransfer]:
-        """Prepare, in their order, what can be begun on the mesh of the moment; the lock is held."""
+        """Prepare, in order, the operations that can start on the current mesh; the lock is held."""
         begun = []
         for operation in self._operation_log.pending(self._begun):
             if self.mesh is not None:
@@ -187,7 +187,7 @@ class MeshMember(Exchange):
         return begun
 
     def _over(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
-        """An operation has ended on a mesh; if badly, or too late, the next mesh does it again."""
+        """Handle an operation's end on a mesh; after an error, or if it is too late, the next mesh repeats it."""
         with self._changed:
             if error is not None or self.mesh is not mesh or self._ended is not None:
                 return
@@ -234,7 +234,7 @@ class MeshMember(Exchange):
         self._listener.wake()
 
     def _end(self, why: str, may_return: bool) -> None:
-        """The group is lost for this member."""
+        """Record that the group is lost for this member."""
         error = ExchangeDropped(why) if may_return else ExchangeError(why)
         with self._changed:
             if self._ended is not None:
@@ -261,14 +261,14 @@ class MeshMember(Exchange):
     # -- from mesh to mesh -------------------------------------------------------------------------------------------
 
     def _keep_mesh(self) -> None:
-        """The keeper's thread."""
+        """Main function of the keeper's thread."""
         try:
             self._keep()
         except Exception as error:  # noqa: BLE001 - a thread that ends without a word hangs the run
             self._end(f"the mesh failed: {error}", False)
 
     def _keep(self) -> None:
-        """Give a mesh up, and form the next, as the coordinator says."""
+        """Give meshes up and form new ones, as the coordinator orders."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._news)
@@ -347,10 +347,10 @@ class MeshMember(Exchange):
             self._joining.came_back()
 
     def _prepare(self, mesh: Mesh) -> None:
-        """Make a mesh ready for its first operation; an ``ExchangeError`` says why that cannot be."""
+        """Prepare a mesh for its first operation; raises ``ExchangeError`` if that is impossible."""
 
     def _broken(self, epoch: int, error: Exception) -> None:
-        """The mesh of an epoch is broken."""
+        """Report that the mesh of an epoch is broken."""
         rank = error.rank if isinstance(error, PeerLost) and error.rank != self.rank else None
         with self._changed:
             self._forming = None
@@ -360,7 +360,7 @@ class MeshMember(Exchange):
         self._note(up=False, lost=rank, why=str(error)[:300], hung_up=hung_up)
 
     def _all_have(self, mesh: Mesh, number: int) -> None:
-        """All members that there are have the results up to a number."""
+        """Forget results that all current members have."""
         with self._changed:
             if self.mesh is mesh:
                 self._operation_log.forget(number)
@@ -376,7 +376,7 @@ class MeshMember(Exchange):
         return self._ended is None and status.epoch == epoch and status.form is not None
 
     def _count_traffic(self) -> None:
-        """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
+        """Add the traffic of the current mesh since the last call; the lock is held."""
         if self.mesh is not None:
             self._meter.stands_at(self.mesh.bytes_sent, self.mesh.bytes_received)
 

@@ -1,4 +1,4 @@
-"""What a member has started on the mesh: it can be done again on another one until it has its result."""
+"""Operations of a member on the mesh; each can be repeated on another mesh until it has its result."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from training.exchange.untimed import this_thread
 
 R = TypeVar("R")
 _SLICE = 30.0
-"""Seconds between two looks whether anything still moves."""
+"""Seconds between two checks for progress."""
 
 
 class Meter:
-    """Keeps one :class:`Traffic`; safe to use from several threads.
+    """Maintains one :class:`Traffic`. Thread-safe.
 
     Args:
-        clock: gives the time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -59,7 +59,7 @@ class Meter:
             self._stood = 0, 0
 
     def stands_at(self, sent: int, received: int) -> None:
-        """Note how many bytes the current mesh has moved in all."""
+        """Update the counters with the total bytes of the current mesh."""
         with self._lock:
             before, self._stood = self._stood, (sent, received)
             if before != self._stood:
@@ -81,7 +81,7 @@ class Meter:
             self._settle()
 
     def count(self, operations: int) -> None:
-        """Note that one more operation is under way, or, with -1, that one has its result or failed."""
+        """Count one more operation in flight, or, with -1, one that has its result or failed."""
         with self._lock:
             self._settle()
             self._under_way += operations
@@ -95,16 +95,16 @@ class Meter:
 
 
 _ONE_ROUND = 1
-"""Marks a mean that goes in one round."""
+"""Mark of a mean that is computed in one round."""
 _SEAL = struct.Struct("<I")
-"""Before what a member gives to a gather: which gather it is."""
+"""Precedes a member's payload of a gather: which gather it belongs to."""
 Ended = Callable[[Exception | None], None]
 
 
 class MeshOperation(ABC, Generic[R]):
-    """An operation with a number, the same on all members, and ``what`` it is in words.
+    """An operation with a number, the same on all members, and a ``description``.
 
-    Exactly one of two ends brings the result: :meth:`complete` after :meth:`begin` has ended well, or :meth:`adopt`.
+    It gets its result in exactly one of two ways: :meth:`complete` after a successful :meth:`begin`, or :meth:`adopt`.
     """
 
     def __init__(self, number: int, name: str, description: str, meter: Meter, group: Group = ()) -> None:
@@ -135,7 +135,7 @@ class MeshOperation(ABC, Generic[R]):
         return self._settled.is_set()
 
     def finish(self, error: ExchangeError | None = None) -> None:
-        """Let :meth:`wait` return the result, or raise ``error``; the first end counts."""
+        """Let :meth:`wait` return the result, or raise ``error``; only the first call counts."""
         with self._lock:
             if self._settled.is_set():
                 return
@@ -149,7 +149,7 @@ class MeshOperation(ABC, Generic[R]):
         return self._value
 
     def members(self, mesh: Mesh) -> list[int]:
-        """Return who takes part on a mesh."""
+        """Return the ranks that take part on a mesh."""
         return [rank for rank in mesh.members if not self.group or rank in self.group]
 
     @abstractmethod
@@ -158,22 +158,22 @@ class MeshOperation(ABC, Generic[R]):
 
     @abstractmethod
     def complete(self) -> OperationResult:
-        """Take the result of the mesh; return it as it can be handed to others."""
+        """Take the result from the mesh; return it in the form in which it can be handed to others."""
 
     @abstractmethod
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        """Take a result that others have, as member ``rank``.
+        """Take a result that another member has, as member ``rank``.
 
         Raises:
-            ExchangeError: it is not one of such an operation.
+            ExchangeError: it does not belong to such an operation.
         """
 
 
 class MeshMean(MeshOperation[MeanResult]):
-    """A weighted mean. The values are copied before this returns.
+    """A weighted mean. The values are copied before the constructor returns.
 
     Args:
-        shares: how much of the vector each member owns, by rank; 1 where nothing is said.
+        shares: how much of the vector each member owns, by rank; default 1.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class MeshMean(MeshOperation[MeanResult]):
         self._end(value)
 
     def _end(self, value: MeanResult) -> None:
-        """Take the result; what was kept to do it again is free from now on, however long this operation is held."""
+        """Set the result, and free what was kept to repeat the operation, however long this object is held."""
         self._value, self._reduction = value, None
         self.contribution = replace(self.contribution, values=torch.empty(0))
 
@@ -232,7 +232,7 @@ class MeshMean(MeshOperation[MeanResult]):
 
 
 class MeshGather(MeshOperation[dict[int, bytes]]):
-    """A small payload of every member."""
+    """A gather of a small payload of every member."""
 
     def __init__(self, number: int, name: str, payload: bytes, meter: Meter, group: Group = ()) -> None:
         if len(payload) > MAX_GATHER_BYTES:

@@ -1,4 +1,4 @@
-"""Where the members of a process group of stock torch meet: a store whose keys go over the links of a mesh."""
+"""Rendezvous store for a process group of stock torch, whose keys travel over the links of a mesh."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 
 FORM_SECONDS = 20.0
-"""For one round, and for gloo to connect."""
+"""Seconds for one round, and for gloo to connect."""
 _SHORT, _LONG = 0.002, 0.05
-"""Between two rounds of members that have nothing to tell, at first and after a while."""
+"""Seconds between two rounds without news, at first and later."""
 
 
 class MeshStore(Store):
-    """What torch's members tell one another when they meet, handed on over a mesh in rounds.
+    """The keys that torch's members exchange to connect, passed on over a mesh in rounds.
 
-    A thread takes part in the rounds, one after the other, until no member misses a key: NCCL's first rank sets one
-    and asks for none, then waits for the others inside of the library.
+    A thread takes part in round after round until no member misses a key: NCCL's first rank sets one and asks for none,
+    then waits for the others inside the library.
 
     Raises:
-        ExchangeError: by each method: a member is gone, or nobody will ever set the key.
+        ExchangeError: by each method: a member is gone, or no member will set the key.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -40,7 +40,7 @@ class MeshStore(Store):
         self._changed = threading.Condition()
         self._settled = self._others_settled = self._met = False
         self.problem: Exception | None = None
-        """Why there are no rounds any more."""
+        """Why the rounds have ended."""
         threading.Thread(target=self._go_on, name="torch store", daemon=True).start()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -56,7 +56,7 @@ class MeshStore(Store):
             return self._values[key]
 
     def add(self, key: str, value: int) -> int:
-        """Count for this member alone: torch counts nothing across members when it meets."""
+        """Count for this member alone: torch does not count across members while it connects."""
         with self._changed:
             total = int(self._values.get(key, b"0")) + value
             self._values[key] = str(total).encode()
@@ -76,7 +76,7 @@ class MeshStore(Store):
         return self
 
     def settle(self) -> None:
-        """Return when no member misses a key; from then on there are no rounds."""
+        """Return when no member misses a key; there are no rounds after that."""
         with self._changed:
             self._settled = True
             self._changed.wait_for(lambda: self._met or self.problem is not None)
@@ -108,7 +108,7 @@ class MeshStore(Store):
                 self._changed.notify_all()
 
     def _round(self, message: Mapping[str, Any], number: int) -> tuple[dict[str, bytes], bool]:
-        """Tell and hear what is new; return it, and whether no other member misses anything."""
+        """Exchange news with all members; return theirs, and whether no other member misses anything."""
         mesh, new_values, complete = self._mesh, dict[str, bytes](), True
         buffers = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
         heard: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""``torch.distributed.monitored_barrier`` for groups of the mesh: torch has it for groups of gloo alone.
+"""``torch.distributed.monitored_barrier`` for groups of the mesh: torch supports it for gloo only.
 
-Standard library only: what starts a launched script takes it in as soon as ``torch.distributed`` is loaded.
+Standard library only: the bootstrap of a launched script imports it as soon as ``torch.distributed`` is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MARK = "_for_the_mesh_too"
 
 
 def give_monitored_barrier(distributed: Any) -> None:
-    """Replace it, where ``torch.distributed`` and its parts have it. Idempotent."""
+    """Replace it wherever ``torch.distributed`` and its submodules have it. Idempotent."""
     c10d = distributed.distributed_c10d
     stock = c10d.monitored_barrier
     if hasattr(stock, _MARK):

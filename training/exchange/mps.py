@@ -1,8 +1,8 @@
-"""What ``torch.mps`` lacks of a device's module, which device meshes, tensor parallelism and FSDP2 ask for.
+"""Functions that ``torch.mps`` lacks and device meshes, tensor parallelism and FSDP2 need.
 
-Work of Metal runs in the order in which it was queued, on one device of the process, and an operation of the process
-group is complete when the host has waited for it. So there is nothing to do, as on a CPU: what ``torch.cpu`` has for
-code that knows of no device serves here too.
+Metal runs work in the order in which it was queued, on the process's only device, and an operation of the process group
+is complete when the host has waited for it. So these need do nothing, as on a CPU: the functions of ``torch.cpu`` for
+device-agnostic code serve here too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _AS_ON_A_CPU = ("Stream", "stream", "current_stream", "is_initialized", "set_dev
 
 
 def complete(module: Any) -> None:
-    """Give a device's module what it lacks, and leave what it has."""
+    """Add what a device's module lacks, and leave what it has."""
     lacks = {name: getattr(torch.cpu, name) for name in _AS_ON_A_CPU} | {"current_device": lambda: 0}
     for name, stand_in in lacks.items():
         if not hasattr(module, name):

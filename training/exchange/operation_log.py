@@ -12,7 +12,7 @@ from training.exchange.outcomes import OperationResult
 from training.exchange.reduction import KEPT_BYTES
 
 _MOST_BEGUN, _MOST_TOLD = 4096, 2048
-"""Operations of which it is known here what they are, and ranks that a report names."""
+"""Operations whose description is kept here, and ranks that a report names."""
 
 
 class OperationLog:
@@ -23,26 +23,26 @@ class OperationLog:
         self._pending: OrderedDict[int, MeshOperation[Any]] = OrderedDict()
         self._results: OrderedDict[int, OperationResult] = OrderedDict()
         self._held = 0
-        """Bytes of the results."""
+        """Bytes of the kept results."""
         self._begun: OrderedDict[int, Begun] = OrderedDict()
-        """What the operations are that somebody may have no result of, by number."""
+        """By number, descriptions of operations whose result some member may lack."""
         self.members: tuple[int, ...] = (rank,)
-        """Of the mesh that brought the last result."""
+        """Members of the mesh that brought the last result."""
         self.started = 0
-        """Operations that were started."""
+        """Number of operations started."""
         self.full = 0
-        """So many operations from the first on have their result."""
+        """Number of operations, counted from the first, that have their result."""
         self.dropped = 0
-        """Results after this one are kept."""
+        """Results up to this number have been dropped."""
         self.aside = 0
-        """The last so many of the full ones were those of a group of members."""
+        """The last so many of the full ones belonged to a group of members."""
 
     def begin_after(self, number: int) -> None:
-        """Go on as a newcomer: with the operation after ``number``."""
+        """Continue as a newcomer, with the operation after ``number``."""
         self.started = self.full = self.dropped = number
 
     def start(self, operation: MeshOperation[Any]) -> bool:
-        """Enter an operation; return whether it has to be carried out: not if the others already have its result."""
+        """Register an operation; return whether it has to be carried out: not if its result is already here."""
         self._pending[operation.number] = operation
         self.started = operation.number
         if len(self._begun) < _MOST_BEGUN:
@@ -53,15 +53,15 @@ class OperationLog:
         return False
 
     def pending(self, after: int) -> list[MeshOperation[Any]]:
-        """Return the operations without a result after one number, in their order."""
+        """Return the operations after ``after`` that have no result, in order."""
         return [operation for number, operation in self._pending.items() if number > after]
 
     def waits_for(self, number: int) -> MeshOperation[Any] | None:
-        """Return an operation that has no result yet."""
+        """Return an operation if it has no result yet."""
         return self._pending.get(number)
 
     def settle(self, number: int, outcome: OperationResult) -> None:
-        """Note that an operation has its result."""
+        """Record the result of an operation."""
         operation = self._pending.pop(number)
         self._keep(number, outcome)
         self._note(outcome)
@@ -71,7 +71,7 @@ class OperationLog:
         """Take a result from another member; the operation may not have been started here yet.
 
         Raises:
-            ExchangeError: it is none of that operation.
+            ExchangeError: the result does not belong to that operation.
         """
         if number in self._pending:
             self._finish(self._pending[number], outcome)
@@ -79,7 +79,7 @@ class OperationLog:
         self._note(outcome)
 
     def position(self) -> dict[str, Any]:
-        """Return what a member reports of its operations."""
+        """Return the progress that a member reports."""
         begun: list[Begun] = []
         for operation in islice(self._begun.values(), MOST_BEGUN):
             if begun and sum(len(ranks) for _, ranks, _ in begun) + len(operation[1]) > _MOST_TOLD:
@@ -89,16 +89,16 @@ class OperationLog:
         return {**counts, "begun": tuple(begun)}
 
     def held(self, after: int) -> HeldResults:
-        """Return which results are held after an operation."""
+        """Return which results after an operation are kept."""
         results = [(n, one.group, one.members) for n, one in self._results.items() if n > after]
         return HeldResults(full=self.full, kept=self.dropped, results=tuple(results))
 
     def result(self, number: int) -> OperationResult:
-        """Return a result that is held."""
+        """Return a kept result."""
         return self._results[number]
 
     def forget(self, settled: int) -> None:
-        """Drop results that everybody has, and the oldest of those that take more room than they may."""
+        """Drop results that all members have, and the oldest of those beyond the memory limit."""
         while self._begun and next(iter(self._begun)) <= settled:
             self._begun.popitem(last=False)
         while self._results:
@@ -112,7 +112,7 @@ class OperationLog:
             self.dropped = number
 
     def _note(self, outcome: OperationResult) -> None:
-        """A result has come: see how far there are results without gaps."""
+        """Update the progress after a new result."""
         if not outcome.group:
             self.members = outcome.members
         while self.full + 1 in self._results and self.full + 1 not in self._pending:
@@ -124,7 +124,7 @@ class OperationLog:
         self._held += outcome.size
 
     def drop_all(self) -> list[MeshOperation[Any]]:
-        """Return and forget the operations without a result: the group is lost."""
+        """Return and forget the operations without a result, because the group is lost."""
         pending = list(self._pending.values())
         self._pending.clear()
         return pending

@@ -1,4 +1,4 @@
-"""What one member gives to a mean, copied, and the outcome of an operation as it came, to be handed to others."""
+"""A member's contribution to a mean, copied, and the outcome of an operation in the form that is handed to others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from training.exchange.reduction import BufferPool
 from training.exchange.staging import fetched
 
 OUTCOME = struct.Struct("<d")
-"""Sum of the weights in a piece; ranks follow as bits: those in it, those refused; then the flags."""
+"""Sum of the weights in a piece; bit masks of the contributing and the refused ranks follow, then the flags."""
 _MOST_NAME = 40
 
 
 def copied(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
-    """Return what was given, checked, with a copy of its values on the CPU, which belongs to the operation alone."""
+    """Return a checked contribution whose values are copied to the CPU and belong to the operation alone."""
     values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
         return replace(contribution, values=fetched(values, codec)).checked()
@@ -36,7 +36,7 @@ def copied(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
 
 
 def what_it_is(kind: str, name: str, contribution: Contribution | None = None) -> str:
-    """Return in words what an operation is: the same on all its members, or they are at different ones."""
+    """Describe an operation: the same text on all its members, unless they are at different ones."""
     short = name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
     if contribution is None:
         return f"the {kind} '{short}'"
@@ -45,27 +45,28 @@ def what_it_is(kind: str, name: str, contribution: Contribution | None = None) -
 
 
 def seal_of(description: str) -> int:
-    """Return the number that travels with an operation's data in place of what it is."""
+    """Return the number that travels with an operation's data in place of its description."""
     return zlib.crc32(description.encode())
 
 
 @dataclass(frozen=True)
 class OperationResult:
-    """The result of an operation as it came: the same bytes on all members, so any of them can hand it to another."""
+    """The result of an operation as it arrived: the same bytes on all members, so any of them can hand it to
+    another."""
 
     members: tuple[int, ...]
     pieces: tuple[tuple[int, int, memoryview], ...]
-    """Of a mean: start, stop and message of every piece. Of a gather: rank twice, and what it gave."""
+    """Of a mean: start, stop and message of every piece. Of a gather: the rank twice, and its payload."""
     group: Group = ()
-    """Whose operation it was, with those who were gone already."""
+    """The group whose operation it was, lost members included."""
 
     @functools.cached_property
     def size(self) -> int:
-        """Bytes of its parts."""
+        """Total bytes of its pieces."""
         return sum(len(data) for *_, data in self.pieces)
 
     def to_bytes(self) -> bytes:
-        """Return it as it is handed over."""
+        """Serialise it, to be handed over."""
         head = {
             "members": self.members,
             "group": self.group,
@@ -75,10 +76,10 @@ class OperationResult:
 
     @classmethod
     def from_bytes(cls, data: bytearray) -> OperationResult:
-        """Read what :meth:`to_bytes` wrote.
+        """Parse what :meth:`to_bytes` wrote.
 
         Raises:
-            ExchangeError: it is something else.
+            ExchangeError: it is invalid.
         """
         try:
             end = data.index(b"\n")
@@ -100,13 +101,13 @@ class OperationResult:
 
 
 def completed(contribution: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
-    """Put the outcome of a mean into the place of the contribution, and return what it says to member ``rank``.
+    """Write the outcome of a mean over the contribution's values, and return the result for member ``rank``.
 
     Args:
-        decode: ``False`` where its values are there already.
+        decode: ``False`` if the values are decoded already.
 
     Raises:
-        ExchangeError: the outcome is not that of such a contribution.
+        ExchangeError: the outcome does not belong to such a contribution.
     """
     weight, flags, refused, left_out, at = 0.0, b"", set[int](), list[tuple[int, int]](), 0
     mask = -(-len(outcome.members) // 8)
@@ -137,7 +138,7 @@ def completed(contribution: Contribution, rank: int, outcome: OperationResult, d
 def outcome_tail(
     weight: float, members: Sequence[int], among: Sequence[int], refused: Sequence[int], flags: bytes
 ) -> bytes:
-    """Return what stands behind the values of an outcome, as :func:`completed` reads it."""
+    """Return what follows the values of an outcome, as :func:`completed` reads it."""
     masks = (sum(1 << members.index(rank) for rank in ranks) for ranks in (among, refused))
     return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
 
@@ -146,7 +147,7 @@ def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Ten
     """Decode what an owner sent.
 
     Raises:
-        ExchangeError: it cannot be read.
+        ExchangeError: it is invalid.
     """
     try:
         contribution.codec.reply.decode_into(as_tensor(data), into)
@@ -155,12 +156,13 @@ def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Ten
 
 
 def floats(buffer_pool: BufferPool, elements: int) -> torch.Tensor:
-    """Return room for so many fp32 numbers."""
+    """Return a buffer for so many fp32 numbers."""
     return torch.frombuffer(buffer_pool.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
 
 
 def gather_room(size: int) -> memoryview:
-    """Return room for what a member may send; its pages are taken as they are filled, for most payloads are short."""
+    """Return a buffer for a member's message; its pages are allocated as they are filled, for most payloads are
+    short."""
     data: memoryview = torch.empty(size, dtype=torch.uint8).numpy().data
     return data
 
@@ -171,5 +173,5 @@ def _ranks(members: Sequence[int], mask: bytes) -> set[int]:
 
 
 def as_tensor(data: memoryview) -> torch.Tensor:
-    """Return bytes as a flat uint8 tensor on them."""
+    """Return a flat uint8 tensor that shares the memory of ``data``."""
     return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)

@@ -3,13 +3,13 @@
 Every member owns a share of the vector. Contributions to it go to its owner encoded; the owner decodes them, averages
 in fp32 **in rank order** (:func:`~training.exchange.base.weighted_mean`), encodes the outcome and sends it to all. All
 pieces begin on a multiple of the codec's block, so a share's bounds change no bit: members hold the same mean for every
-choice of shares, one owner with everything (a star) included. What the owner's encoding loses stays with the owner
+choice of shares, including a single owner of everything (a star). What the owner's encoding loses stays with the owner
 (:class:`~training.exchange.residuals.MeanResiduals`).
 
-Weight, flags and whether the values are numbers at all travel behind the first piece. An owner that finds values that
-are no numbers leaves them out and names their sender to all.
+Weight, flags and whether the values are finite follow the first piece. An owner that finds non-finite values leaves
+them out and names their sender to all.
 
-A small vector goes in one round instead (:class:`SharedMean`): the same arithmetic, the same bits.
+A small vector is averaged in one round instead (:class:`SharedMean`): the same arithmetic, the same bits.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from training.exchange.reduction import AT_ONCE, Reduction
 from training.exchange.residuals import MeanResiduals
 
 _PIECES, _PIECES_OF_UNEQUAL = 16, 48
-"""Pieces of the widest share. Where shares differ, a slow member waits with every piece for what comes back of it, so
-they are smaller (docs/inside/performance-lab.md)."""
+"""Pieces of the widest share. If shares differ, a slow member waits with every piece for the outcome of it, so they are
+smaller (docs/inside/performance-lab.md)."""
 _LEAST_PIECE = 65_536
-"""Elements of a piece at least: each costs a message."""
+"""Minimum elements of a piece: each costs a message."""
 _TAIL = struct.Struct("<dIQ?")
-"""Weight, which operation it is, of how many the sender has the results, and whether its values are not numbers."""
+"""Weight, which operation it is, how many results the sender has, and whether its values are non-finite."""
 
 
 def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict[int, tuple[int, int]]:
@@ -69,14 +69,14 @@ def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict
 
 
 def shares_of(declared: Mapping[int, float], members: Sequence[int]) -> dict[int, float]:
-    """Return how much each member owns: 1 where nothing is given, and where nobody would own anything."""
+    """Return how much each member owns: 1 unless declared, and for all if no member would own anything."""
     shares = {rank: declared.get(rank, 1.0) for rank in members}
     return shares if any(shares.values()) else dict.fromkeys(shares, 1.0)
 
 
 @dataclass(frozen=True)
 class _ContributionMetadata:
-    """What a contribution says beside its values."""
+    """What follows the values of a contribution."""
 
     weight: float
     full: int
@@ -87,8 +87,8 @@ class _ContributionMetadata:
 class _Average:
     """Contributions to a mean of some members of a mesh, and its outcome.
 
-    Until the mean stands the contribution stays as it is, so that it can be tried again on another mesh; so does what
-    is kept of encoding.
+    Until the mean is final, the contribution and the residuals stay as they are, so that it can be repeated on another
+    mesh.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class _Average:
         self._residuals.settle(self._contribution.stream, self._pending_residuals)
 
     def _open(self, rank: int, message: memoryview) -> memoryview:
-        """Note what a contribution says beside its values, and return those as they came."""
+        """Read the metadata of a contribution, and return its encoded values."""
         split = len(message) - len(self._tail)
         if split < 0:
             raise self._lost(rank, f"it sent {len(message)} bytes in '{self._contribution.name}', which are too few")
@@ -126,7 +126,7 @@ class _Average:
         return message[:split]
 
     def _outcome_size(self, elements: int) -> int:
-        """Bytes that the outcome of a piece takes at most."""
+        """Return the maximum size in bytes of a piece's outcome."""
         return (self._codec.reply.max_encoded_bytes(elements) if elements else 0) + self._outcome_tail_bytes
 
     def _outcome(self, start: int, stop: int, decoded: Mapping[int, torch.Tensor], buffer: memoryview) -> memoryview:
@@ -152,7 +152,7 @@ class _Average:
     def _mean(
         self, decoded: Mapping[int, torch.Tensor], out: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[int], list[int]]:
-        """Return the mean of a piece, who is in it, and who is not because its values are no numbers."""
+        """Return the mean of a piece, the ranks in it, and the ranks left out because their values are not finite."""
         own_rank, among = self._mesh.rank, [rank for rank in self.members if not self._metadata[rank].non_finite]
         while True:
             terms = [(self._metadata[rank].weight, decoded[rank]) for rank in among]
@@ -168,14 +168,14 @@ class _Average:
         return mean, among, [rank for rank in self.members if rank not in among]
 
     def _decode(self, rank: int, data: memoryview, elements: int) -> torch.Tensor:
-        """Return the values of a contribution, which may share its memory."""
+        """Return the decoded values of a contribution; they may share memory with ``data``."""
         try:
             return self._codec.decode(as_tensor(data), elements) if elements else torch.empty(0)
         except (ValueError, RuntimeError, IndexError) as error:
             raise self._lost(rank, f"its values in '{self._contribution.name}' cannot be read: {error}") from error
 
     def _lost(self, rank: int, why: str) -> PeerLost:
-        """Return the error that names who is to blame: the link whose thread finds it may be another's."""
+        """Return the error that names the member at fault: the link whose thread finds it may be another's."""
         return PeerLost(rank, self._mesh.names[rank], why)
 
 
@@ -183,8 +183,8 @@ class MeanReduction(_Average, Reduction):
     """One weighted mean by owners.
 
     Args:
-        own: this member's contribution.
-        shares: see :func:`share_bounds`; its keys are who takes part.
+        contribution: this member's.
+        shares: see :func:`share_bounds`; its keys are the members that take part.
     """
 
     def __init__(
@@ -204,22 +204,22 @@ class MeanReduction(_Average, Reduction):
         start, stop = self._bounds[mesh.rank]
         self._max_message_bytes = self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail)
         self._buffers: dict[tuple[int, int], memoryview] = {}
-        """Of contributions that are on their way or wait for others', by rank and piece."""
+        """Contributions that are arriving or wait for others, by rank and piece."""
         self._outcomes: dict[tuple[int, int], memoryview] = {}
-        """By owner and piece: where it goes, and then what came."""
+        """Buffers of outcomes, then the outcomes, by owner and piece."""
         self._result: torch.Tensor | None = None
-        """The mean as far as it is there, from its first piece on: other operations may be before this one. Where
-        memory is dear it takes the contribution's place in the end."""
+        """The mean as far as it is known, allocated with its first piece, since other operations may precede this one.
+        For long vectors it is written over the contribution at the end instead, to save memory."""
         self._small = 4 * elements <= AT_ONCE
         self._lock = threading.Lock()
 
     def outcome(self) -> OperationResult:
-        """Return what all owners have sent; when the operation is complete."""
+        """Return what all owners have sent; call it when the operation is complete."""
         pieces = ((*self._piece(*key), self._outcomes[key]) for key in sorted(self._outcomes))
         return OperationResult(self.members, tuple(pieces))
 
     def complete(self, outcome: OperationResult) -> MeanResult:
-        """Return the mean; when the operation is complete."""
+        """Return the mean; call it when the operation is complete."""
         self.settle()
         contribution = self._contribution if self._result is None else replace(self._contribution, values=self._result)
         return completed(contribution, self._mesh.rank, outcome, decode=self._result is None)
@@ -280,8 +280,8 @@ class MeanReduction(_Average, Reduction):
 class SharedMean(_Average):
     """One weighted mean in one round: every member sends its contribution to all, and all average them.
 
-    Every member comes to the same outcome, byte for byte, so a lost member ends it as it ends one by owners. What
-    encoding the mean loses is nobody's: means of a stream go by owners.
+    Every member computes the same outcome, byte for byte, so a lost member is handled as in a mean by owners. No member
+    could keep what encoding the mean loses: means of a stream go by owners.
     """
 
     def __init__(
@@ -298,11 +298,11 @@ class SharedMean(_Average):
         self._decoded = {mesh.rank: self._decode(mesh.rank, self.message[:encoded], self._elements)}
 
     def note_received(self, rank: int, size: int) -> None:
-        """Note that a contribution has arrived, with ``size`` bytes."""
+        """Record that a contribution of ``size`` bytes has arrived."""
         self._decoded[rank] = self._decode(rank, self._open(rank, self.buffers[rank][:size]), self._elements)
 
     def outcome(self) -> OperationResult:
-        """Return the mean as it can be handed on; when all contributions are there."""
+        """Return the mean in the form that can be handed on; call it when all contributions have arrived."""
         buffer = memoryview(bytearray(self._outcome_size(self._elements)))
         return OperationResult(
             self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, buffer)),)
@@ -315,5 +315,5 @@ class SharedMean(_Average):
 
 
 def takes_one_round(contribution: Contribution, members: int) -> bool:
-    """Return whether a mean goes in one round. A member's share of the residuals is nobody else's."""
+    """Return whether a mean goes in one round: it is short, and needs no residual, which only its owner can keep."""
     return not contribution.stream and is_short(contribution.codec, contribution.values.numel(), members)

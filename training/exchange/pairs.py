@@ -1,4 +1,4 @@
-"""Beside a mesh: the links of a group for messages between two members, and the watch over all its links."""
+"""Point-to-point links of a group, in addition to its mesh, and the monitor of all its links."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from training.exchange.mesh import Mesh
 
 _FAREWELL_SECONDS = 0.2
 _MOST_OFTEN, _LEAST_OFTEN = 0.02, 0.5
-"""Seconds between two looks at the links."""
+"""Minimum and maximum seconds between two checks of the links."""
 
 Link = TypeVar("Link", Incoming, Outgoing)
 
 
 class Pairs:
-    """Links made when a message first needs them, apart from those of the collectives: those would wait for it.
+    """Links made when a message first needs them, separate from those of the collectives, which would wait for it.
 
-    A thread looks after them and after the mesh's: where a member stands still for ``seconds``, or is lost, all that is
-    under way ends with its name.
+    A thread monitors these links and the mesh's: if a member stalls for ``seconds``, or is lost, all operations end
+    with an error that names it.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Pairs:
         self._begun: dict[object, tuple[Incoming | Outgoing, Ended]] = {}
         self._broken = False
         self._unmet: set[int] = set()
-        """Whom links waited to meet when they were looked at last."""
+        """Peers to which links were not connected yet at the last check."""
         self._over = threading.Event()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def submit(self, peer: int, kind: type[Link], job: Callable[[Link], None], done: Ended) -> None:
-        """Have ``job`` carried out on the link to or from ``peer``; ``done`` hears of its end.
+        """Run ``job`` on the link to or from ``peer``; ``done`` is called at its end.
 
         Raises:
             ExchangeError: the group has ended, or a member is lost.
@@ -74,7 +74,7 @@ class Pairs:
         link.submit(job, over)
 
     def break_off(self, lost: PeerLost) -> None:
-        """End everything of this group because a member is lost."""
+        """End all operations of this group because a member is lost."""
         self._mesh.break_off(lost)
         with self._lock:
             links = [] if self._broken else list(self._pair_links.values())
@@ -89,7 +89,7 @@ class Pairs:
             timer.start()
 
     def close(self, seconds: float) -> None:
-        """Let what is under way end within ``seconds``, and hang up."""
+        """Let operations in flight end within ``seconds``, and hang up."""
         with self._lock:
             self._over.set()
         deadline = time.monotonic() + seconds
@@ -98,7 +98,7 @@ class Pairs:
         self._end_unmet(None)
 
     def _end_unmet(self, lost: PeerLost | None) -> None:
-        """End what waits for a connection: that wait goes on to its deadline."""
+        """End jobs that wait for a connection: they would wait until their deadline."""
         with self._lock:
             unmet = {key: (link, done) for key, (link, done) in self._begun.items() if link.socket is None}
             self._begun = {key: one for key, one in self._begun.items() if key not in unmet}
@@ -113,7 +113,7 @@ class Pairs:
     # -------------------------------------------------------------------------------------------------------- the watch
 
     def waits_for(self) -> str:
-        """Return, in words, which members' bytes are being waited for; empty: none."""
+        """Return the names of members whose bytes are awaited; empty if there are none."""
         waiting = {link.peer for link in self._links() if isinstance(link, Incoming) and not link.idle}
         return ", ".join(self._mesh.names[peer] for peer in sorted(waiting))
 
@@ -133,7 +133,7 @@ class Pairs:
                 return self.break_off(lost)
 
     def _gone(self) -> PeerLost | None:
-        """Find a member that a link waits to meet though its other connections have ended."""
+        """Find a member that a link waits to connect to although its other connections have ended."""
         with self._lock:
             unmet = {link.peer for link in self._pair_links.values() if not link.idle and link.socket is None}
         gone = {peer for peer in self._unmet & unmet if _hung_up(self._mesh.incoming(peer))}
@@ -153,17 +153,17 @@ def _hung_up(link: Incoming) -> bool:
 
 
 class Watch:
-    """Finds the member that holds the others up: nothing has moved on its link for ``seconds`` though it should.
+    """Finds the member that holds up the others: nothing has moved on its link for ``seconds`` although it should.
 
-    Others may stand still because of it; so whoever has sent nothing at all is named before who has begun, and
-    who is to send before who is to take.
+    Others may stall because of it. So a member that has sent nothing at all is named before one that has begun, and one
+    that is to send before one that is to receive.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Incoming | Outgoing, tuple[int, float]] = {}
 
     def look(self, links: Sequence[Incoming | Outgoing], now: float, seconds: float) -> PeerLost | None:
-        """Check the links, after ``now`` seconds of watching; return the rank that is lost."""
+        """Check the links after ``now`` seconds of monitoring; return the lost member, if there is one."""
         still: list[tuple[tuple[bool, bool, float], Incoming | Outgoing]] = []
         for link in links:
             moved, since = self._seen.get(link, (-1, now))

@@ -1,5 +1,5 @@
-"""What members hand one another: JSON documents, read so that one that says something else harms nobody but itself, and
-the state that a newcomer or a member without its snapshot takes over."""
+"""Payloads that members exchange: JSON documents, parsed so that an invalid one harms only its sender, and the state
+that a newcomer or a member without its snapshot takes over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.exchange.base import ExchangeError, JoiningState
 
 
 def documents(gathered: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
-    """Return the JSON object of every member by rank, ascending; who said something else is left out, by all alike."""
+    """Return the JSON object of every member by rank, ascending; invalid ones are left out, equally on all members."""
     by_rank: dict[int, dict[str, Any]] = {}
     for rank in sorted(gathered):
         try:
@@ -26,7 +26,8 @@ def documents(gathered: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
 
 
 def figures_by_rank(gathered: Mapping[int, bytes]) -> dict[int, dict[str, float]]:
-    """Return the figures of every member by rank, ascending; what is not a number that fits is left out, NaN is one."""
+    """Return the numbers of every member by rank, ascending; anything that is no valid number is left out, NaN is
+    one."""
     return {
         rank: {name: float(value) for name, value in document.items() if _is_figure(value)}
         for rank, document in documents(gathered).items()
@@ -44,7 +45,8 @@ _OPERATIONS = "operations"
 
 
 def state_to_bytes(joining: JoiningState) -> bytes:
-    """Return the joining state as one safetensors blob; tensors of any device and dtype that safetensors knows."""
+    """Return the joining state as one safetensors blob; tensors of any device and any dtype that safetensors
+    supports."""
     tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in joining.tensors.items()}
     data: bytes = safetensors.torch.save(
         tensors, metadata={_STATE: json.dumps(joining.state), _OPERATIONS: str(joining.operations)}
@@ -53,10 +55,10 @@ def state_to_bytes(joining: JoiningState) -> bytes:
 
 
 def state_from_bytes(data: bytes) -> JoiningState:
-    """Read what :func:`state_to_bytes` wrote.
+    """Parse what :func:`state_to_bytes` wrote.
 
     Raises:
-        ExchangeError: it is something else.
+        ExchangeError: it is invalid.
     """
     try:
         tensors = safetensors.torch.load(data)
