@@ -74,7 +74,7 @@ from training.exchange.work import BACKEND, MusterWork
 
 @untraced
 class MusterGroup(GroupBase):
-    """One process group. Its members are numbered from 0, whatever their ranks in the world are."""
+    """One process group. Members are numbered from 0, whatever their ranks in the world are."""
 
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
         opts, tensors = options_of(dist.AllreduceOptions, args, kwargs), listed(tensors)
@@ -88,7 +88,7 @@ class MusterGroup(GroupBase):
         return self.allreduce_coalesced(tensors, opts)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, operation: Any) -> MusterWork:
-        """Gather the entries of all members and add them up, before this returns."""
+        """Gather the entries of all members and add them up; this blocks until the sum is complete."""
         if operation != dist.ReduceOp.SUM:
             raise InvalidArgument("all_reduce", "unsupported reduction operation: sparse tensors are summed alone")
         entries = tensor.detach().coalesce()
@@ -200,7 +200,7 @@ class MusterGroup(GroupBase):
         return self._all_gather(list(zip(outputs, inputs)), flattened(outputs))
 
     def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
-        """Other than those of :meth:`allgather`, ``outputs`` has a list for each member."""
+        """Unlike those of :meth:`allgather`, ``outputs`` has a list for each member."""
         check_gathered_coalesced("all_gather_coalesced", outputs, inputs, self._size)
         return self._all_gather(list(zip(map(list, zip(*outputs)), inputs)), flattened(outputs))
 

@@ -1,4 +1,4 @@
-"""What a reduction by owners does with bytes, and the state of one under way."""
+"""The interface of a reduction by owners, the buffers it uses, and the progress of a member's own shard."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 AT_ONCE = 64 << 20
-"""Bytes of a vector up to which its mean has memory of its own, and is decoded as it comes; of a longer one it takes
-the contribution's place."""
+"""Bytes of a vector up to which its mean has its own memory and is decoded as it arrives; the mean of a longer vector
+is written over the contribution."""
 KEPT_BYTES = 64 << 20
-"""Of results that are kept for others at least; one may be larger than that."""
+"""Minimum bytes of results kept for other members; a single result may be larger."""
 
 
 class Reduction(ABC):
-    """What one reduction does with bytes; the mesh moves them. Members are named by rank."""
+    """What one reduction does with bytes; the mesh transfers them. Members are identified by rank."""
 
     pieces: Mapping[int, int]
-    """In how many pieces each owner's share travels; its keys are who takes part."""
+    """Number of pieces of each owner's shard; the keys are the members that take part."""
 
     @abstractmethod
     def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
-        """Return this member's contribution to a piece of another's share: parts of one message."""
+        """Return this member's contribution to a piece of another member's shard, as buffers of one message."""
 
     @abstractmethod
     def contribution_buffer(self, rank: int, piece: int) -> memoryview:
-        """Return where ``rank``'s contribution to a piece of the own share goes."""
+        """Return the buffer for ``rank``'s contribution to a piece of this member's shard."""
 
     @abstractmethod
     def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
-        """All contributions to a piece of the own share are there, with so many bytes: return the outcome."""
+        """Reduce a piece of this member's shard, given the sizes of all contributions; return the outcome."""
 
     @abstractmethod
     def outcome_buffer(self, owner: int, piece: int) -> memoryview:
-        """Return where the outcome of a piece of another's share goes."""
+        """Return the buffer for the outcome of a piece of another member's shard."""
 
     def take(self, owner: int, piece: int, size: int) -> None:
-        """The outcome of a piece of another's share is there, with ``size`` bytes."""
+        """Process the outcome of a piece of another member's shard, which has ``size`` bytes."""
 
 
 class BufferPool:
-    """Memory for what is exchanged, used again: fresh memory costs more than the bytes that are put there. Thread-safe.
+    """Reusable buffers: allocating fresh memory costs more than filling it. Thread-safe.
 
-    A room comes back by itself when nothing looks at it any more: no memoryview, and no tensor.
+    A buffer returns to the pool by itself once no memoryview or tensor refers to it.
 
     Args:
-        most: bytes that are kept while nobody uses them.
+        max_free_bytes: limit of the unused buffers that are kept.
     """
 
     def __init__(self, max_free_bytes: int = 128 << 20) -> None:
@@ -64,7 +64,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """Return so many bytes with any contents; of rooms of one size, the one that came back last."""
+        """Return an uninitialised buffer of ``size`` bytes; of free buffers of that size, the one returned last."""
         with self._lock:
             indices = range(len(self._free) - 1, -1, -1)
             index = next((index for index in indices if len(self._free[index]) == size), None)
@@ -92,7 +92,7 @@ class BufferPool:
 
 
 class OwnedShard:
-    """The own share of a reduction under way: which pieces are added up already."""
+    """This member's shard of a reduction in flight: which pieces have been reduced."""
 
     def __init__(self, reduction: Reduction, rank: int) -> None:
         self._reduction = reduction
@@ -104,7 +104,7 @@ class OwnedShard:
         self._failed = False
 
     def arrived(self, peer: int, piece: int, size: int) -> None:
-        """Note a contribution; whoever brings the last one adds up."""
+        """Record a contribution; the thread that brings the last one of a piece reduces it."""
         with self._changed:
             self._sizes[piece][peer] = size
             self._missing[piece] -= 1
@@ -116,7 +116,7 @@ class OwnedShard:
             self._changed.notify_all()
 
     def outcome(self, piece: int) -> memoryview:
-        """Wait until a piece is added up."""
+        """Wait until a piece has been reduced."""
         with self._changed:
             self._changed.wait_for(lambda: piece in self._outcomes or self._failed)
             if piece not in self._outcomes:

@@ -1,13 +1,13 @@
-"""The way for two members of whom neither can be dialled: both dial a relay, which passes bytes from one to the other.
+"""Relay for two members neither of which can be dialled: both dial the relay, which forwards bytes between them.
 
-They do their TLS handshake with one another through it, so it sees nothing but what they encrypt for each other. It
-asks everybody for a proof that they hold the run's relay key before it does anything for them:
+They do their TLS handshake with one another through it, so it sees only what they encrypt for each other. Every
+client first has to prove that it holds the run's relay key:
 
 1. The relay sends 16 random bytes.
 2. The member sends its side (1 byte: 0 sends, 1 receives), the token of the connection that it wants, and
    ``HMAC-SHA256(key, "muster relay proof" || the 16 bytes || side || token)``. The token is
    ``HMAC-SHA256(key, "muster relay token" || sender || receiver || channel)``; a channel's name is used once.
-3. When the other side is there too, each hears ``+``, and from then on the other's bytes.
+3. When the other side is there too, each receives ``+``, and from then on the other's bytes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MOST_WAITING = 64
 _MOST_PAIRS = 128
 _PIECE = 64 << 10
 _LAST_SECONDS = 60.0
-"""Within which what one side has sent before it hung up has reached the other."""
+"""Seconds within which bytes that one side sent before it hung up must reach the other."""
 _LOOK = 0.2
 
 
 class _End:
-    """A member's connection, and the end of the other, once that is there."""
+    """A member's connection, and its partner's once that is there."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -47,7 +47,7 @@ class _End:
 
 
 class Relay:
-    """Serves in the event loop in which it is started. Holds at most about 1 MiB a connection that it passes on.
+    """Runs in the event loop in which it is started. Uses at most about 1 MiB for each forwarded connection.
 
     Args:
         key: of :func:`~training.exchange.certificates.relay_key`.
@@ -63,16 +63,16 @@ class Relay:
 
     @property
     def waiting(self) -> int:
-        """How many members are here whose other side is not."""
+        """Number of members whose partner has not connected yet."""
         return len(self._waiting)
 
     @property
     def connections(self) -> int:
-        """How many there are, those of strangers included."""
+        """Number of connections, unauthenticated ones included."""
         return len(self._tasks)
 
     async def start(self, host: str, port: int = 0) -> Address:
-        """Listen; return where.
+        """Listen; return the address.
 
         Raises:
             OSError: the address is not this machine's, or taken.
@@ -83,7 +83,7 @@ class Relay:
         return address
 
     async def close(self) -> None:
-        """Stop listening, and hang up on everybody. Idempotent."""
+        """Stop listening, and close all connections. Idempotent."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -105,7 +105,7 @@ class Relay:
             writer.transport.abort()
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[bytes, int] | None:
-        """Return token and side of somebody who holds the key."""
+        """Return token and side of a client that holds the key."""
         host = (writer.get_extra_info("peername") or ("::",))[0]
         if not self._unauthenticated.enter(host):
             return None
@@ -120,7 +120,7 @@ class Relay:
         )
 
     async def _serve(self, token: bytes, side: int, end: _End) -> None:
-        """Wait for the other side; the task of who came first passes bytes for both."""
+        """Wait for the other side; the task of the side that came first forwards bytes for both."""
         if (partner := self._waiting.pop((token, 1 - side), None)) is not None:
             partner.partner.set_result(end)
             await end.over.wait()
@@ -169,13 +169,13 @@ async def _pass_on(source: _End, to: _End) -> None:
 def at_relay(
     relay: Address, key: bytes, sides: tuple[str, int, int], sends: bool, stop: Callable[[], bool]
 ) -> socket.socket | None:
-    """Return a connection with the other side through the relay; ``None`` if ``stop``, asked again and again, said so.
+    """Return a connection with the other side through the relay; ``None`` if ``stop``, polled regularly, returned true.
 
     Args:
         sides: channel, sender and receiver.
 
     Raises:
-        OSError, EOFError: the relay cannot be reached, or does not want this end, or the other side did not connect.
+        OSError, EOFError: the relay cannot be reached, or refuses this end, or the other side did not connect.
     """
     why = ["it does not answer"]
     answer = first_to_answer(

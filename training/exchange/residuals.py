@@ -1,4 +1,4 @@
-"""What encoding the means of a stream lost, with the owners who average: the far side of error feedback."""
+"""What encoding the means of a stream lost, kept by the owners that average: the owners' side of error feedback."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from training.lazy import torch
 
 @dataclass(frozen=True)
 class Residual:
-    """Parts of a vector."""
+    """Pieces of a residual vector."""
 
     values: torch.Tensor
-    """Flat fp32 on the CPU: the parts, one behind another."""
+    """Flat fp32 on the CPU: the pieces, concatenated."""
     bounds: torch.Tensor | None = None
-    """int64 of [parts, 2]: start and stop of each in the vector; ``None``: it is the whole vector."""
+    """int64 of [pieces, 2]: start and stop of each in the vector; ``None``: it is the whole vector."""
 
     def pieces(self) -> dict[int, torch.Tensor]:
-        """Return the parts by their start in the vector.
+        """Return the pieces by their start in the vector.
 
         Raises:
-            ValueError: the bounds are not those of the values.
+            ValueError: the bounds do not match the values.
         """
         if self.bounds is None:
             return {0: self.values}
@@ -38,16 +38,16 @@ class Residual:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], name: str) -> Residual | None:
-        """Find it among the tensors of a snapshot."""
+        """Read it from the tensors of a snapshot; ``None`` if it is not there."""
         return cls(tensors[name], tensors.get(f"{name}/bounds")) if name in tensors else None
 
 
 class MeanResiduals:
-    """The averaging owner's side: what encoding the means of every stream lost, piece by piece. Thread-safe."""
+    """An averaging owner's residuals: what encoding the means of every stream lost, piece by piece. Thread-safe."""
 
     def __init__(self) -> None:
         self._residuals: dict[str, dict[int, torch.Tensor]] = {}
-        """By stream, and by the start of each piece."""
+        """By stream, and by the start of each piece in the vector."""
         self._lock = threading.Lock()
 
     def encode(
@@ -60,14 +60,14 @@ class MeanResiduals:
         decode: Callable[[torch.Tensor], torch.Tensor],
         pending: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """Encode a piece of a mean; what that loses is for the stream's next one.
+        """Encode a piece of a mean; what that loses is added to the stream's next mean.
 
         Args:
             stream: empty: nothing is added, and nothing kept.
             start: of the piece in the vector.
             mean: flat fp32.
             encode: as ``codec`` does; ``decode`` is its inverse.
-            owed: where to put what is to be kept, by start; it counts when it is given to :meth:`settle`.
+            pending: receives the new residual, by start; it takes effect when it is passed to :meth:`settle`.
 
         Raises:
             ValueError: the codec cannot carry the mean.
@@ -85,16 +85,16 @@ class MeanResiduals:
         return data
 
     def settle(self, stream: str, pending: Mapping[int, torch.Tensor]) -> None:
-        """Keep what encoding all of this owner's pieces of one mean lost; nothing else of its stream is kept then.
+        """Keep what encoding all of this owner's pieces of one mean lost; it replaces all residuals of the stream.
 
-        Where the pieces are others than those of the mean before, because the owners' shares have changed, each has
-        been given what was kept of its place.
+        Where the pieces differ from those of the mean before, because the owners' shares have changed, the old
+        residuals of their ranges have been added to them.
         """
         with self._lock:
             self._residuals[stream] = dict(pending)
 
     def between(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
-        """Return what is kept of a part of a stream's vector, on the CPU; ``None`` if that is nothing."""
+        """Return the residual of a range of a stream's vector, on the CPU; ``None`` if there is none."""
         pieces = self._pieces(stream).items()
         overlapping = [(at, piece) for at, piece in pieces if at < stop and at + piece.numel() > start]
         if not overlapping:
@@ -106,7 +106,7 @@ class MeanResiduals:
         return values
 
     def whole_vector(self, stream: str) -> Residual | None:
-        """Return all that is kept of a stream's vector, on the CPU; ``None`` if that is nothing."""
+        """Return all residuals of a stream's vector, on the CPU; ``None`` if there are none."""
         pieces = self._pieces(stream)
         bounds: list[list[int]] = []
         for start in sorted(pieces):
@@ -118,10 +118,10 @@ class MeanResiduals:
         return Residual(torch.cat([pieces[start].to("cpu") for start in sorted(pieces)]), torch.tensor(bounds))
 
     def restore(self, stream: str, residual: Residual) -> None:
-        """Take parts back, before the first mean of their stream; later they are not looked at.
+        """Restore residuals before the first mean of their stream; later calls have no effect.
 
         Raises:
-            ValueError: they have no place in a vector.
+            ValueError: the bounds do not match the values.
         """
         pieces = residual.pieces()
         with self._lock:
@@ -133,7 +133,7 @@ class MeanResiduals:
             return self._residuals.get(stream, {})
 
     def _of_piece(self, stream: str, start: int, mean: torch.Tensor) -> torch.Tensor:
-        """Return what is kept of a piece, whose bounds may be others than before."""
+        """Return the residual of a piece, whose bounds may have changed."""
         residual = self._pieces(stream).get(start)
         if residual is None or residual.shape != mean.shape:
             residual = self.between(stream, start, start + mean.numel())

@@ -41,11 +41,11 @@ _KEY_BYTES: dict[Cipher, int] = {"aes": 16, "chacha": 32}
 
 
 class FrameError(ValueError):
-    """A frame is not the one that had to come; the text is one line for the log."""
+    """A frame is not the expected one; the text is one line for the log."""
 
 
 class _Keys:
-    """The keys of one direction, one after the other."""
+    """The successive keys of one direction."""
 
     def __init__(self, secret: bytes, cipher: Cipher, rekey_after: int) -> None:
         self._secret = secret
@@ -75,7 +75,7 @@ class Sealer:
         self._buffer = memoryview(bytearray(HEADER.size + MAX_FRAME + TAG))
 
     def seal(self, operation: int, payload: memoryview, left: int) -> memoryview:
-        """Return the next frame around at most :data:`MAX_FRAME` bytes; it holds until the next call."""
+        """Return the next frame around at most :data:`MAX_FRAME` bytes; it is valid until the next call."""
         counter, nonce, aead = self._keys.next()
         HEADER.pack_into(self._buffer, 0, counter, operation, len(payload), left)
         frame = self._buffer[: HEADER.size + len(payload) + TAG]
@@ -93,7 +93,7 @@ class Opener:
         """Decrypt ``sealed`` (with its tag) into ``into``, which has as many bytes as the frame.
 
         Raises:
-            FrameError: it is not the next frame, or not what was sealed; what ``into`` holds then means nothing.
+            FrameError: it is not the next frame, or was changed; the contents of ``into`` are then undefined.
         """
         counter, nonce, aead = self._keys.next()
         if HEADER.unpack(header)[0] != counter:
@@ -105,10 +105,10 @@ class Opener:
 
 
 def parse_header(header: memoryview) -> tuple[int, int, int]:
-    """Return operation, length and left of a frame that is not checked yet.
+    """Return operation, length and left of a header that is not authenticated yet.
 
     Raises:
-        FrameError: it is longer than a frame can be.
+        FrameError: the length is above the maximum.
     """
     _, operation, length, left = HEADER.unpack(header)
     if length > MAX_FRAME:
@@ -117,7 +117,7 @@ def parse_header(header: memoryview) -> tuple[int, int, int]:
 
 
 def faster_cipher() -> Cipher:
-    """Return what encrypts faster here: AES wherever the processor has instructions for it."""
+    """Return the faster cipher on this machine: AES wherever the processor has instructions for it."""
     data, into = bytes(256 << 10), bytearray((256 << 10) + TAG)
     seconds = {}
     for name, aead in (("aes", AESGCM(bytes(16))), ("chacha", ChaCha20Poly1305(bytes(32)))):

@@ -1,7 +1,7 @@
-"""Copies between a device and the host around what is exchanged: flat, and at the speed of the bus.
+"""Copies between a device and the host for the exchange: flat, and at the speed of the bus.
 
-A device with a queue of its own, as CUDA's are, copies by itself only to and from pinned memory, which comes from
-torch's cache and goes back there with the tensor. Other devices, MPS among them, copy as they do.
+A device with its own queue, such as CUDA, copies asynchronously only to and from pinned memory, which comes from
+torch's cache and returns there with the tensor. Other devices, such as MPS, copy synchronously.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from training.exchange.codecs import Codec
 from training.lazy import torch
 
 _CODED_AT_ONCE = 1 << 22
-"""Elements that a device encodes at once: with a dozen bytes for each, beside a training that fills its memory. A
+"""Elements that a device encodes at a time: that takes a dozen bytes for each, while training fills its memory. A
 multiple of every block."""
 
 
 def is_asynchronous(device: torch.device) -> bool:
-    """Return whether a device goes on by itself while the host does something else, copies included."""
+    """Return whether a device works asynchronously to the host, copies included."""
     return device.type not in ("cpu", "mps", "meta")
 
 
 def common_queue(tensors: Sequence[torch.Tensor]) -> torch.device | None:
-    """Return the device on which all tensors are, if there is one and it works by itself."""
+    """Return the device of all tensors, if it is the same for all and asynchronous."""
     devices = {tensor.device for tensor in tensors}
     return devices.pop() if len(devices) == 1 and all(map(is_asynchronous, devices)) else None
 
 
 def pinned(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return flat memory that a CUDA device reaches by itself, or, where no more can be pinned, any: slower."""
+    """Return flat memory that a CUDA device can access directly, or pageable memory where no more can be pinned:
+    slower."""
     try:
         return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError:
@@ -38,10 +39,10 @@ def pinned(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Return a new flat vector of the host with ``tensors``, one behind another.
+    """Return a new flat host vector with the concatenated ``tensors``.
 
     Args:
-        dtype: of the vector; the device converts to it, or the host where the device does not copy by itself.
+        dtype: of the vector; the device converts to it, or the host if the device copies synchronously.
     """
     elements, devices = sum(tensor.numel() for tensor in tensors), {tensor.device for tensor in tensors}
     alone = bool(devices) and all(map(is_asynchronous, devices))
@@ -56,16 +57,16 @@ def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor
 
 
 def when_done(device: torch.device) -> None:
-    """Wait until a device that works by itself has done what it was asked for."""
+    """Wait until an asynchronous device has finished its queued work."""
     if is_asynchronous(device):
         torch.get_device_module(device).current_stream(device).record_event().synchronize()
 
 
 def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Return flat fp32 ``values`` of a device on the host, as the others will decode them; what ``codec`` cannot carry
-    is as it was.
+    """Return flat fp32 ``values`` of a device on the host, as other members will decode them; values that ``codec``
+    cannot carry are unchanged.
 
-    A device that works by itself encodes them, where the codec can do that there, so that less is copied.
+    An asynchronous device encodes them, if the codec can do that there, so that less is copied.
     """
     cuts = range(0, values.numel(), _CODED_AT_ONCE) if is_asynchronous(values.device) and not codec.exact else ()
     encoded = [codec.encode_on_device(values[start : start + _CODED_AT_ONCE]) for start in cuts]
@@ -83,23 +84,23 @@ def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on ``device``; one that copies by itself makes nobody wait. It stays as it is until
-    that is done: until the host has waited for the device."""
+    """Return a host tensor on ``device``, copied asynchronously where that is possible. The host tensor must not change
+    until the host has waited for the device."""
     return reachable(values, device).to(device, non_blocking=is_asynchronous(device))
 
 
 def reachable(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return flat ``values`` where ``device`` reaches them by itself, if it does so at all."""
+    """Return flat ``values`` in memory that ``device`` can access directly, if it can access any."""
     if not is_asynchronous(device) or values.device.type != "cpu" or values.is_pinned():
         return values
     return pinned(values.numel(), values.dtype).copy_(values)
 
 
 class SideQueue:
-    """Works on what a device has computed in a thread, and in a queue of the device, of its own: neither whoever asks
-    for it nor the device's main queue waits.
+    """Processes what a device has computed, in a thread and a device queue of its own: neither the caller nor the
+    device's main queue waits.
 
-    It does one thing after another.
+    Actions run one after another.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -108,7 +109,7 @@ class SideQueue:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="side queue")
 
     def submit(self, action: Callable[[torch.Tensor], None], values: torch.Tensor) -> Future[None]:
-        """Call ``action(values)`` when the device has computed them; their memory is not used again before."""
+        """Call ``action(values)`` when the device has computed them; their memory is not reused before."""
         values.record_stream(self._stream)
         computed = self._runtime.current_stream(self._device).record_event()
         return self._thread.submit(self._do, action, values, computed)
@@ -119,5 +120,5 @@ class SideQueue:
             action(values)
 
     def join(self) -> None:
-        """Let the main queue go on after all that was done."""
+        """Make the main queue wait for all submitted actions."""
         self._runtime.current_stream(self._device).wait_stream(self._stream)

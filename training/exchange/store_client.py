@@ -18,25 +18,25 @@ from training.exchange.base import ExchangeError
 from training.exchange.store_server import MAX_LINE, Reply, decode, encode
 
 _ANSWER = 30.0
-"""Seconds the server has to answer, besides those that it was asked to wait for a key."""
+"""Seconds the server has to answer, in addition to those it was asked to wait for a key."""
 _REDIAL_FOR = 60.0
-"""Seconds in which a connection that has ended must be made anew: the SSH forward below it may be."""
+"""Seconds within which a broken connection must be restored: the SSH forward below it may be re-established."""
 
 
 class StoreClient(Store):
-    """A :class:`torch.distributed.Store` on our own store server; safe to use from several threads.
+    """A :class:`torch.distributed.Store` on our own store server. Thread-safe.
 
-    A connection that ends is made anew, and the request repeated. A blocking ``get`` or ``wait`` keeps other threads
+    A broken connection is restored, and the request repeated. A blocking ``get`` or ``wait`` keeps other threads
     waiting: give those a :meth:`clone`.
 
     Args:
         address: ``host:port`` of the server.
-        token: what lets this run's members in.
+        token: admits members of this run.
         timeout: seconds to wait for the server, and for a key.
         prefix: put before every key.
 
     Raises:
-        ExchangeError: the store cannot be reached, does not know the token, or did not have a key in time.
+        ExchangeError: the store cannot be reached, rejects the token, or did not have a key in time.
     """
 
     def __init__(self, address: str, token: str, timeout: float, prefix: str = "") -> None:
@@ -99,7 +99,7 @@ class StoreClient(Store):
         return clone
 
     def close(self) -> None:
-        """Hang up, clones included. Idempotent."""
+        """Close the connection, and those of clones. Idempotent."""
         for clone in self._clones:
             clone.close()
         self._closed = True

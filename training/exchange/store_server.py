@@ -35,13 +35,13 @@ MAX_CLIENTS = 512
 MAX_KEYS = 1 << 16
 MAX_KEY = 1024
 MAX_BYTES = 16 << 20
-"""Keys and values together, as they are held."""
+"""Limit of keys and values together."""
 MAX_WAIT = 2 * 3600.0
 """Seconds."""
 STRANGERS = 32
 """Connections that have not shown the token; one more ends the oldest of them."""
 _HELLO = 10.0
-"""Seconds until the token must be there."""
+"""Seconds within which the token must arrive."""
 _TOKEN_FILE = "rendezvous"
 
 Reply = dict[str, Any]
@@ -50,10 +50,10 @@ Reply = dict[str, Any]
 class StoreServer(socketserver.ThreadingTCPServer):
     """Holds the keys on 127.0.0.1; one thread for each client. Close it with :meth:`close` when the run is over.
 
-    It belongs into the launcher's process, so that any worker may die.
+    It belongs in the launcher's process, so that any worker may die.
 
     Args:
-        max_keys, max_bytes: how much it holds at most.
+        max_keys, max_bytes: limits of its contents.
 
     Raises:
         OSError: the port is taken.
@@ -74,7 +74,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self._values: dict[str, str] = {}
         self._held = 0
         self._added: dict[str, tuple[int, Reply]] = {}
-        """The last addition of each client, by its number: one that is asked for again is answered as before."""
+        """The last addition of each client, by its number: a repeated request is answered as before."""
         self._changed = threading.Condition()
         self._operations: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
             "set": lambda request: self._put(str(request["key"]), str(request["value"])),
@@ -92,7 +92,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         return int(self.server_address[1])
 
     def admit(self, folder: Path) -> None:
-        """Put the token where :func:`read_token` finds it: into the folder (0700) with a member's keys."""
+        """Write the token where :func:`read_token` finds it: into the folder (0700) with a member's keys."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(folder / _TOKEN_FILE, self.token.encode())
 
@@ -117,7 +117,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def let_in(self, connection: socket.socket, hello: bytes) -> bool:
-        """Whether ``hello`` shows the token and there is room for one more client."""
+        """Return whether ``hello`` shows the token and one more client fits; if so, count it."""
         is_authentic = hmac.compare_digest(hello, self.token.encode() + b"\n")
         with self._doors:
             self._unauthenticated.pop(connection, None)
@@ -135,7 +135,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         """Answer one request.
 
         Raises:
-            KeyError, TypeError, ValueError: not a request, or one for more than there may be.
+            KeyError, TypeError, ValueError: the request is invalid, or exceeds a limit.
         """
         with self._changed:
             reply = self._operations[request["op"]](request)
@@ -229,10 +229,10 @@ def read_token(folder: Path) -> str:
 
 
 def encode(value: str | bytes) -> str:
-    """Return a value as it stands in a line."""
+    """Encode a value for the protocol."""
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
 
 def decode(value: str) -> bytes:
-    """Return the value of :func:`encode`."""
+    """Decode a value encoded by :func:`encode`."""
     return base64.b64decode(value, validate=True)

@@ -1,4 +1,4 @@
-"""Tensors as the mesh takes them: contiguous memory of the CPU, reduced in rank order."""
+"""Tensors in the form the mesh takes: contiguous CPU memory, reduced in rank order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.exchange.work import BACKEND, MusterWork
 Pieces = list[torch.Tensor]
 
 _PIECE = 256 << 10
-"""Bytes of a piece at least: each costs processor time."""
+"""Minimum bytes of a piece: each costs processor time."""
 
 
 def view(tensor: torch.Tensor) -> memoryview:
@@ -32,8 +32,8 @@ def view(tensor: torch.Tensor) -> memoryview:
 
 
 class _Memory:
-    """The bytes of a tensor as numpy takes them in, which keeps this alive. ``Tensor.numpy`` would make its storage one
-    that cannot be resized, and FSDP resizes its own."""
+    """The bytes of a tensor for numpy, which keeps this object alive. ``Tensor.numpy`` would make its storage
+    non-resizable, and FSDP resizes its own."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -47,7 +47,7 @@ class _Memory:
 
 
 def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
-    """Return a contiguous CPU tensor with the contents, or only with room for them; ``tensor`` itself if it is one."""
+    """Return a contiguous CPU tensor with the contents, or an uninitialised one; ``tensor`` itself if it is one."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
@@ -57,14 +57,14 @@ def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
 
 
 def receive_buffer(tensor: torch.Tensor, work: MusterWork) -> torch.Tensor:
-    """Return room of the host for what ``tensor`` holds when ``work`` is complete."""
+    """Return a host buffer for the contents that ``tensor`` will have when ``work`` is complete."""
     buffer = on_host(tensor, filled=False)
     work.copy_back(tensor, buffer)
     return buffer
 
 
 def without_overlap(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Pieces:
-    """Return the tensors, each in memory that no other one of them has, and none of ``others``: copies if need be."""
+    """Return the tensors, none of which shares memory with another or with ``others``: copies if need be."""
     spans, used = [span(tensor) for tensor in tensors], [span(other) for other in others]
     if not overlap(spans, used) and not any_in_common(spans):
         return list(tensors)
@@ -99,11 +99,11 @@ class Reducer:
     """The arithmetic of one ``ReduceOp``, in rank order.
 
     Args:
-        dtype: of the tensors, if that is to be looked at.
+        dtype: of the tensors, if it is to be checked.
 
     Raises:
-        NotImplementedError: the operation needs a factor (PREMUL_SUM), or means nothing for ``dtype``. All members find
-            that before anything is sent.
+        NotImplementedError: the operation needs a factor (PREMUL_SUM), or is undefined for ``dtype``. All members
+            detect that before anything is sent.
     """
 
     def __init__(self, operation: Any, members: int, dtype: torch.dtype = torch.float32) -> None:
@@ -116,7 +116,8 @@ class Reducer:
         self._divisor = members if self.name == "AVG" else 0
 
     def reduce(self, terms: Sequence[torch.Tensor], own_index: int, out: torch.Tensor) -> None:
-        """Reduce ``terms`` into ``out``; where that is the memory of ``terms[own]``, the others may be overwritten."""
+        """Reduce ``terms`` into ``out``; if that is the memory of ``terms[own_index]``, the others may be
+        overwritten."""
         if len(terms) == 1:
             out.copy_(terms[0])
         result = terms[0]
@@ -128,7 +129,8 @@ class Reducer:
 
 
 def names(tensors: Sequence[torch.Tensor], reducers: Sequence[Reducer] = ()) -> str:
-    """Say what is exchanged, equally on all members: types, and shapes and operations where numbers are reduced."""
+    """Describe what is exchanged, equally on all members: types, and shapes and operations where numbers are
+    reduced."""
     kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
     for number, (tensor, reducer) in enumerate(zip(tensors, reducers)):
         kinds[number] += f" {reducer.name} {[size for size in tensor.shape if size != 1]}"
@@ -136,7 +138,7 @@ def names(tensors: Sequence[torch.Tensor], reducers: Sequence[Reducer] = ()) -> 
 
 
 class TensorReduction(Reduction):
-    """An all-reduce of a flat tensor in place, by equal shares."""
+    """An in-place all-reduce of a flat tensor, by equal shares."""
 
     def __init__(self, values: torch.Tensor, mesh: Mesh, reducer: Reducer) -> None:
         members, rank = mesh.members, mesh.rank

@@ -1,11 +1,11 @@
-"""A process group of stock torch beside a mesh: NCCL where every member has a CUDA device of its own, else gloo.
+"""A process group of stock torch in addition to a mesh: NCCL if every member has a CUDA device of its own, else gloo.
 
-It lives and ends with its mesh. Its members meet on the links of the mesh: what torch asks of a store goes over them,
-encrypted, so there is no second place to meet and no second way to find out who is lost. When a link ends, or the
-coordinator gives the mesh up, the group is broken off, and the next mesh has another one.
+It lives and ends with its mesh. Its members connect over the links of the mesh, encrypted: torch's store operations go
+over them, so there is no second rendezvous and no second detection of lost members. When a link ends, or the
+coordinator gives the mesh up, the group is aborted, and the next mesh has another one.
 
-Operations end in the order in which they were begun, those on the links as well: what has a result on some members is
-known by the number of the last one (:class:`~training.exchange.operation_log.OperationLog`).
+Operations end in the order in which they were begun, those on the links included: which results some members have
+is known by the number of the last one (:class:`~training.exchange.operation_log.OperationLog`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from training.exchange.mesh_store import FORM_SECONDS, MeshStore
 from training.exchange.transfer import Done
 
 _LOOK = 0.02
-"""Seconds after which who waits for a group looks whether its mesh still stands."""
+"""Seconds between two checks, while a group forms, that its mesh still stands."""
 _VERDICT_SECONDS = 2.0
-"""How long a failed exchange waits for the links to tell whose fault it is."""
+"""Seconds that a failed exchange waits for the links to show which member is at fault."""
 _CLOSE_SECONDS = 5.0
 _GLOO_SECONDS, _NCCL_SECONDS = 2 * FORM_SECONDS, 60.0
-"""For the members to hear of one another and for gloo to come up, or NCCL."""
+"""Seconds for the members to exchange keys and for gloo to come up, or NCCL."""
 _NOBODYS = 1 << 20
-"""Tag of a message that nobody sends."""
+"""Tag of a message that is never sent."""
 
 
 class UnusableMember(ExchangeError):
-    """This member can be in no group."""
+    """This member cannot be part of any group."""
 
 
 class NcclFailed(ExchangeError):
@@ -55,10 +55,10 @@ class NcclFailed(ExchangeError):
 
 
 def choose_backend(mesh: Mesh, reports: Mapping[int, Mapping[str, str]]) -> str:
-    """Return ``nccl`` where every member has a CUDA device of its own, else ``gloo``.
+    """Return ``nccl`` if every member has a CUDA device of its own, else ``gloo``.
 
     Args:
-        said: by each rank: its ``system``, and the unique id of its ``gpu``, empty without one or without NCCL.
+        reports: by rank: its ``system``, and the unique id of its ``gpu``, empty without one or without NCCL.
 
     Raises:
         PeerLost: a member has another operating system than the first.
@@ -75,7 +75,7 @@ def choose_backend(mesh: Mesh, reports: Mapping[int, Mapping[str, str]]) -> str:
 
 @dataclass(frozen=True)
 class PendingFrames:
-    """Frames under way."""
+    """Frames in flight."""
 
     work: Any
     received: torch.Tensor
@@ -85,7 +85,7 @@ class PendingFrames:
         """Return one frame of every peer, in rank order.
 
         Raises:
-            RuntimeError: a peer is gone, or the group was broken off.
+            RuntimeError: a peer is gone, or the group was aborted.
         """
         if self.work is not None:
             self.work.wait()
@@ -93,13 +93,13 @@ class PendingFrames:
 
 
 class TorchGroup:
-    """The group of one mesh, and the thread that alone uses it.
+    """The group of one mesh, and the only thread that uses it.
 
-    All transfers are ``all_to_all`` with unequal splits: the one collective that gloo and NCCL both carry out without
-    copies of their own, whose size on the wire is exactly what is given to it.
+    All transfers are ``all_to_all`` with unequal splits: the one collective that both gloo and NCCL carry out without
+    copies of their own, and with exactly the given bytes on the wire.
 
     Args:
-        mesh: nothing else may be under way on it until :meth:`wait_formed` returns.
+        mesh: nothing else may be in flight on it until :meth:`wait_formed` returns.
         interface: network interface that reaches the others; empty for the one that the mesh uses.
     """
 
@@ -107,7 +107,7 @@ class TorchGroup:
         self.mesh = mesh
         self.group_rank = mesh.members.index(mesh.rank)
         self.device = torch.device("cpu")
-        """Where frames have to be."""
+        """The device on which frames have to be."""
         self.backend = ""
         self.bytes_sent = self.bytes_received = 0
         self._member_device, self._interface = device, interface
@@ -120,7 +120,7 @@ class TorchGroup:
         self._thread.start()
 
     def wait_formed(self) -> None:
-        """Return when the group stands.
+        """Return when the group is formed.
 
         Raises:
             NcclFailed: it is a group of NCCL, and does not come up.
@@ -162,7 +162,7 @@ class TorchGroup:
         return ended.put
 
     def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> PendingFrames:
-        """Start to send one frame to every peer and to receive one of ``receive`` bytes of each, in rank order."""
+        """Start to send one frame to every peer and to receive one of ``receive`` bytes from each, in rank order."""
         if not frames:
             return PendingFrames(None, torch.empty(0, dtype=torch.uint8), [])
         data = torch.cat(list(frames)) if len(frames) != 1 else frames[0]
@@ -176,7 +176,7 @@ class TorchGroup:
         return PendingFrames(work, received, list(receive))
 
     def abandon(self) -> None:
-        """End everything under way; returns at once, from any thread. Idempotent."""
+        """End all operations; returns at once, callable from any thread. Idempotent."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -184,7 +184,7 @@ class TorchGroup:
         threading.Thread(target=self._abort, name="torch abort", daemon=True).start()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Let what was begun end within ``seconds``."""
+        """Let operations that were begun end within ``seconds``."""
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
@@ -213,7 +213,7 @@ class TorchGroup:
         self._group = None
 
     def _why(self, error: Exception) -> Exception:
-        """Return why the group does not come up: somebody who is gone, if there is one, rather than torch's words."""
+        """Return why the group does not come up: a lost member, if there is one, rather than torch's message."""
         self._ended.wait(_VERDICT_SECONDS)
         if self._store is not None and self._store.problem is not None:
             return self._store.problem
@@ -221,7 +221,7 @@ class TorchGroup:
         return kind(f"the {self.backend} group did not come up: {first_line(error)}")
 
     def _silent(self) -> str:
-        """Return in words who has not told what it has, empty if all have."""
+        """Return a text that names members that have not reported; empty if all have."""
         store, names = self._store, self.mesh.names
         missing = [names[rank] for rank in self.mesh.members if store is not None and not store.check([_key(rank)])]
         return f": {', '.join(missing)} said nothing" if missing else ""
@@ -249,7 +249,7 @@ class TorchGroup:
         store.settle()
 
     def _blame(self, error: Exception) -> None:
-        """Something has failed here: end the mesh. torch does not say whose fault it is, and the links do."""
+        """End the mesh after a failure. torch does not tell which member is at fault; the links do."""
         if isinstance(error, RuntimeError):
             self._ended.wait(_VERDICT_SECONDS)
         lost = PeerLost(self.mesh.rank, self.mesh.names[self.mesh.rank], first_line(error))
@@ -268,7 +268,7 @@ class TorchGroup:
 
 
 class TorchMesh(Mesh):
-    """A mesh with a process group beside it."""
+    """A mesh with a process group of stock torch."""
 
     group: TorchGroup | None = None
 
@@ -308,7 +308,7 @@ class TorchMesh(Mesh):
 
 
 def _key(rank: int) -> str:
-    """Return under which key of the store a member says what it has."""
+    """Return the store's key under which a member reports."""
     return f"member/{rank}"
 
 
@@ -318,14 +318,14 @@ def first_line(error: BaseException) -> str:
 
 
 def _mesh_interface(mesh: Mesh) -> str:
-    """Return the interface over which the mesh reaches most others."""
+    """Return the interface over which the mesh reaches most other members."""
     local_addresses = Counter(link.socket.getsockname()[0] for link in mesh.links() if link.socket is not None)
     near = next((host for host, _ in local_addresses.most_common() if not host.startswith("127.")), "127.0.0.1")
     return interface_at(near)
 
 
 def _set_environment(backend: str, interface: str) -> None:
-    """Name the interface: left to itself gloo looks the host's own name up, and NCCL takes the first it finds."""
+    """Set the interface: by default gloo looks up the host's own name, and NCCL takes the first it finds."""
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         available = f"{socket.gethostname()}: {', '.join(names)}"

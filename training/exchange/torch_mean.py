@@ -1,9 +1,9 @@
 """A member of engine ``nccl``, and its weighted mean: by owners as on the mesh, over a process group of stock torch.
 
-A stock all-reduce adds in ring order and only whole numbers of a dtype; here the owner of a share adds decoded
-contributions in rank order and sends the outcome to all (:mod:`training.exchange.owners`): the bits are the mesh's, and
-so is the outcome that members hand to one another after a loss. Shares travel in pieces whose arithmetic overlaps the
-transfer of the next ones.
+A stock all-reduce adds in ring order and supports only numbers of one dtype; here the owner of a share adds decoded
+contributions in rank order and sends the outcome to all (:mod:`training.exchange.owners`): the bits equal the mesh's,
+and so does the outcome that members hand to one another after a loss. Shares travel in pieces whose arithmetic overlaps
+the transfer of the next ones.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from training.exchange.torch_group import NcclFailed, TorchMesh, UnusableMember
 from training.exchange.transfer import PendingTransfer
 
 _TRIES = 2
-"""Of NCCL: whose fault it is that it does not come up is not always told in time."""
+"""Attempts with NCCL: which member is at fault is not always known in time."""
 _DEPTH = 3
-"""Pieces under way at the same time."""
+"""Pieces in flight at the same time."""
 _DEVICE_PIECE = 64 * CHUNK_ELEMENTS
 """Elements of a piece on a GPU."""
 _HEAD = struct.Struct("<dIQ?H")
-"""Weight, what is averaged as CRC-32, of how many operations the sender has the results, whether its values are not
-numbers, bytes of flags."""
+"""Weight, CRC-32 of the description, how many results the sender has, whether its values are non-finite, bytes of
+flags."""
 Frame = tuple[int, int, torch.Tensor]
 """Start, stop and data of a piece of an outcome."""
 
 
 class Attempt:
-    """One mean on one mesh; the contribution stays as it is.
+    """One mean on one mesh; the contribution stays unchanged.
 
     Args:
         look: returns the contribution on a device; called in the group's thread.
@@ -75,11 +75,11 @@ class Attempt:
         self._refused: list[int] = []
 
     def run(self) -> None:
-        """Exchange.
+        """Exchange contributions and outcomes.
 
         Raises:
             RuntimeError: the group is broken.
-            PeerLost: a member says what cannot be.
+            PeerLost: a member sent something invalid.
         """
         contribution = self._contribution = self._look(self._group.device)
         shares = shares_of(self._shares, self._mesh.members)
@@ -98,8 +98,8 @@ class Attempt:
             self._go_on(under_way)
 
     def result(self) -> tuple[MeanResult, OperationResult]:
-        """Put the mean into the place of the contribution and keep what encoding it lost; return it, and what can be
-        handed to others."""
+        """Write the mean over the contribution's values and keep what encoding it lost; return it, and the outcome that
+        can be handed to others."""
         contribution, members, flags = (
             self._contribution,
             tuple(self._mesh.members),
@@ -120,7 +120,7 @@ class Attempt:
         return result, FrameOutcome(members, sorted(self._frames, key=lambda frame: frame[0]), tail)
 
     def _introduce(self) -> None:
-        """Exchange weights and flags, and see that all are at the same mean: torch does not look."""
+        """Exchange weights and flags, and check that all members are at the same mean: torch does not."""
         contribution, mesh, group = self._contribution, self._mesh, self._group
         description = what_it_is("mean", contribution.name, contribution)
         tag = seal_of(f"{description} {sorted(self._bounds.items())}")
@@ -175,7 +175,7 @@ class Attempt:
         self._frames += [(a, b, data) for (a, b), data in zip(slices, received) if b > a]
 
     def _averaged(self, frames: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        """Return the mean of a part of this member's share as it goes to the members."""
+        """Return the encoded mean of a piece of this member's share."""
         if start == stop:
             return frames[0]
         contribution, terms = self._contribution, []
@@ -215,10 +215,10 @@ class FrameOutcome(OperationResult):
 
 
 class TorchMean(MeshOperation[MeanResult]):
-    """A weighted mean with a dense codec. The values are copied before this returns.
+    """A weighted mean with a dense codec. The values are copied before the constructor returns.
 
     Args:
-        shares: how much of the vector each member owns, by rank; 1 where nothing is said.
+        shares: how much of the vector each member owns, by rank; default 1.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class TorchMean(MeshOperation[MeanResult]):
         self._attempt = None
 
     def _look(self, device: torch.device) -> Contribution:
-        """Return the contribution on a device. What was given stays as it is: several attempts may look at it."""
+        """Return a copy of the contribution on a device; the original stays unchanged for further attempts."""
         contribution = self._contribution
         if self._ready is not None:
             torch.cuda.current_stream(contribution.values.device).wait_event(self._ready)
@@ -286,16 +286,16 @@ def decoded(codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 SMALL = 16_384
-"""Bytes of a payload up to which it goes over the links of the mesh."""
+"""Bytes of an encoded contribution up to which it goes over the links of the mesh."""
 
 
 class TorchMember(MeshMember):
-    """One member.
+    """A member of engine ``nccl``.
 
     Args:
         joining: as on the mesh; its ``interface`` is the one that torch uses, or loopback.
-        device: where the contributions are.
-        tell: takes one line where gloo carries the exchange instead of NCCL.
+        device: of the contributions.
+        tell: called with one line if gloo carries the exchange instead of NCCL.
     """
 
     engine = "nccl"
@@ -307,7 +307,7 @@ class TorchMember(MeshMember):
         self.device, self.interface = device, joining.interface
         self._notify, self._gloo_reported = tell, False
         self._failed = 0
-        """How often NCCL did not come up."""
+        """Number of times NCCL did not come up."""
         super().__init__(joining)
 
     def _prepare(self, mesh: Mesh) -> None:
@@ -328,7 +328,7 @@ class TorchMember(MeshMember):
             raise ExchangeError(f"{error}; gloo takes its place") from error
 
     def _report_gloo(self, mesh: Mesh) -> None:
-        """Say it once in a group."""
+        """Report it once for a group."""
         if not self._gloo_reported and mesh.rank == min(mesh.members):
             self._notify(
                 "engine = nccl: gloo carries the exchange: NCCL needs a CUDA device of its own for each member"

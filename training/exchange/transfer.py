@@ -1,4 +1,4 @@
-"""Something under way on several links of a mesh at once."""
+"""An operation in flight on several links of a mesh."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PendingTransfer:
     """Complete when its last part is.
 
     Args:
-        parts: that have to end.
-        then: called once, by whoever ends the last part, with what went wrong.
-        blame: the cause of errors, where there is one for all.
+        part_count: number of parts that have to end.
+        on_done: called once, in the thread that ends the last part, with the error if there was one.
+        blame: returns the common cause of errors, if there is one.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class PendingTransfer:
             self._finish()
 
     def add(self, link: Outgoing | Incoming, job: Callable[[Any], None], small: bool = False) -> None:
-        """Enter the work of one part; ``small``: it waits for nobody but, where it receives, for the other end."""
+        """Add one part; ``small``: it blocks at most, if it receives, for the peer."""
         self._jobs.append((link, job, small))
 
     def submit(self) -> PendingTransfer:
-        """Have what was entered, and is not carried out yet, carried out by the links' threads."""
+        """Have the links' threads run all parts that have not run yet."""
         while self._jobs:
             link, job, _ = self._jobs.pop(0)
             link.submit(job, self.part_ended)
         return self
 
     def carry_out(self, seconds: float) -> None:
-        """Carry out here what was entered, so far as nothing else is under way and the others come within ``seconds``:
-        handing it over to threads costs more than a few bytes do. Those carry out the rest."""
+        """Run parts in this thread as long as the links are idle and the peers respond within ``seconds``: handing a
+        few bytes over to threads costs more than transferring them. The links' threads run the rest."""
         until = time.monotonic() + seconds
         try:
             while self._jobs:

@@ -1,4 +1,4 @@
-"""How many connections may be heard before they have shown who they are: so many in all, and so many from one host."""
+"""Limits of connections whose peer has not authenticated yet: a total, and a limit for each host."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 from collections import Counter
 
 HANDSHAKE_SECONDS = 10.0
-"""A stranger that has not shown by then who it is, is hung up on."""
+"""Seconds after which an unauthenticated connection is closed."""
 MOST = 64
 MOST_OF_A_HOST = 32
-"""One host alone keeps nobody else out; members behind one router still come in together."""
+"""One host alone cannot lock out the others; members behind one router can still connect together."""
 
 
 class UnauthenticatedConnections:
-    """Connections that are being heard. Thread-safe."""
+    """Counts connections whose handshake is in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class UnauthenticatedConnections:
         return self._hosts.total()
 
     def enter(self, host: str) -> bool:
-        """Count one more of ``host``, a literal address; return whether there is room for it."""
+        """Count one more connection of ``host``, a literal address; return whether it is within the limits."""
         with self._lock:
             if self._hosts.total() >= MOST or self._hosts[_network(host)] >= MOST_OF_A_HOST:
                 return False
@@ -32,7 +32,7 @@ class UnauthenticatedConnections:
             return True
 
     def leave(self, host: str) -> None:
-        """Uncount one that has entered."""
+        """Uncount a connection that has entered."""
         with self._lock:
             self._hosts[_network(host)] -= 1
             if not self._hosts[_network(host)]:
@@ -40,6 +40,6 @@ class UnauthenticatedConnections:
 
 
 def _network(host: str) -> str:
-    """Return what one host has to itself: an IPv4 address, or the 64 bits of IPv6 that a provider hands out."""
+    """Return the network of one host: an IPv4 address, or the 64 bits of IPv6 that a provider hands out."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return host if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

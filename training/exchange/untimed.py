@@ -1,4 +1,4 @@
-"""Operations that go on beside the training: whoever waits for them does not hold it up."""
+"""Operations in the background of the training: waiting for them does not hold it up, and is not counted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class _Thread(threading.local):
 
 
 this_thread = _Thread()
-"""Whether the time of operations that a thread starts counts as that of the training."""
+"""Whether the duration of operations that a thread starts counts as training time."""
 
 
 @contextmanager
 def untimed() -> Iterator[None]:
-    """Start operations whose time stops nobody, and is not counted."""
+    """Start operations whose duration does not count as training time."""
     this_thread.counts = False
     try:
         yield

@@ -1,5 +1,4 @@
-"""Which members must be dropped so that the others can go on, and why: judged by what all of them report. No network
-in here."""
+"""Which members must be dropped so that the others can go on, and why, judged by all members' reports. No network."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ _MOST_STRIKES, _MOST_ENDS = 3, 9
 _BREAKS = "its connections keep breaking"
 _MOST_MISSED = 2
 _MOST_NAMED, _MOST_NAME = 12, 40
-"""Ranks of a group, and letters of a name, in a verdict: it is a line."""
+"""Ranks of a group, and characters of a name, that a verdict quotes: it is a single line."""
 Verdict = tuple[int, str]
-"""A rank, and why it has to go."""
+"""A rank, and why it must be dropped."""
 
 
 def check_hello(hello: Hello, config: CoordinatorConfig, started: bool) -> None:
     """Check a member's hello, before or after the group has started.
 
     Raises:
-        ProtocolError: it is none of this group.
+        ProtocolError: it does not belong to this group.
     """
     planned = len(config.names)
     if hello.version != PROTOCOL_VERSION:
@@ -38,10 +37,10 @@ def check_hello(hello: Hello, config: CoordinatorConfig, started: bool) -> None:
 
 
 def check_report(rank: int, report: Report, epoch: float = math.inf) -> None:
-    """Check one member's report, when the newest mesh is that of ``epoch``.
+    """Check one member's report against the newest epoch.
 
     Raises:
-        ProtocolError: it cannot be.
+        ProtocolError: it is inconsistent.
     """
     if report.kept > report.full or report.aside > report.full or report.lost == rank or report.mesh > report.epoch:
         raise ProtocolError("it contradicts itself")
@@ -50,17 +49,17 @@ def check_report(rank: int, report: Report, epoch: float = math.inf) -> None:
 
 
 class ModelSizeVote:
-    """How long the longest vector of the model is: what most members say, or where there is no most, the lowest rank.
-    When all have said it, it stays so."""
+    """Decides the length of the model's longest vector: the one most members report, or the lowest rank's if there is
+    no majority. It is fixed once all members have reported."""
 
     def __init__(self) -> None:
         self._right: int | None = None
 
     def wrong(self, members: Iterable[Member], building: bool) -> list[Verdict]:
-        """Return the members with another model than the rest.
+        """Return the members whose model differs.
 
         Args:
-            building: somebody has not said yet what it has.
+            building: a member has not reported its model yet.
         """
         elements_by_rank = {member.rank: member.report.elements for member in members if member.report.elements >= 0}
         if building or not elements_by_rank:
@@ -75,11 +74,11 @@ class ModelSizeVote:
 
 
 class OperationMismatch:
-    """Members that take one operation for different ones. They are judged when all have said what they take it for, so
-    that it is the odd one that goes.
+    """Judges members that describe one operation differently. It waits until all have described it, so that the
+    deviating member is dropped.
 
     Args:
-        seconds: after which those who have said nothing are not waited for any longer.
+        seconds: after which members that have not described it are not waited for any longer.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -88,14 +87,14 @@ class OperationMismatch:
 
     @property
     def doubt(self) -> bool:
-        """Whether members contradicted one another when they were judged last, and others were still to speak."""
+        """Whether members contradicted one another at the last check, and others had still to report."""
         return self._since is not None
 
     def judged(self, members: Sequence[Member], now: float) -> list[Verdict]:
-        """Return who has to go.
+        """Return the members to drop.
 
-        A group that all its members name is right, and whoever contradicts most of the others is wrong. Where neither
-        tells who is, all who are contradicted go.
+        A group that all its members name is right, and a member that contradicts most others is wrong. If neither
+        decides it, all contradicted members are dropped.
         """
         for number, statements in _statements(members):
             against = _contradictions(statements) if len(set(statements.values())) > 1 else {}
@@ -118,11 +117,11 @@ class OperationMismatch:
 
 
 Statement = tuple[Group, str]
-"""Whose operation it is, and what it is, according to one member."""
+"""Group and description of an operation, according to one member."""
 
 
 def _statements(members: Iterable[Member]) -> list[tuple[int, dict[int, Statement]]]:
-    """Return what members say of each operation, by number and rank."""
+    """Return each operation's descriptions, by number and rank."""
     by_number: dict[int, dict[int, Statement]] = {}
     for member in members:
         for number, group, description in member.report.begun:
@@ -131,12 +130,12 @@ def _statements(members: Iterable[Member]) -> list[tuple[int, dict[int, Statemen
 
 
 def _is_agreed(statements: Mapping[int, Statement], rank: int) -> bool:
-    """Whether all members of a rank's group say the same."""
+    """Whether all members of a rank's group make the same statement."""
     return all(statements.get(one) == statements[rank] for one in statements[rank][0])
 
 
 def _difference(number: int, statements: Mapping[int, Statement], pair: Sequence[int], names: Mapping[int, str]) -> str:
-    """Return in words what two members take an operation for."""
+    """Return a sentence with two members' descriptions of an operation."""
     if statements[pair[0]][0] != statements[pair[1]][0]:
         claims = ", but ".join(f"{_words(statements[one][0])} for {names[one]}" for one in pair)
         return f"exchange {number} is of {claims}: give the same members everywhere"
@@ -145,7 +144,7 @@ def _difference(number: int, statements: Mapping[int, Statement], pair: Sequence
 
 
 def _contradictions(statements: Mapping[int, Statement]) -> dict[int, set[int]]:
-    """Return with whom each rank is at odds: one of the two counts the other in, and they say different things."""
+    """Return the ranks each rank contradicts: one of the two counts the other in, and their statements differ."""
     against: dict[int, set[int]] = {rank: set() for rank in statements}
     for rank, statement in statements.items():
         for peer in statement[0] or statements:
@@ -162,11 +161,11 @@ def _words(group: Group) -> str:
 
 
 def unbelievable(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict | None:
-    """Return the member that claims the result of an operation which most others of its mesh have not even begun.
+    """Return the member that claims the result of an operation which most others of its mesh have not started.
 
     Args:
-        holders: members with the state, who have given up what mesh they were in and reported.
-        mesh: the last one; who was not in it knows nothing of what was done there. ``None``: nobody knows.
+        holders: members with the state, which have given up their mesh and reported.
+        mesh: the last one; members outside it do not know what was done in it. ``None``: unknown.
     """
     group = [member for member in holders if mesh is not None and member.rank in mesh.peers]
     if mesh is None or len(group) < 2:
@@ -192,7 +191,7 @@ def strayed(group: Sequence[Member], bounds: Mapping[int, int]) -> list[Verdict]
 
     Args:
         group: members with the state.
-        bounds: the operations that stood when the first mesh without a member was formed, by its rank.
+        bounds: by rank of an absent member: the operations that stood when the first mesh without it was formed.
     """
     right = max(group, key=lambda member: bounds.get(member.rank, math.inf))
     gone = [one for one in group if one is not right and one.report.full > bounds.get(one.rank, math.inf)]
@@ -200,14 +199,14 @@ def strayed(group: Sequence[Member], bounds: Mapping[int, int]) -> list[Verdict]
 
 
 def left_behind(live: Sequence[Member]) -> list[Verdict]:
-    """Return who of those that come back to a coordinator was no member of the newest mesh: how far the others were
-    without it when that began, nobody knows."""
+    """Return members that reconnect to a restarted coordinator but were not in the newest mesh: the others' progress
+    when that began is unknown."""
     newest = max(live, key=lambda member: member.report.mesh).report.members if live else ()
     return [(member.rank, "the others went on without it") for member in live if member.rank not in newest]
 
 
 def outrun(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
-    """Return who is back after it has missed more than :data:`_MOST_MISSED` results: with the steps between them it
+    """Return members that return after missing more than :data:`_MOST_MISSED` results: with the steps between them they
     would hold the others up for longer than a newcomer does."""
     most_results = max((member.report.full for member in live), default=0)
     back = [member for member in late if not member.frozen and member.waits]
@@ -215,10 +214,10 @@ def outrun(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
 
 
 class Standstill:
-    """All wait for one another and nothing moves: a way between two of them is gone without a word.
+    """Detects that all members wait for one another and nothing moves: a route between two of them has failed silently.
 
     Args:
-        seconds: for which that may be so, twice as long after each time until an operation is done.
+        seconds: for which that is tolerated, doubled each time until an operation completes.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -239,29 +238,28 @@ class Standstill:
 
 
 class LinkFaultJudge:
-    """Members whose connections break again and again, and who breaks off without a reason.
+    """Judges members whose connections break repeatedly, and members that give meshes up without a reason.
 
-    What members say of one another counts from mesh to mesh, until an operation is done. Whoever only sees a connection
-    end may see that a third member has hung up because of a fourth: that weighs less, and nothing once somebody is
-    lost.
+    Reports about one another count from mesh to mesh, until an operation completes. A member that only sees a
+    connection end may see that a third member has hung up because of a fourth: that weighs less, and nothing once a
+    member is lost.
     """
 
     def __init__(self) -> None:
         self._mute: Counter[int] = Counter()
         self._stated, self._ended = _Accusations(), _Accusations()
-        """With what came over the connection, and without."""
+        """Accusations with evidence from the connection, and without."""
         self._ranks: set[int] = set()
         self._stood = 0
 
     def broken_by(self, member: Member, mesh: Iterable[int]) -> None:
-        """Note that a mesh ends because of a member's report."""
+        """Record that a mesh ends because of a member's report."""
         if member.report.lost not in set(mesh) - {member.rank}:
             self._mute[member.rank] += 1
 
     def noted(self, live: Sequence[Member]) -> Verdict | None:
-        """A mesh is given up: return who has to go, and why, where it failed :data:`_MOST_STRIKES` times by the same
-        two without an operation in between, or :data:`_MOST_ENDS` times if nobody says more than that a connection
-        ended."""
+        """Judge the end of a mesh: return the member to drop if the same two members broke :data:`_MOST_STRIKES` meshes
+        without an operation in between, or :data:`_MOST_ENDS` if the reports say only that a connection ended."""
         stood, self._stood = self._stood, max(member.report.full for member in live)
         before, self._ranks = self._ranks, {member.rank for member in live}
         if self._stood > stood:
@@ -286,16 +284,16 @@ class LinkFaultJudge:
 
 
 class _Accusations:
-    """Of members by others, in all meshes since an operation was done last."""
+    """Accusations of members by others, in all meshes since the last completed operation."""
 
     def __init__(self) -> None:
         self._strikes: Counter[frozenset[int]] = Counter()
-        """Meshes that a pair has broken."""
+        """Number of meshes each pair has broken."""
         self._accusers: dict[int, Counter[int]] = {}
         self._why: dict[int, str] = {}
 
     def add(self, accusing: Sequence[Member]) -> None:
-        """Take in what members say about the end of one mesh."""
+        """Add the reports about the end of one mesh."""
         pairs = [(member.rank, member.report.lost or 0, member.report.why) for member in accusing]
         self._strikes.update({frozenset((rank, lost)) for rank, lost, _ in pairs})
         for rank, lost, why in pairs:
@@ -303,8 +301,8 @@ class _Accusations:
             self._why[lost] = why
 
     def worst(self, ranks: set[int], max_strikes: int) -> Verdict | None:
-        """Return who of a pair with so many strikes has to go: whom most accuse, or more often; where that is not to be
-        told, after twice as many strikes, the higher rank."""
+        """Return which member of a pair with that many strikes must be dropped: the one more members accuse, or more
+        often; if that does not decide, after twice as many strikes, the higher rank."""
         for pair, strikes in self._strikes.items():
             if strikes < max_strikes or not pair <= ranks:
                 continue
@@ -315,6 +313,6 @@ class _Accusations:
         return None
 
     def _guilt(self, rank: int, ranks: set[int]) -> tuple[int, int]:
-        """Return how many accuse a member, and how often."""
+        """Return the number of accusers of a member, and of their accusations."""
         accusers = [times for one, times in self._accusers.get(rank, {}).items() if one in ranks]
         return len(accusers), sum(accusers)

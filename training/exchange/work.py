@@ -22,8 +22,8 @@ BACKEND = "muster"
 
 @untraced
 class _Future(Future[Any]):
-    """Its callbacks may wait for further operations: they have a thread of their own, not the link's. Of an operation
-    that is complete they are called at once, as torch promises."""
+    """A future whose callbacks may wait for further operations: they run in their own thread, not the link's. Callbacks
+    of a complete operation are called at once, as torch specifies."""
 
     def then(self, callback: Callable[..., Any]) -> Future[Any]:
         if self.done():
@@ -42,12 +42,12 @@ class _Future(Future[Any]):
 
 @untraced
 class MusterWork(dist.Work):
-    """Complete when its parts are; then results are copied to where they belong.
+    """An operation in progress. It is complete when its parts are; then results are copied to their tensors.
 
     Args:
-        name: what it does with which tensors: for errors, and equal on all members.
-        waits_for: says who is missing.
-        seconds: after which :meth:`wait` gives up, if nothing else is said; 0: never.
+        name: its kind and tensors: for errors, and equal on all members.
+        waits_for: returns the names of members whose data is missing.
+        seconds: default timeout of :meth:`wait`; 0: none.
     """
 
     def __init__(self, result: Any, part_count: int, name: str, waits_for: Callable[[], str], seconds: float) -> None:
@@ -57,9 +57,9 @@ class MusterWork(dist.Work):
         self.use = Use((), ())
         """The memory that it reads and writes."""
         self.inference = False
-        """Whether it writes tensors of :class:`torch.inference_mode`, which nothing outside of it may change."""
+        """Whether it writes tensors of :class:`torch.inference_mode`, which must not be modified outside that mode."""
         self.sender: int | None = None
-        """Of a message: by number in the group."""
+        """Of a point-to-point message: the sender's rank in the group."""
         self._result = result
         self._left = part_count
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class MusterWork(dist.Work):
         self._future: Future[Any] = _Future()
 
     def begin(self) -> None:
-        """Note that it is under way: from here on it ends, with a result or an error."""
+        """Register it as in progress: from here on it ends, with a result or an error."""
         in_use.enter(self, self.use)
 
     def deliver(self, delivery: Callable[[], object]) -> MusterWork:
@@ -78,18 +78,18 @@ class MusterWork(dist.Work):
         return self
 
     def deliver_first(self, delivery: Callable[[], object]) -> MusterWork:
-        """Call ``delivery`` as :meth:`deliver` does, and before all others."""
+        """Like :meth:`deliver`, but before all other deliveries."""
         self._deliveries.insert(0, delivery)
         return self
 
     def copy_back(self, target: torch.Tensor, host: torch.Tensor) -> MusterWork:
-        """Copy ``host`` to ``target`` in the end, if it is other memory."""
+        """Copy ``host`` to ``target`` at the end, unless they share memory."""
         if host.device != target.device or host.data_ptr() != target.data_ptr():
             self.deliver(lambda: target.detach().copy_(host))
         return self
 
     def part_ended(self, error: Exception | None) -> None:
-        """Note that one part is complete."""
+        """Record the end of one part."""
         with self._lock:
             self._error = self._error or error
             self._left -= 1
@@ -111,7 +111,8 @@ class MusterWork(dist.Work):
             self._future.set_exception(self._error)
 
     def profiled(self, suffix: str) -> contextlib.AbstractContextManager[object]:
-        """Be an event of the profiler, if one looks; in this thread alone: it may end before the operation does."""
+        """Record a profiler event, if profiling is on; it covers this thread only, and may end before the operation
+        does."""
         if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # of torch's C
             return contextlib.nullcontext()
         return torch.profiler.record_function(f"{BACKEND}:{self._name.partition(' ')[0]}{suffix}")

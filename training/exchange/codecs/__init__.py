@@ -40,13 +40,13 @@ __all__ = [
 load()
 
 _PAIR, _CODED, _MORE = 256 << 10, 32 << 10, 48 << 10
-"""Bytes up to which a pair of members sends all at once, also where coding is work, and that one round may send more
-than two."""
+"""Bytes up to which a pair of members sends all at once; the same for codecs with costly coding; and the additional
+bytes that one round of more than two members may send."""
 
 
 def is_short(codec: Codec, elements: int, members: int) -> bool:
-    """Return whether a mean goes in one round, from everybody to everybody: what that sends more than two must cost
-    less than a round trip, and so must what all then do that else each does a share of."""
+    """Return whether a mean goes in one round, all to all: the additional bytes it sends must cost less than a round
+    trip, and so must the arithmetic that every member repeats instead of sharing it."""
     size = codec.max_encoded_bytes(elements) if elements else 0
     extra_bytes = (members - 1) * (members - 2) * size / max(members, 1)
     return (
@@ -63,7 +63,7 @@ def chunk_bounds(elements: int) -> Iterator[tuple[int, int]]:
 
 
 def roundtrip(codec: Codec, values: torch.Tensor) -> torch.Tensor:
-    """Return what the others decode of flat fp32 ``values``, chunk by chunk as on the wire, on the same device."""
+    """Return what other members decode of flat fp32 ``values``, chunk by chunk as on the wire, on the same device."""
     result = torch.empty_like(values)
     for start, stop in chunk_bounds(values.numel()):
         result[start:stop] = codec.decode(codec.encode(values[start:stop]), stop - start)

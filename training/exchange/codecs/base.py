@@ -1,4 +1,4 @@
-"""What a codec is, and the codecs that only change the number format."""
+"""The interface of codecs, and the codecs that only change the number format."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if sys.byteorder != "little":
     raise ImportError("the wire format is little-endian and this machine is not; it cannot take part in a run")
 
 CHUNK_ELEMENTS = 262_144
-"""A vector travels in chunks of at most this many elements: 1 MiB in fp32. A multiple of every block but top-k's,
-whose block it is."""
+"""A vector travels in chunks of at most this many elements: 1 MiB in fp32. A multiple of every codec's block except
+top-k's, which it equals."""
 
 
 class Codec(ABC):
@@ -31,15 +31,15 @@ class Codec(ABC):
     block: int
     """Elements that must stay together when a vector is split."""
     fewest_rounds: int = 0
-    """Exchanges below which it loses too much where weights are merged."""
+    """Rounds below which its loss is too high where weights are merged."""
     wants_feedback: bool = False
-    """Whether what it drops has to be carried into the next exchange."""
+    """Whether what it drops has to be added to the next exchange."""
     sources: ClassVar[Mapping[str, str]] = {}
-    """What is known of its effect on the loss, in a line each by a key."""
+    """What is known about its effect on the loss, one line for each key."""
     nanoseconds: tuple[float, float]
-    """Of one core to encode and to decode an element (benchmarks/exchange_work.py)."""
+    """Time of one core to encode and to decode an element (benchmarks/exchange_work.py)."""
     exact: bool = False
-    """Whether what travels is the fp32 values as they are."""
+    """Whether the fp32 values travel unchanged."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -52,15 +52,16 @@ class Codec(ABC):
 
     def encode_on_device(self, values: torch.Tensor) -> torch.Tensor | None:
         """Return flat fp32 ``values`` of another device encoded as flat uint8 on it, without waiting for it; ``None``:
-        that cannot be done.
+        that is not possible.
 
-        What :meth:`decode` makes of that, :meth:`encode` makes the same bytes of. Of values that cannot be carried, it
-        makes some that are not finite, or refuses them.
+        Encoding the decoded values again gives the bytes of :meth:`encode`. Values that cannot be carried decode to
+        non-finite ones, or are refused.
         """
         return None
 
     def carries(self, values: torch.Tensor) -> bool:
-        """Return whether all of flat fp32 ``values`` arrive as numbers: none is NaN, infinity, or beyond the range."""
+        """Return whether all of flat fp32 ``values`` arrive as finite numbers: none is NaN, infinity, or beyond the
+        range."""
         return all_finite(values)
 
     def encode_into(self, values: torch.Tensor, buffer: torch.Tensor) -> int:
@@ -71,7 +72,7 @@ class Codec(ABC):
         return data.numel()
 
     def decode_into(self, data: torch.Tensor, values: torch.Tensor) -> None:
-        """Like :meth:`decode`, to flat fp32 ``values`` of the CPU."""
+        """Like :meth:`decode`, into flat fp32 ``values`` on the CPU."""
         values.copy_(self.decode(data, values.numel()))
 
     @abstractmethod
@@ -79,7 +80,7 @@ class Codec(ABC):
         """Return flat uint8 CPU ``data`` as ``elements`` fp32 values on the CPU. May share memory with ``data``.
 
         Raises:
-            ValueError: wrong length, or content without a meaning.
+            ValueError: wrong length, or invalid contents.
         """
 
     @abstractmethod
@@ -88,15 +89,15 @@ class Codec(ABC):
 
     @property
     def reply(self) -> Codec:
-        """The codec of a mean on its way back to the members."""
+        """The codec of the mean that is sent back to the members."""
         return self
 
     def expected_bytes(self, elements: int) -> float:
-        """Return the encoded size of ``elements`` values that a plan counts with."""
+        """Return the encoded size of ``elements`` values that a plan assumes."""
         return float(self.max_encoded_bytes(elements))
 
     def expected_reply_bytes(self, elements: int, members: int) -> float:
-        """Return the encoded size of a mean of so many members' vectors that a plan counts with."""
+        """Return the encoded size of a mean of so many members' vectors that a plan assumes."""
         return self.expected_bytes(elements)
 
 
@@ -115,13 +116,13 @@ class CastCodec(Codec):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What travels."""
+        """The dtype that travels."""
         dtype: torch.dtype = getattr(torch, self._dtype)
         return dtype
 
     @cached_property
     def _limit(self) -> float:
-        """The least magnitude that becomes infinite: half of the last bit above the largest number."""
+        """The smallest magnitude that becomes infinite: half of the last bit above the largest number."""
         info = torch.finfo(self.dtype)
         return info.max * (2.0 - info.eps / 2.0) / (2.0 - info.eps)
 
@@ -152,7 +153,8 @@ class CastCodec(Codec):
 
 
 def all_finite(values: torch.Tensor) -> bool:
-    """Return whether no element is NaN or infinite: both show in the extremes, a tenth of the work of asking each."""
+    """Return whether no element is NaN or infinite: both show in the extremes, at a tenth of the cost of testing
+    each."""
     return _within(values, math.inf)
 
 

@@ -19,7 +19,7 @@ from training.lazy import nn, torch
 
 BLOCK = 32
 _EXPONENT = 0x7F80_0000
-"""Bits of an fp32 number that alone make the power of two below it."""
+"""Exponent bits of an fp32 number: alone they are the power of two below it."""
 _TWO_OVER = 255 << 23
 """Bits of a power of two, taken from these, leave those of two over that power: normal for all but the smallest."""
 _TOP_EXPONENT = 254
@@ -32,13 +32,13 @@ def _whole_blocks(values: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _row(value: float, device: torch.device) -> torch.Tensor:
-    """A number for every element of a block: beside a scale that is one for all of them, a single number would keep
-    the processor from working on several elements at once."""
+    """A row with the value for every element of a block: with a scalar beside a broadcast scale the processor would not
+    vectorise."""
     return torch.full((BLOCK,), value).to(device)  # there when this returns, whatever queue uses it
 
 
 class _BlockCodec(Codec):
-    """Shared part: scales from the largest magnitude of every block."""
+    """Base of the block codecs: scales from the largest magnitude of every block."""
 
     block = BLOCK
     element_exponent: int

@@ -1,4 +1,4 @@
-"""Codecs by name: every other file of this folder registers some. Nothing here imports torch."""
+"""Codecs by name; every other file of this folder registers some. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from training.exchange.codecs.base import Codec
 
 @dataclass(frozen=True)
 class CodecFamily:
-    """A codec, or a family of them that have an argument behind a colon: ``topk:0.03``."""
+    """A codec, or a family of codecs with an argument after a colon: ``topk:0.03``."""
 
     name: str
     make: Callable[[str], Codec]
-    """Takes the argument; raises ``ValueError`` for one that cannot be."""
+    """Takes the argument; raises ``ValueError`` if it is invalid."""
     example: str = ""
-    """An argument, of a family."""
+    """A valid argument, of a family."""
 
 
 _families: dict[str, CodecFamily] = {}
 
 
 def register(name: str, make: Callable[[str], Codec], summary: str, example: str = "", argument: str = "") -> None:
-    """Make a codec known.
+    """Register a codec.
 
     Args:
         name: in settings and on the wire, before a colon.
-        make: makes it; of a family it takes the argument and raises ``ValueError`` for one that cannot be.
+        make: makes it; for a family, takes the argument and raises ``ValueError`` if it is invalid.
         summary: what it costs and loses, in one line.
-        example: an argument, of a family.
+        example: a valid argument, of a family.
         argument: what to call it in help.
 
     Raises:
@@ -52,7 +52,7 @@ def _can_be_made(text: str) -> bool:
 
 
 def forget(name: str) -> None:
-    """Take a codec out again."""
+    """Unregister a codec."""
     del _families[name]
     withdraw("codec", name)
 
@@ -84,7 +84,7 @@ def codec_by_name(name: str) -> Codec:
 
 
 def one_of_each() -> list[Codec]:
-    """Return every codec, of a family one."""
+    """Return every codec, and one of each family."""
     return [kind.make(kind.example) for kind in _families.values()]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SEGMENT = 65_536
 _HEAD = 4
 _BIN = 19
-"""Bits of an fp32 number below those that tell its bin."""
+"""Bits of an fp32 number below those that select its histogram bin."""
 _BF16_MAX = (2 - 2**-7) * 2.0**127
 
 
@@ -93,7 +93,7 @@ class SparseCodec(Codec):
 
 
 def share_of(text: str) -> float:
-    """Return the share of elements that a codec's argument says.
+    """Parse the share of elements in a codec's argument.
 
     Raises:
         ValueError: it is no number above 0 and at most 1.
@@ -134,7 +134,7 @@ class TopKCodec(SparseCodec):
         return 4.0 * self.share * elements
 
     def expected_reply_bytes(self, elements: int, members: int) -> float:
-        """A mean holds what any member kept: at most all of it, which then travels in 16 bits."""
+        """A mean holds what any member kept: at most all elements, which then travel in 16 bits."""
         return min(members * self.expected_bytes(elements), 2.0 * elements)
 
     def _kept_count(self, elements: int) -> int:

@@ -54,7 +54,7 @@ class TwoBitCodec(Codec):
 
     @property
     def reply(self) -> Codec:
-        """Of a mean, which holds what any member kept; all of it travels then."""
+        """Codec of a mean, which holds what any member kept; all of it travels."""
         return SparseCodec()
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class TwoBitCodec(Codec):
         return min(4.0 * members * self.kept_count(elements), 2.0 * elements)
 
     def kept_count(self, elements: int) -> int:
-        """Return how many of so many elements travel."""
+        """Return the number of elements that travel."""
         full_blocks, tail = divmod(elements, BLOCK)
         return full_blocks * self._of(BLOCK) + (self._of(tail) if tail else 0)
 
@@ -100,12 +100,12 @@ class TwoBitCodec(Codec):
         return min(block, max(1, round(self.share * block)))
 
     def _counts(self, elements: int) -> npt.NDArray[np.int64]:
-        """Return how many elements of every block travel."""
+        """Return the number of elements of every block that travel."""
         full_blocks, tail = divmod(elements, BLOCK)
         return np.array([self._of(BLOCK)] * full_blocks + [self._of(tail)] * bool(tail), dtype=np.int64)
 
     def _select(self, values: torch.Tensor) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
-        """Return the places of the kept elements in their blocks, and their values."""
+        """Return the offsets of the kept elements in their blocks, and their values."""
         full_elements = values.numel() // BLOCK * BLOCK
         offsets, kept_values = [], []
         for blocks in (values[:full_elements].view(-1, BLOCK), values[full_elements:].view(1, -1)):
@@ -119,7 +119,7 @@ class TwoBitCodec(Codec):
 
 
 def _quantised(values: torch.Tensor) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-    """Return the levels, fp32, and the number of every value's."""
+    """Return the levels, fp32, and the level index of every value."""
     exact = values.to(torch.float64)
     centred = exact - exact.mean() if exact.numel() else exact
     deviation = float(centred.norm()) / math.sqrt(max(1, exact.numel() - 1))
@@ -135,7 +135,7 @@ def _bytes(count: int, bits: int) -> int:
 
 
 def _pack_offsets(offsets: npt.NDArray[np.int64]) -> Bytes:
-    """Return two places in three bytes."""
+    """Pack two offsets of 12 bits into three bytes."""
     pairs = np.zeros((-(-offsets.size // 2), 2), dtype=np.uint16)
     pairs.reshape(-1)[: offsets.size] = offsets
     even, odd = pairs.T
@@ -151,7 +151,7 @@ def _unpack_offsets(data: Bytes, count: int) -> npt.NDArray[np.int64]:
 
 
 def _pack_levels(level_indices: npt.NDArray[np.int64]) -> Bytes:
-    """Return four numbers in a byte."""
+    """Pack four level indices into a byte."""
     fours = np.zeros((-(-level_indices.size // 4), 4), dtype=np.uint8)
     fours.reshape(-1)[: level_indices.size] = level_indices
     a, b, c, d = fours.T
