@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from app.console import visible
-from app.history import chronological
 from app.member_state import MIN_STEPS, MemberState
 from app.metrics import metric_label, metric_text, metrics_of
 from app.run_series import RUN, evaluation_series, of_member, of_run, series_names
 from app.run_state import RunState, SplitResults
 from app.showcase import showcase_lines
+from app.timeline import chronological
 from profiles.errors import BadInput, counted
 from training.events import Event, TimingEvent
 from training.tasks.error_analysis import (
@@ -126,7 +126,7 @@ def state_document(state: RunState) -> dict[str, object]:
         "members": [_member_document(member) for member in state.members.values()],
         "evaluations": evaluations_document(state),
         "series": series_document(state),
-        "happenings": [entry._asdict() for entry in chronological(state.chronicles)],
+        "happenings": [entry._asdict() for entry in chronological(state.timeline)],
         "warnings": [{"member": w.member, "message": w.text, "time": w.time} for w in state.warnings],
         "errors": [{"member": e.member, "message": e.text, "hint": e.hint} for e in state.errors],
     }

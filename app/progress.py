@@ -18,10 +18,10 @@ from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
 from app.figures import data_text, evaluation_headline
-from app.history import timeline_entry
 from app.member_state import MemberState, amount_text
 from app.metrics import four_digits, simulated_text
 from app.run_state import RunState, apply
+from app.timeline import timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 from training.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.history import with_reason
 from app.member_state import MemberState
 from app.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, summed
 from app.run_state import RunState, machine_changes
+from app.timeline import with_reason
 
 _GAP = 8
 """Buckets without a step that count as work: at their own pace, members do not take every step."""
@@ -48,7 +48,7 @@ class Ribbon:
     """Share of the time that it stood still, over as many steps as lie between two synchronisations; it has a bucket
     wherever the machine took a step."""
     away: tuple[AwaySpan, ...] = ()
-    came: tuple[float, ...] = ()
+    arrivals: tuple[float, ...] = ()
     """Steps at which it came, or came back."""
     snapshots: tuple[float, ...] = ()
     """Steps at which it wrote one."""
@@ -57,11 +57,11 @@ class Ribbon:
 def ribbons(state: RunState) -> list[Ribbon]:
     """Return the ribbon of every machine."""
     away: dict[int, list[AwaySpan]] = {}
-    came: dict[int, list[float]] = {}
+    arrivals: dict[int, list[float]] = {}
     for step, entry in machine_changes(state):
         absences = away.setdefault(entry.member, [])
-        if entry.came:
-            came.setdefault(entry.member, []).append(step)
+        if entry.is_arrival:
+            arrivals.setdefault(entry.member, []).append(step)
             if absences and absences[-1].until == math.inf:
                 absences[-1] = absences[-1]._replace(until=max(step, absences[-1].start))
         else:
@@ -71,7 +71,7 @@ def ribbons(state: RunState) -> list[Ribbon]:
             rank,
             moving_average(of_member(state.curves, rank, "wait share"), _between_syncs(member)),
             tuple(away.get(rank, ())),
-            tuple(came.get(rank, ())),
+            tuple(arrivals.get(rank, ())),
             tuple(point.step for point in of_member(state.curves, rank, SNAPSHOTS).points()),
         )
         for rank, member in state.members.items()

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from app.history import Chronicles, Happening, chronological, newest, timeline_entry, with_entry
 from app.member_state import (
     GONE,
     PRESENT_STATUSES,
@@ -27,6 +26,7 @@ from app.member_state import (
 )
 from app.run_series import RUN, SIMULATED, Curves, MeasuredEvent, figures, of_member, with_figures
 from app.run_series import newest as newest_value
+from app.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
 from training.attempts import Attempts, attempts_after, seconds_in
 from training.events import (
     AnswerEvent,
@@ -86,8 +86,8 @@ class RunState:
     snapshot_step: int | None = None
     curves: Mapping[int, Curves] = field(default_factory=dict)
     """Every figure over the steps, by rank (:data:`app.run_series.RUN`: of the run) and name."""
-    chronicles: Chronicles = field(default_factory=dict)
-    """What happened, by kind; :func:`app.history.chronological` makes one list of it."""
+    timeline: RunTimeline = field(default_factory=dict)
+    """What happened, by kind; :func:`app.timeline.chronological` makes one list of it."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by their ids."""
 
@@ -97,7 +97,7 @@ class RunState:
         return own_name or planned.get(rank) or (f"member {rank}" if rank >= 0 else "run")
 
     @property
-    def warnings(self) -> tuple[Happening, ...]:
+    def warnings(self) -> tuple[TimelineEntry, ...]:
         """The newest ones that hold, oldest first: nobody waits for a machine that has come, or in a run that ended."""
         come = tuple(
             f"waiting for {member.label}:"
@@ -105,11 +105,11 @@ class RunState:
             if member.step or member.status == "joined"
         )
         past = come if self.ended is None else ("waiting for ",)
-        return tuple(entry for entry in newest(self.chronicles, "warning") if not entry.text.startswith(past))
+        return tuple(entry for entry in newest(self.timeline, "warning") if not entry.text.startswith(past))
 
     @property
-    def errors(self) -> tuple[Happening, ...]:
-        return newest(self.chronicles, "error")
+    def errors(self) -> tuple[TimelineEntry, ...]:
+        return newest(self.timeline, "error")
 
     @property
     def resume_step(self) -> int | None:
@@ -185,7 +185,7 @@ def apply(state: RunState, event: Event) -> RunState:
     state = changed(
         state,
         updated=max(event.time, state.updated or event.time),
-        chronicles=with_entry(state.chronicles, timeline_entry(event, before)),
+        timeline=with_entry(state.timeline, timeline_entry(event, before)),
         attempts=attempts_after(state.attempts, event),
     )
     match event:
@@ -210,19 +210,19 @@ def apply(state: RunState, event: Event) -> RunState:
             return state
 
 
-def arrivals_and_departures(state: RunState) -> list[Happening]:
+def arrivals_and_departures(state: RunState) -> list[TimelineEntry]:
     """Return when machines came and went, oldest first; not that all left because the run was stopped, nor that they
     are there again when it goes on."""
-    moves: list[Happening] = []
+    moves: list[TimelineEntry] = []
     present: set[int] = set()
     away: dict[int, bool] = {}
-    for entry in chronological(state.chronicles):
+    for entry in chronological(state.timeline):
         went = entry.status in GONE or (entry.kind == "error" and entry.member >= 0)
-        if entry.came or entry.status in PRESENT_STATUSES:
+        if entry.is_arrival or entry.status in PRESENT_STATUSES:
             present.add(entry.member)
         elif went:
             present.discard(entry.member)
-        if entry.status == "done" or not (went or entry.came) or away.get(entry.member) == went:
+        if entry.status == "done" or not (went or entry.is_arrival) or away.get(entry.member) == went:
             continue
         if entry.kind == "back" and entry.member not in away:
             continue
@@ -234,17 +234,21 @@ def arrivals_and_departures(state: RunState) -> list[Happening]:
     return moves
 
 
-def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
+def machine_changes(state: RunState) -> list[tuple[float, TimelineEntry]]:
     """Return when machines came and went, over the steps; not how a run begins and ends."""
     moves, since = [], dict[int, float]()
     for entry in arrivals_and_departures(state):
         step = float(entry.step) if entry.step >= 0 else _step_at(state, entry.time)
-        if step is None and not entry.came and entry.member in state.members:
+        if step is None and not entry.is_arrival and entry.member in state.members:
             step = max(state.members[entry.member].step, since.get(entry.member, 0.0))
         if step is not None and entry.kind == "back":
             step = _first_own_step(state, entry.member, step)
         last_step = state.total_steps if state.total_steps is not None else math.inf
-        if step is not None and (not entry.came or step >= 1) and not (entry.status == "left" and step >= last_step):
+        if (
+            step is not None
+            and (not entry.is_arrival or step >= 1)
+            and not (entry.status == "left" and step >= last_step)
+        ):
             since[entry.member] = step
             moves.append((step, entry))
     return moves
@@ -261,7 +265,7 @@ def _step_at(state: RunState, moment: float) -> float | None:
     """Return about which step was done at a time, between what is known of other times."""
     moments = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
     moments += [
-        (entry.time, entry.step) for entry in chronological(state.chronicles) if entry.step >= 0 and not entry.status
+        (entry.time, entry.step) for entry in chronological(state.timeline) if entry.step >= 0 and not entry.status
     ]
     moments += [member.began for member in state.members.values() if member.began]
     moments += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]

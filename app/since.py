@@ -17,9 +17,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.history import Chronicle, Happening, chronological
 from app.run_series import of_run
 from app.run_state import INTERRUPTED, RunState, arrivals_and_departures
+from app.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
 from training.events import Event
 from training.run_files import write_whole
@@ -116,12 +116,12 @@ def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
     before, after = map(_loss, (seen_state, state))
     if after is not None and after != before:
         yield f"loss {after:.3g}" if before is None else f"loss {before:.3g} -> {after:.3g}"
-    seen_entries = set(chronological(seen_state.chronicles))
-    new = [entry for entry in chronological(state.chronicles) if entry not in seen_entries]
+    seen_entries = set(chronological(seen_state.timeline))
+    new = [entry for entry in chronological(state.timeline) if entry not in seen_entries]
     yield from _losses(state, new, now)
     written = [entry.step for entry in new if entry.kind == "snapshot"]
     if written:
-        counts = [s.chronicles.get("snapshot", Chronicle()).count for s in (state, seen_state)]
+        counts = [s.timeline.get("snapshot", TimelineTrack()).count for s in (state, seen_state)]
         qualifier = "more than " if counts[0] - counts[1] > len(written) else ""  # not all of them are kept
         yield qualifier + counted(len(set(written)), "snapshot")
     if state.status == "paused" != seen_state.status:
@@ -135,7 +135,7 @@ def _loss(state: RunState) -> float | None:
     return statistics.fmean(point.mean for point in points) if points else None
 
 
-def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:
+def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterator[str]:
     """Yield who was lost and who came back, each return after its loss."""
     member_moves = {entry for entry in arrivals_and_departures(state) if entry.kind in ("lost", "back")}
     moved = sorted((entry for entry in new if entry in member_moves), key=lambda entry: entry.member)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.figures import data_text
-from app.history import Happening, chronological
 from app.member_state import TROUBLE, MemberState
 from app.promise import SLOWER, Alone, Promise, outcome
 from app.run_state import INTERRUPTED, RunState
+from app.timeline import TimelineEntry, chronological
 from profiles.quantities import duration_text
 from training.sensors import slows
 
@@ -120,13 +120,13 @@ def ending(state: RunState, now: float) -> tuple[float, float] | None:
     return max(0.0, steps * _pace(slowest) - min(since, _pace(slowest))), doubt
 
 
-def problems(state: RunState) -> list[Happening]:
+def problems(state: RunState) -> list[TimelineEntry]:
     """Return what is wrong at the moment, or what a failed run died of: the root cause first, then what followed.
 
     A problem of a machine that is back is over.
     """
-    entries = [entry for entry in chronological(state.chronicles) if entry.kind in ("error", "lost")]
-    back = {entry.member: entry.time for entry in chronological(state.chronicles) if entry.kind == "back"}
+    entries = [entry for entry in chronological(state.timeline) if entry.kind in ("error", "lost")]
+    back = {entry.member: entry.time for entry in chronological(state.timeline) if entry.kind == "back"}
     if state.started is not None:
         entries = [entry for entry in entries if entry.time >= state.started - 1.0]
     return [entry for entry in entries if entry.time > back.get(entry.member, -math.inf)]

@@ -18,7 +18,6 @@ from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import BESIDE, Strip, margin, strip_lines, strips
 from app.figures import evaluated_series
-from app.history import chronological
 from app.metrics import RATES
 from app.promise import at_promised_pace, pace_of
 from app.ribbon import rate_of_run
@@ -28,6 +27,7 @@ from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal, together
+from app.timeline import chronological
 
 _LEFT = 8
 """Cells of the labels at the left, at least."""
@@ -54,10 +54,10 @@ def marks(state: RunState) -> tuple[AxisMark, ...]:
     """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
     found = [AxisMark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
-    evaluated = [one.step for one in chronological(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
+    evaluated = [one.step for one in chronological(state.timeline) if one.kind == "evaluation" and one.step >= 0]
     found += [AxisMark(step, "◆", "$text-accent") for step in evaluated]
     for step, one in machine_changes(state):
-        sign = ("+", "bold $text-success") if one.came else ("✗", "bold $text-error")
+        sign = ("+", "bold $text-success") if one.is_arrival else ("✗", "bold $text-error")
         found.append(AxisMark(step, *sign))
     return tuple(found)
 

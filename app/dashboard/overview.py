@@ -31,13 +31,13 @@ from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
 from app.dashboard.samples import sample_lines
 from app.figures import evaluated_series, evaluation_text
-from app.history import Happening, chronological
 from app.report import evaluation_lines, failure_hint
 from app.ribbon import rate_of_run
 from app.run_series import of_run, series_names, smoothed
 from app.run_state import RunState
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
+from app.timeline import TimelineEntry, chronological
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 
@@ -77,16 +77,16 @@ class EventsPane(Pane):
     def draw(self, picture: Picture) -> None:
         state = picture.state
         last = tuple(member.work.syncs for member in state.members.values())
-        seen = (state.chronicles, last)
+        seen = (state.timeline, last)
         if seen == self._seen:
             return
         self._seen = seen
-        rows = [_row(one, picture) for one in chronological(state.chronicles)[-MOST_ROWS:]]
+        rows = [_row(one, picture) for one in chronological(state.timeline)[-MOST_ROWS:]]
         every = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
         self.query_one(RowTable).show(row for _, row in every[:MOST_ROWS])
 
 
-def _row(one: Happening, picture: Picture) -> tuple[float, TableRow]:
+def _row(one: TimelineEntry, picture: Picture) -> tuple[float, TableRow]:
     cells = (literal(clock_text(one.time), "$text-muted"), MARKS[one.kind].show(one.kind), _words(one, picture))
     hint = (literal(one.hint, "$text-accent"),) if one.hint else ()
     return one.time, TableRow(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
@@ -114,17 +114,17 @@ def clock_text(moment: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
-def happening_line(one: Happening, picture: Picture) -> Content:
+def entry_line(one: TimelineEntry, picture: Picture) -> Content:
     """Return time, symbol and words in one line."""
     symbol = MARKS[one.kind].show("")
     return Content.assemble((clock_text(one.time), "$text-muted"), "  ", symbol, " ", _words(one, picture))
 
 
-def _words(one: Happening, picture: Picture) -> Content:
+def _words(one: TimelineEntry, picture: Picture) -> Content:
     return literal(what(one, picture), "$text-error" if one.kind in ("lost", "error") else "")
 
 
-def what(one: Happening, picture: Picture) -> str:
+def what(one: TimelineEntry, picture: Picture) -> str:
     """Return the words, with machine and step where they are not said."""
     name = picture.name(one.member) if one.member >= 0 else ""
     who = f"{name}: " if name and name not in one.text and one.kind not in ("evaluation",) else ""
@@ -299,7 +299,5 @@ def _result(picture: Picture, most: int, width: int) -> Content:
 
 
 def _latest(picture: Picture, most: int) -> Content:
-    happened: Sequence[Content] = [
-        happening_line(one, picture) for one in chronological(picture.state.chronicles)[-most:]
-    ]
+    happened: Sequence[Content] = [entry_line(one, picture) for one in chronological(picture.state.timeline)[-most:]]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

@@ -125,10 +125,12 @@ def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | N
     for step in (away.start for away in ribbon.away):  # over a snapshot in the same cell
         if window.left <= step <= window.right:
             cells[place(step)] = (WENT, "bold $text-error")
-    for step in ribbon.came:
+    for step in ribbon.arrivals:
         if window.left <= step <= window.right:
             cells[place(step)] = (CAME, "bold $text-success")
     begin = next((cell for cell, share in enumerate(waited) if share is not None), 0)
-    if ribbon.came and not any(away.start <= ribbon.came[0] for away in ribbon.away):  # it came when others trained
+    if ribbon.arrivals and not any(
+        away.start <= ribbon.arrivals[0] for away in ribbon.away
+    ):  # it came when others trained
         cells[:begin] = [cell if cell[0] == CAME else (ABSENT, "$text-muted") for cell in cells[:begin]]
     return cells

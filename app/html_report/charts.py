@@ -202,7 +202,7 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
     names = _names(evidence)
     for row, (step, change) in enumerate(machine_changes(evidence.state)[:_SHOWN_MARKS]):
         status = "back" if change.kind == "back" else change.status or "failed"
-        colour = GREEN if change.came else RED
+        colour = GREEN if change.is_arrival else RED
         geometry = {"x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
         lines.append({**geometry, "line": {"color": colour, "width": 1, "dash": "dash"}})
         text = {"x": step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}

@@ -122,7 +122,7 @@ def _signs(
             away["x"] += [absence.start, min(absence.until, last_step), None]
             away["y"] += [middle, middle, None]
             _put(went, absence.start, middle, why)
-        for step in ribbon.came:
+        for step in ribbon.arrivals:
             _put(came, step, middle, f"{name} back")
         for step in ribbon.snapshots:
             _put(wrote, step, middle, f"{name}: snapshot")

@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 
 from app.console import command_line, visible
 from app.figures import MORE_DATA, change, data_text
-from app.history import Happening
 from app.html_report.evidence import Evidence
 from app.metrics import metric_label, metric_text, metrics_of, simulated_text
 from app.pair_paths import is_loopback
 from app.run_state import machine_changes
+from app.timeline import TimelineEntry
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
@@ -266,16 +266,16 @@ def result(evidence: Evidence) -> str:
 
 def notices(evidence: Evidence) -> str:
     """Return warnings and errors; the earliest error first, because what follows often follows from it."""
-    chronicles = [evidence.state.chronicles[kind] for kind in ("error", "warning") if kind in evidence.state.chronicles]
-    if not chronicles:
+    tracks = [evidence.state.timeline[kind] for kind in ("error", "warning") if kind in evidence.state.timeline]
+    if not tracks:
         return "<p>None.</p>"
-    rows = "".join(_notice(evidence, entry) for chronicle in chronicles for entry in chronicle.entries)
-    dropped = sum(chronicle.count - len(chronicle.entries) for chronicle in chronicles)
+    rows = "".join(_notice(evidence, entry) for track in tracks for entry in track.entries)
+    dropped = sum(track.count - len(track.entries) for track in tracks)
     omitted_note = f"<p>{dropped} more are in events.jsonl.</p>" if dropped else ""
     return f'<ul class="notices">{rows}</ul>{omitted_note}'
 
 
-def _notice(evidence: Evidence, notice: Happening) -> str:
+def _notice(evidence: Evidence, notice: TimelineEntry) -> str:
     moment = "?"
     with contextlib.suppress(ValueError, OverflowError, OSError):
         moment = f"{datetime.fromtimestamp(notice.time, timezone.utc):%H:%M:%S}"

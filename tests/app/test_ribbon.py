@@ -32,7 +32,7 @@ def test_a_machine_that_was_away_says_from_when_to_when_and_why() -> None:
     assert pc.away == () and pc.snapshots == (20.0,)
     (away,) = air.away
     assert (away.start, away.text) == (10.0, "lost: silent for 5 s")
-    assert away.until == pytest.approx(30.0, abs=1) and air.came == (away.until,)
+    assert away.until == pytest.approx(30.0, abs=1) and air.arrivals == (away.until,)
     assert steps_away(air, 40) == pytest.approx(20, abs=1) and steps_away(pc, 40) == 0
 
 

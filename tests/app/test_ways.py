@@ -10,12 +10,12 @@ import pytest
 
 from app.dashboard.network import sums
 from app.dashboard.reader import Picture
-from app.history import chronological
 from app.html_report.charts import charts_of
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body
 from app.pair_paths import pair_lines, route_text
 from app.run_state import reduce_events
+from app.timeline import chronological
 from cli_typer import main
 from tests.app.app_events import step
 from tests.report.report_runs import write_run
@@ -49,7 +49,7 @@ def lines(*events: Event) -> list[str]:
 
 def test_a_way_that_changes_is_an_event_and_the_first_ones_are_none() -> None:
     events = [*met(2), told(0, 3, (1, "relayed")), told(0, 4, (1, "relayed"))]
-    happened = [(one.time, one.text) for one in chronological(reduce_events(events).chronicles) if one.kind == "path"]
+    happened = [(one.time, one.text) for one in chronological(reduce_events(events).timeline) if one.kind == "path"]
     assert happened == [(3, "studio to tower: now through the relay, before directly (10.0.0.1 over eth0)")]
 
 

@@ -94,7 +94,7 @@ def test_a_newcomer_is_marked_where_it_came_and_a_failure_where_it_was() -> None
 def test_a_flood_of_warnings_is_bounded_and_the_errors_hint_is_kept() -> None:
     warnings = [WarningEvent(message=f"number {number}", time=float(number)) for number in range(1000)]
     state = reduce_events([ErrorEvent(message="broken", hint="mend it", time=1), *warnings])
-    kept = state.chronicles["warning"]
+    kept = state.timeline["warning"]
     assert (len(kept.entries), kept.count) == (200, 1000)
     assert [one.hint for one in state.errors] == ["mend it"]
 

@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.history import FIRST, NEWEST, Chronicle, Happening, chronological
 from app.run_state import reduce_events
+from app.timeline import FIRST, NEWEST, TimelineEntry, TimelineTrack, chronological
 from training.events import (
     ErrorEvent,
     Event,
@@ -19,18 +19,18 @@ from training.events import (
 )
 
 
-def warning(at: float) -> Happening:
-    return Happening(at, 0, "warning", f"at {at}")
+def warning(at: float) -> TimelineEntry:
+    return TimelineEntry(at, 0, "warning", f"at {at}")
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 500), max_size=400), st.randoms())
 def test_any_order_keeps_the_same_ends(times: list[int], chance: random.Random) -> None:
-    def kept(order: list[int]) -> Chronicle:
-        chronicle = Chronicle()
+    def kept(order: list[int]) -> TimelineTrack:
+        track = TimelineTrack()
         for time in order:
-            chronicle = chronicle.with_entry(warning(float(time)))
-        return chronicle
+            track = track.with_entry(warning(float(time)))
+        return track
 
     shuffled = list(times)
     chance.shuffle(shuffled)
@@ -42,7 +42,7 @@ def test_any_order_keeps_the_same_ends(times: list[int], chance: random.Random) 
 def test_a_flood_of_warnings_hides_no_error() -> None:
     flood = [WarningEvent(time=float(n), message=str(n)) for n in range(1000)]
     state = reduce_events([ErrorEvent(member=0, time=5.0, message="the cause"), *flood])
-    kept = chronological(state.chronicles)
+    kept = chronological(state.timeline)
     assert [h.text for h in kept if h.kind == "error"] == ["the cause"]
     assert len(kept) == FIRST + NEWEST + 1
 
@@ -63,8 +63,8 @@ def lost_for_long() -> list[Event]:
 
 def test_a_stop_is_said_once() -> None:
     stopped, empty = (RunEvent(time=9.0, status="cancelled", message=why) for why in ("stopped", "no step was taken"))
-    assert [one.text for one in chronological(reduce_events([stopped]).chronicles)] == ["the run was stopped"]
-    told = [one.text for one in chronological(reduce_events([empty]).chronicles)]
+    assert [one.text for one in chronological(reduce_events([stopped]).timeline)] == ["the run was stopped"]
+    told = [one.text for one in chronological(reduce_events([empty]).timeline)]
     assert told == ["the run was stopped: no step was taken"]
 
 
@@ -72,13 +72,13 @@ def test_a_lost_member_keeps_its_first_cause_until_it_is_back() -> None:
     state = reduce_events(lost_for_long())
     member = state.members[1]
     assert (member.status, member.message, member.since, member.times_lost) == ("lost", "silent for 5 s", 9.0, 1)
-    assert [h.text for h in chronological(state.chronicles) if h.kind == "lost"] == ["b lost: silent for 5 s"]
+    assert [h.text for h in chronological(state.timeline) if h.kind == "lost"] == ["b lost: silent for 5 s"]
 
 
 def test_a_member_that_joins_again_is_told_as_back() -> None:
     back = MemberEvent(member=1, time=20.0, status="joined", name="b", message="joins a running group")
     state = reduce_events([*lost_for_long(), back])
-    assert [h.text for h in chronological(state.chronicles) if h.kind == "back"] == ["b is back"]
+    assert [h.text for h in chronological(state.timeline) if h.kind == "back"] == ["b is back"]
     assert state.members[1].active
     lost = reduce_events([MemberEvent(member=1, time=30.0, status="lost", message="no power")], state).members[1]
     assert (lost.message, lost.times_lost) == ("no power", 2)

@@ -1,7 +1,7 @@
-"""What has happened in a run, in words: launches, evaluations, snapshots, requests, machines lost and back.
+"""The timeline of a run, in words: launches, evaluations, snapshots, requests, machines lost and back.
 
-Bounded, and the same whatever the order in which the members' events were merged: of every kind the earliest and the
-newest ones by their own time are kept.
+It is bounded, and does not depend on the order in which the members' events were merged: of every kind, the earliest
+and the newest entries by their own times are kept.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from training.events import (
 )
 
 FIRST, NEWEST = 40, 160
+"""Entries of one kind that are kept from the beginning, and from the end."""
 KEPT_NOTICES = 50
-"""Warnings, and errors, that a list of them has."""
+"""Most entries in a list of warnings, or of errors."""
 _RUN = {
     "starting": "the run is starting",
     "running": "training is under way",
@@ -40,8 +41,8 @@ _RUN = {
 Kind = Literal["run", "machine", "lost", "back", "error", "warning", "evaluation", "snapshot", "request", "path"]
 
 
-class Happening(NamedTuple):
-    """One line of the list. They sort by time."""
+class TimelineEntry(NamedTuple):
+    """One line of the timeline. Entries sort by time."""
 
     time: float
     member: int
@@ -50,66 +51,68 @@ class Happening(NamedTuple):
     text: str
     hint: str = ""
     step: int = -1
-    """-1: none is known."""
+    """-1: unknown."""
     status: str = ""
-    """Of the member, where it is told."""
+    """Of the member, where the event has one."""
     why: str = ""
-    """What its teller gave as the reason of that status; the text has it too."""
+    """Reason that was reported for that status; it is part of the text too."""
 
     @property
-    def came(self) -> bool:
-        """Whether a machine came to a run that was under way, or came back to it."""
+    def is_arrival(self) -> bool:
+        """Whether a machine joined a run that was under way, or came back to it."""
         return self.kind == "back" or self.status == "joined"
 
 
 @dataclass(frozen=True)
-class Chronicle:
-    """The earliest and the newest of one kind."""
+class TimelineTrack:
+    """The earliest and the newest entries of one kind."""
 
-    earliest: tuple[Happening, ...] = ()
-    newest: tuple[Happening, ...] = ()
+    earliest: tuple[TimelineEntry, ...] = ()
+    newest: tuple[TimelineEntry, ...] = ()
     count: int = 0
+    """Of all entries, also of those that were dropped."""
 
     @property
-    def entries(self) -> tuple[Happening, ...]:
-        """What is kept, in order, without doubles where both ends meet."""
-        spare = len(self.earliest) + len(self.newest) - self.count
-        return (*self.earliest, *self.newest[max(0, spare) :])
+    def entries(self) -> tuple[TimelineEntry, ...]:
+        """The kept entries in order, each once."""
+        overlap = len(self.earliest) + len(self.newest) - self.count
+        return (*self.earliest, *self.newest[max(0, overlap) :])
 
-    def with_entry(self, new: Happening) -> Chronicle:
-        """Return the chronicle with one more."""
+    def with_entry(self, new: TimelineEntry) -> TimelineTrack:
+        """Return the track with one more entry."""
         earliest, newest = sorted((*self.earliest, new)), sorted((*self.newest, new))
-        return Chronicle(tuple(earliest[:FIRST]), tuple(newest[-NEWEST:]), self.count + 1)
+        return TimelineTrack(tuple(earliest[:FIRST]), tuple(newest[-NEWEST:]), self.count + 1)
 
 
-Chronicles = Mapping[str, Chronicle]
+RunTimeline = Mapping[str, TimelineTrack]
+"""Tracks by kind."""
 
 
-def with_entry(chronicles: Chronicles, new: Happening | None) -> Chronicles:
-    """Return the chronicles with one more happening."""
+def with_entry(timeline: RunTimeline, new: TimelineEntry | None) -> RunTimeline:
+    """Return the timeline with one more entry."""
     if new is None:
-        return chronicles
-    updated = {**chronicles, new.kind: chronicles.get(new.kind, Chronicle()).with_entry(new)}
-    return updated if new.kind in chronicles else dict(sorted(updated.items()))
+        return timeline
+    updated = {**timeline, new.kind: timeline.get(new.kind, TimelineTrack()).with_entry(new)}
+    return updated if new.kind in timeline else dict(sorted(updated.items()))
 
 
-def newest(chronicles: Chronicles, kind: Kind) -> tuple[Happening, ...]:
-    """Return the newest of one kind, oldest first."""
-    return chronicles.get(kind, Chronicle()).newest[-KEPT_NOTICES:]
+def newest(timeline: RunTimeline, kind: Kind) -> tuple[TimelineEntry, ...]:
+    """Return the newest entries of one kind, oldest first."""
+    return timeline.get(kind, TimelineTrack()).newest[-KEPT_NOTICES:]
 
 
-def chronological(chronicles: Chronicles) -> list[Happening]:
-    """Return everything that is kept, oldest first."""
-    return sorted(happening for chronicle in chronicles.values() for happening in chronicle.entries)
+def chronological(timeline: RunTimeline) -> list[TimelineEntry]:
+    """Return all entries that are kept, oldest first."""
+    return sorted(entry for track in timeline.values() for entry in track.entries)
 
 
-def timeline_entry(event: Event, member: MemberState | None) -> Happening | None:
-    """Return what an event means for a person; most mean nothing by themselves.
+def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | None:
+    """Return the entry that an event makes; ``None``: most events make none.
 
     Args:
         member: as it was before the event.
     """
-    entry = partial(Happening, event.time, -1 if event.member is None else event.member)
+    entry = partial(TimelineEntry, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
             return entry("run", with_reason(_RUN[event.status], "" if event.message == "stopped" else event.message))
@@ -139,15 +142,15 @@ def timeline_entry(event: Event, member: MemberState | None) -> Happening | None
 
 
 def with_reason(statement: str, reason: str) -> str:
-    """``what: why``, or what alone where nobody said why."""
+    """Return ``statement: reason``, or the statement alone where the reason is empty."""
     return f"{statement}: {reason}" if reason else statement
 
 
 def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, str] | None:
-    """Return what a member's new state is to be told as; ``None``: it was told, or follows from what was.
+    """Return kind and text of the entry for a member's new status; ``None``: it repeats or follows from the old one.
 
-    Member and coordinator say that it joined or left, and a loss is followed by what it led to: whoever shows a run
-    tells each once, by this rule.
+    The member and the coordinator both report that it joined or left, and a loss is followed by its consequences: every
+    display tells each change once, by this rule.
     """
     name = event.name or (before.label if before else f"member {event.member}")
     old_status = before.status if before is not None else ""
