@@ -117,9 +117,7 @@ class RunState:
         written = {
             r: (m.snapshot_step, m.snapshot_live) for r, m in self.members.items() if m.snapshot_step is not None
         }
-        is_recorded = all(live for _, live in written.values())  # earlier versions did not write down who trained
-        trained = () if is_recorded else [rank for rank, member in self.members.items() if member.step]
-        return kept_step({r: (step, live or trained) for r, (step, live) in written.items()})
+        return kept_step(written)
 
     @property
     def saved_progress(self) -> str:

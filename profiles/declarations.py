@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -88,9 +88,6 @@ def option(
 
 class Section(BaseModel):
     """A group of options that belong together."""
-
-    former_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """By option: values as plans of version 1 have them, each with the one that means the same now."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -266,8 +263,7 @@ def aliases(options: type[BaseModel]) -> dict[str, str]:
 class Owning(BaseModel):
     """A document that holds the options of all owners of a section, in :attr:`owned`.
 
-    An owner's option with an alias stands under it beside the document's own fields: so documents stay as they were
-    before options had owners. An alias of one of the document's own options is a former name: it is read, not written.
+    An owner's option with an alias stands under it beside the document's own fields.
     """
 
     owned_section: ClassVar[str] = "strategy"
@@ -288,12 +284,6 @@ class Owning(BaseModel):
             found[name] = {field: given[field] for field in own if given[field] != usual[field]}
         return {name: values for name, values in found.items() if values}
 
-    @classmethod
-    def with_present_names(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a document of any version with the present names of its own options; the order stays."""
-        present = {former: name for name, former in aliases(cls).items()}
-        return {present.get(name, name): document[name] for name in document if present.get(name) not in document}
-
     def with_own(self, name: str, **values: Any) -> Self:
         """Return a copy with other options of the owner ``name``."""
         changed = self.owned[name].model_copy(update=values)
@@ -311,7 +301,7 @@ class Owning(BaseModel):
             found[name] = _read(name, owner.options, {**flat, **own}) if isinstance(own, dict) else own
         for name in given:
             raise OptionError(name, f"unknown name; known are {', '.join(found)}")
-        return {**cls.with_present_names(rest), "owned": found}
+        return {**rest, "owned": found}
 
     @model_serializer(mode="wrap")
     def _with_aliases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

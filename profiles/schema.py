@@ -8,9 +8,9 @@ and called ``owner.option`` (:mod:`profiles.declarations`).
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, no_choice, option, trait_of
 from profiles.installation import RUNS_FOLDER
@@ -200,11 +200,8 @@ class DataSettings(Section):
         raise OptionError("window", "auto, full, or a number of seconds, for example 5")
 
 
-AskedEngine = Annotated[
-    Literal["auto", "mesh", "nccl"],
-    BeforeValidator(lambda name: {"hub": "mesh", "torch": "auto"}.get(name, name) if isinstance(name, str) else name),
-]
-"""An engine as a person asks for it, or as earlier versions called it."""
+AskedEngine = Literal["auto", "mesh", "nccl"]
+"""An engine as a person asks for it."""
 
 Transport = Literal["auto", "tls"]
 """``auto``: frames that are sealed with keys from a TLS handshake; ``tls``: everything through TLS itself."""
@@ -243,9 +240,7 @@ class StrategySettings(Owning, Section):
         "what the planner assumes: trained models tolerate rarer exchanges; auto: custom models are untrained",
         advanced=True,
     )
-    coordinator_port: int = option(
-        0, "TCP port of the coordinator; 0: any free one", alias="hub_port", ge=0, le=65535, advanced=True
-    )
+    coordinator_port: int = option(0, "TCP port of the coordinator; 0: any free one", ge=0, le=65535, advanced=True)
 
     @model_validator(mode="before")
     @classmethod

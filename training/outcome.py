@@ -224,10 +224,10 @@ def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
     """Return the newest step of which all who trained then have a snapshot; ``None``: there is none.
 
     Args:
-        newest: step of the newest snapshot of every member, and who trained then (empty: all that are named here).
+        newest: step of the newest snapshot of every member, and who trained then.
     """
     for step, live in sorted(newest.values(), key=lambda one: -one[0]):
-        if all(rank in newest and newest[rank][0] >= step for rank in live or newest):
+        if all(rank in newest and newest[rank][0] >= step for rank in live):
             return step
     return None
 

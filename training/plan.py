@@ -3,29 +3,25 @@ of it, with which versions it ran and how it ended (``metadata.json``)."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from profiles.declarations import owners
 from profiles.errors import BadInput
-from profiles.schema import Profile, StrategySettings
+from profiles.schema import Profile
 from training.bounded import first_problem
 
-PLAN_VERSION = 2
-_GONE = ("hub_address",)
-"""Fields of earlier versions, which are read past."""
+PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {
     **dict.fromkeys(("run_id", "engine", "added", "resume", "attempt", "absent", "own_folders", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
@@ -60,10 +56,6 @@ class MemberPlan(BaseModel):
     """Its machine, where data stay on machines: members of one machine share the data of one path."""
     data: str = ""
     """Path of the data that it trains on, on its machine; empty: that of the profile."""
-
-
-def _all_cuda(members: Any) -> bool:
-    return isinstance(members, list) and all(isinstance(m, dict) and m.get("device") == "cuda" for m in members)
 
 
 JOB_FACTORY = "training.tasks.object_files:build"
@@ -122,7 +114,7 @@ class RunPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = PLAN_VERSION
+    version: Literal[1] = PLAN_VERSION
     run_id: str
     profile: Profile
     members: tuple[MemberPlan, ...]
@@ -140,18 +132,6 @@ class RunPlan(BaseModel):
     """Whether every member has a run folder to itself, on its machine: all save the model then, and any delivers it."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _present_engine(cls, document: Any) -> Any:
-        """Read what an earlier version wrote: an engine as the one that has its place, values by their names of now."""
-        if not isinstance(document, dict):
-            return document
-        document = {name: document[name] for name in document if name not in _GONE}
-        if document.get("engine") in ("hub", "torch"):
-            in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
-            document["engine"] = "nccl" if in_clear else "mesh"
-        return {**_with_names(document), "version": PLAN_VERSION} if document.get("version") == 1 else document
 
     @property
     def has_coordinator(self) -> bool:
@@ -183,30 +163,9 @@ class RunPlan(BaseModel):
 
     def hash(self) -> str:
         """Hash of what decides the result. What is at its default does not count, so that an option which comes later
-        changes no hash; values have the names of version 1, so that snapshots of its plans fit."""
-        document = _with_names(self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True), former=True)
-        model = document.get("profile", {}).get("model", {})
-        if model.get("base_precision") == "fp32":  # which was the default, and its steps give the same bits
-            del model["base_precision"]
+        changes no hash."""
+        document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _with_names(document: Mapping[str, Any], former: bool = False) -> dict[str, Any]:
-    """Return a plan's document in which values of strategies' options have their present names, or their former ones
-    (:attr:`~profiles.declarations.Section.former_values`)."""
-    renamed = copy.deepcopy(dict(document))
-    levels: Any = renamed
-    for name in ("profile", "strategy", "owned"):
-        levels = levels.get(name) if isinstance(levels, dict) else None
-    for name, owner in owners("strategy").items():
-        values = levels.get(name) if isinstance(levels, dict) else None
-        if not isinstance(values, dict):
-            continue
-        for option, names in owner.options.former_values.items():
-            meant = {now: then for then, now in names.items()} if former else names
-            if isinstance(value := values.get(option), str):
-                values[option] = meant.get(value, value)
-    return renamed
 
 
 def read_plan(path: Path) -> RunPlan:
@@ -270,15 +229,6 @@ class RunMetadata(BaseModel):
     """1, and one more with every resume."""
     earlier: Earlier | None = None
     """Of a run that is being resumed, until it trains again: what it goes back to if it never does."""
-
-    @field_validator("config")
-    @classmethod
-    def _present_names(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Give the options of a run that began under an earlier version the names that they have now."""
-        strategy = config.get("strategy")
-        if not isinstance(strategy, dict):
-            return config
-        return {**config, "strategy": StrategySettings.with_present_names(strategy)}
 
 
 SCRIPT = "script"

@@ -42,8 +42,6 @@ _EXPECTED = {
     "interface": "the name of one network interface, for example en0",
 }
 _PLAIN_DEFAULTS = {"ssh_user": "user", "ssh_key_path": "key", "python_env": "python", "project_path": "project_path"}
-_EARLIER = {"carries_hub": "carries_coordinator", "hub_at": "coordinator_at"}
-"""What earlier versions called a field of a machine, with its name."""
 _EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
 _TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
 _LINE = TypeAdapter(Line)
@@ -207,7 +205,6 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
     if not isinstance(entry, dict):
         example = 'for example "b.local" or {"name": "b", "address": "10.0.0.2"}'
         raise BadInput(f"{location}: expected a name or an object", example)
-    entry = {_EARLIER.get(key, key): value for key, value in entry.items()}
     label = entry.get("name") or entry.get("address")
     location += f" ({short(label)!r})" if isinstance(label, str) else ""
     _refuse_unknown(entry, Machine.model_fields, location)

@@ -39,17 +39,6 @@ class Document(BaseModel):
     """Frozen, and no field may be unknown or not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    gone: ClassVar[tuple[str, ...]] = ()
-    """Fields of earlier versions, which are read past."""
-    renamed: ClassVar[dict[str, str]] = {}
-    """What earlier versions called a field, with its name."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not (cls.gone or cls.renamed):
-            return values
-        return {cls.renamed.get(name, name): values[name] for name in values if name not in cls.gone}
 
 
 class DocumentFile(Document):

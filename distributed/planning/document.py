@@ -11,12 +11,12 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field
 
 from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile, Name, Text
 from profiles.declarations import Owning
 from profiles.errors import BadInput
-from profiles.options import canonical, less_memory, options_by_name
+from profiles.options import less_memory, options_by_name
 from profiles.schema import AskedEngine, Profile
 from training.optimizers import state_bytes
 from training.schedule import AskedRule, steps_in
@@ -153,10 +153,7 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
     )
 
 
-Engine = Annotated[
-    Literal["mesh", "nccl"],
-    BeforeValidator(lambda name: "mesh" if name in ("hub", "torch") else name),  # plans of an earlier version
-]
+Engine = Literal["mesh", "nccl"]
 _RESULT_SECTIONS = ("model", "data", "training")
 
 
@@ -177,7 +174,6 @@ class Reason(Document):
 class Choice(Document):
     """One way to train: everything that a prediction needs beside the figures and the job."""
 
-    gone = ("hub",)
     strategy: Text
     codec: Text
     engine: Engine
@@ -257,7 +253,6 @@ class PredictedOutcome(Document):
 class Candidate(PredictedOutcome):
     """One choice and what it should cost."""
 
-    gone = ("hub_memory",)
     predicted: bool = True
     """``False``: what the strategy costs is not known, so that only shares, compute and memory are."""
     members: tuple[MemberForecast, ...] = ()
@@ -284,7 +279,6 @@ class Candidate(PredictedOutcome):
 class MemberSetting(Document):
     """One member of the plan."""
 
-    renamed: ClassVar = {"hub_at": "coordinator_at"}
     name: Name
     batch_size: int
     interface: Text = ""
@@ -300,15 +294,8 @@ class MemberSetting(Document):
 class Settings(Document):
     """What the chosen candidate changes in a profile and its run."""
 
-    renamed: ClassVar = {"hub": "coordinator"}
     options: dict[str, str | int | float | bool]
     """Options of the profile by name."""
-
-    @field_validator("options")
-    @classmethod
-    def _by_their_names(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Plans of an earlier version say ``sync_interval`` for ``diloco.sync_interval``."""
-        return {canonical(name): value for name, value in options.items()}
 
     members: tuple[MemberSetting, ...]
     engine: Engine

@@ -146,7 +146,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
 
 
 def _busy(member: MemberForecast) -> float:
-    """Return what a member does in a step; plans of an earlier version do not tell it apart."""
+    """Return the seconds that a member works in a step; of a plan without prediction its compute."""
     return member.busy or member.seconds
 
 

@@ -259,22 +259,6 @@ def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
     assert "WER     test  98.0 % -> 3.0 %" in out
 
 
-def test_the_run_of_an_earlier_version_is_shown_with_the_present_names_of_its_options(
-    run_id: str, capsys: Capture
-) -> None:
-    file = next(Path("output").iterdir()) / "metadata.json"
-    document = json.loads(file.read_text())
-    assert document["config"]["strategy"].pop("coordinator_port") == 0
-    document["config"]["strategy"]["hub_port"] = 4711
-    file.write_text(json.dumps(document))
-    newer = another_run(capsys)
-    assert main(["runs", "show", run_id, "--json"]) == 0
-    out = capsys.readouterr().out
-    assert "hub" not in out and json.loads(out)["config"]["strategy"]["coordinator_port"] == 4711
-    assert main(["runs", "compare", run_id, newer, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["settings"] == {"coordinator_port": [4711, 0]}
-
-
 def test_runs_are_compared(run_id: str, capsys: Capture) -> None:
     ids = [run_id, another_run(capsys)]
     assert main(["runs", "compare", *ids, "--json"]) == 0
@@ -331,12 +315,6 @@ def test_a_profile_shows_where_its_values_come_from(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert "seed = 7  # command line" in lines
     assert re.search(r"config\.ini \[profile:demo\] line \d+", "\n".join(lines))
-
-
-def test_a_profiles_document_has_the_present_name_of_the_coordinators_port(capsys: Capture) -> None:
-    assert main(["profiles", "show", "demo", "--json", "--set", "hub_port=4711"]) == 0
-    out = capsys.readouterr().out
-    assert "hub" not in out and json.loads(out)["strategy"]["coordinator_port"] == 4711
 
 
 def test_shipped_profiles_are_valid(capsys: Capture) -> None:

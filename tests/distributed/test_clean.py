@@ -242,31 +242,16 @@ def test_a_live_run_keeps_what_it_needs(machine: HereConnection, home: Path, liv
     assert BLOB in file.read_text() and (live / "runs" / "alive" / "0" / "agent.sock").exists()
 
 
-@pytest.mark.parametrize("place", ["coordinator", "hub"])
 def test_a_run_is_alive_where_only_its_coordinator_is(
-    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]], place: str
+    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    folder = cache(home) / "runs" / "alive" / place
+    folder = cache(home) / "runs" / "alive" / "coordinator"
     folder.mkdir(parents=True)
     coordinator = spawn(folder, "training.exchange.coordinator_main")
     (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": coordinator.pid}))
-    spawn(home, "agent.py", str(folder.parents[2]), "start", "alive", place)
+    spawn(home, "agent.py", str(folder.parents[2]), "start", "alive", "coordinator")
     left = remove(machine, BLOB, survey(machine, BLOB))
     assert left.alive == ("alive",) and folder.is_dir() and coordinator.poll() is None
-
-
-def test_the_coordinators_folder_of_an_earlier_version_goes_with_what_still_runs_there(
-    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    folder = cache(home) / "runs" / "dead" / "hub"
-    (folder / "secrets").mkdir(parents=True)
-    (folder / "secrets" / "hub.json").write_text("{}")
-    hub = spawn(folder, "training.exchange.coordinator_main", "--config", "secrets/hub.json")
-    (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": hub.pid}))
-    found = survey(machine, BLOB)
-    assert [process.pid for process in found.processes] == [hub.pid]
-    assert remove(machine, BLOB, found).empty
-    assert hub.wait(60) != 0 and not folder.exists()
 
 
 def test_files_on_their_way_belong_to_a_live_run(

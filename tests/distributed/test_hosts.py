@@ -70,12 +70,6 @@ def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:
     assert hosts.master.python_command == "/usr/bin/python3"
 
 
-def test_names_that_earlier_versions_gave_to_fields_are_read() -> None:
-    machine = {"name": "a", "carries_hub": True, "hub_at": "10.0.0.1"}
-    hosts = parse_hosts(json.dumps({"machines": [machine]}))
-    assert hosts.master == Machine(name="a", carries_coordinator=True, coordinator_at="10.0.0.1")
-
-
 def test_entries_of_both_kinds_share_the_defaults() -> None:
     hosts = parse_hosts('{"master": {"name": "m", "address": "10.0.0.1"}, "workers": ["w"], "ssh_user": "ada"}')
     assert [(m.host, m.user) for m in hosts.machines] == [("10.0.0.1", "ada"), ("w", "ada")]

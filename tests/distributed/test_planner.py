@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 import subprocess
@@ -351,30 +350,6 @@ def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
     assert changed.strategy.strategy == best_of(again).choice.strategy
     assert changed.training.gradient_accumulation == best_of(again).accumulation
     assert sum(member.batch_size for member in again.settings.members) == 24
-
-
-def test_a_plan_from_before_the_mesh_is_read(tmp_path: Path) -> None:
-    there = cluster([8, 8], 950)
-    planning = plan(there, job())
-    document = json.loads(planning.model_dump_json())
-    for candidate in document["ranking"]:
-        candidate["hub_memory"] = 12
-        candidate["choice"] |= {"hub": "a", "engine": "torch"}
-    settings = document["settings"]
-    settings["engine"] = settings["options"]["engine"] = "hub"
-    settings["hub"] = settings.pop("coordinator")
-    for member in settings["members"]:
-        del member["coordinator_at"]
-        member["hub_at"] = "10.0.0.1"
-    document["job"]["engine"] = "torch"
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(document))
-    read = Planning.read(path)
-    assert (read.ranking, read.job.engine) == (planning.ranking, "auto")
-    assert read.settings is not None and planning.settings is not None
-    assert read.settings.coordinator == planning.settings.coordinator
-    assert {member.coordinator_at for member in read.settings.members} == {"10.0.0.1"}
-    assert read.overlay(Profile(name="p")).strategy.engine == "mesh"
 
 
 def test_a_plan_is_refused_for_another_profile() -> None:

@@ -67,17 +67,6 @@ def test_a_profile_survives_json() -> None:
     assert profile.run.shares == "2,1"
 
 
-def test_the_coordinators_port_is_read_by_its_former_name_and_written_by_its_own() -> None:
-    profile = profile_from_options("p", {"hub_port": "4711"})
-    assert profile == profile_from_options("p", {"coordinator_port": "4711"})
-    document = profile.model_dump(mode="json")
-    assert document["strategy"]["coordinator_port"] == 4711 and "hub_port" not in document["strategy"]
-    document["strategy"]["hub_port"] = document["strategy"].pop("coordinator_port")
-    assert Profile.model_validate(document) == profile
-    document["strategy"] = {"hub_port": 4711, "coordinator_port": 4712}  # as a plan that changes an earlier one's
-    assert Profile.model_validate(document).strategy.coordinator_port == 4712
-
-
 @pytest.mark.parametrize(("word", "found"), [("Batch_Sise", "batch_size"), ("xyzzy", None), ("", None)])
 def test_nearest(word: str, found: str | None) -> None:
     assert nearest(word, options_by_name()) == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -28,7 +27,7 @@ from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepE
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.outcome import RunOutcome
-from training.run_folder import RunFolder, remove_run_folder
+from training.run_folder import RunFolder
 from training.simulation import OBJECTS, LocalTrainer, write_objects
 from training.tasks.custom import CustomJob
 
@@ -120,50 +119,6 @@ def test_a_fit_that_broke_off_goes_on_with_the_losses_of_an_uninterrupted_one(tm
     assert resumed == {key: loss for key, loss in losses(events).items() if key in resumed}
     assert rest.outcome is not None
     assert rest.outcome.metrics["attempts"] == 2
-
-
-def as_an_earlier_version_left_it(run: Path) -> None:
-    """Give a run the documents and files of the version in which the coordinator was called hub."""
-    plan = json.loads((run / "plan.json").read_text())
-    plan["engine"], plan["hub_address"] = "hub", ""
-    for member in plan["members"]:
-        del member["share"], member["addresses"]
-    metadata = json.loads((run / "metadata.json").read_text())
-    metadata["engine"] = "hub"
-    for strategy in (plan["profile"]["strategy"], metadata["config"]["strategy"]):
-        strategy["hub_port"] = strategy.pop("coordinator_port")
-        strategy["engine"] = "hub"
-    (run / "plan.json").write_text(json.dumps(plan))
-    (run / "metadata.json").write_text(json.dumps(metadata))
-    (run / "logs" / "coordinator.log").rename(run / "logs" / "hub.log")
-    (run / "secrets" / "hub").mkdir(parents=True)
-    (run / "secrets" / "hub" / "key.pem").write_text("of an attempt that was killed")
-    (run / "secrets" / "hub.json").write_text("{}")
-
-
-def test_a_run_of_an_earlier_version_goes_on_and_is_cleaned(tmp_path: Path) -> None:
-    def break_off(event: Event) -> None:
-        if isinstance(event, SnapshotEvent):  # it is on the disk
-            raise KeyError("a fault of the script")
-
-    def trainer(on_event: Callable[[Event], None]) -> LocalTrainer:
-        loss = nn.functional.mse_loss
-        return LocalTrainer(nn.Linear(4, 1), pairs(), loss=loss, output_dir=tmp_path, on_event=on_event)
-
-    with pytest.raises(KeyError):
-        trainer(break_off).fit(strategy="allreduce", max_steps=100, snapshot_interval=20)
-    broken = next(tmp_path.iterdir())
-    as_an_earlier_version_left_it(broken)
-    again: list[Event] = []
-    rest = trainer(again.append)
-    rest.fit(resume=broken.name[:20])
-    taken = {step for _, step in losses(again)}
-    assert taken == set(range(min(taken), 101)) and min(taken) in (21, 41, 61, 81)
-    assert not (broken / "secrets").exists()
-    assert (broken / "logs" / "hub.log").is_file() and (broken / "logs" / "coordinator.log").is_file()
-    assert "hub_port" not in (broken / "plan.json").read_text() + (broken / "metadata.json").read_text()
-    remove_run_folder(broken)
-    assert not broken.exists()
 
 
 def losses(events: list[Event]) -> dict[tuple[int | None, int], float]:

@@ -121,28 +121,12 @@ def test_a_course_names_every_attempt_that_a_later_one_did_not_undo(steps: list[
     assert position.course == left
 
 
-@pytest.mark.parametrize(
-    ("engine", "asked", "device", "now"),
-    [
-        ("hub", "auto", "cpu", ("mesh", "auto")),
-        ("hub", "hub", "cpu", ("mesh", "mesh")),
-        ("torch", "torch", "cpu", ("mesh", "auto")),
-        ("torch", "auto", "cuda", ("nccl", "auto")),
-    ],
-)
-def test_a_run_of_an_earlier_engine_goes_on(
-    tmp_path: Path, engine: str, asked: str, device: str, now: tuple[str, str]
-) -> None:
-    document: dict[str, Any] = json.loads(toy_plan(2).model_dump_json())
-    document |= {"engine": engine, "hub_address": ""}
-    del document["profile"]["strategy"]["coordinator_port"]
-    document["profile"]["strategy"] |= {"engine": asked, "hub_port": 4711}
-    for one in document["members"]:
-        one["device"] = device
+def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
+    document = json.loads(toy_plan(2).model_dump_json()) | {"version": 9}
     (tmp_path / "plan.json").write_text(json.dumps(document))
-    plan = read_plan(tmp_path / "plan.json")
-    assert (plan.engine, plan.profile.strategy.engine) == now
-    assert plan.profile.strategy.coordinator_port == 4711
+    with pytest.raises(BadInput, match="plan.json: version: .*1.*") as caught:
+        read_plan(tmp_path / "plan.json")
+    assert caught.value.hint == "make the plan again with this version"
 
 
 def test_who_owns_how_much_and_where_it_is_dialled_changes_no_hash() -> None:

@@ -147,7 +147,6 @@ NEWEST: list[tuple[dict[int, tuple[int, tuple[int, ...]]], int | None]] = [
     ({0: (9, (0, 1)), 1: (6, (0, 1))}, 6),
     ({0: (9, (0,)), 1: (6, (0, 1))}, 9),  # member 1 was lost between
     ({0: (9, (0, 1))}, None),  # member 1 has none at all
-    ({0: (9, ()), 1: (6, ())}, 6),  # of an earlier version, which did not say who trained
 ]
 
 

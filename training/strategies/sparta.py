@@ -67,9 +67,6 @@ _DELAY = 5
 class SpartaOptions(Section):
     """Options of :class:`Sparta`."""
 
-    former_values: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "selection": {"shuffled": "partitioned", "partitioned": "shuffled"}
-    }
     share: float = option(0.005, "share of the weights that is averaged at once", gt=0, le=1)
     interval: int = option(1, "steps between exchanges", unit="steps", ge=1)
     selection: Selection = option(
