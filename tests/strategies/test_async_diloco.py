@@ -22,7 +22,7 @@ from training.strategies.arrival_rounds import believed
 from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.async_diloco import AsyncDiLoCo, AsyncDiLoCoOptions
 from training.strategies.base import StrategyContext
-from training.strategies.composition import check_parts
+from training.strategies.composition import check_components
 from training.strategies.diloco import DiLoCo
 
 TARGETS = torch.linspace(-1.0, 1.0, 24).reshape(4, 6)
@@ -270,4 +270,4 @@ def test_speeds_that_cannot_be_are_refused(speeds: str) -> None:
 
 def test_it_goes_with_no_other_strategy() -> None:
     with pytest.raises(BadInput, match="steps of their own"):
-        check_parts([DiLoCo, AsyncDiLoCo])
+        check_components([DiLoCo, AsyncDiLoCo])

@@ -28,14 +28,14 @@ class Baton:
 
     def take(self) -> None:
         """Wait for one's turn."""
-        own = threading.Lock()
-        own.acquire()
+        turn = threading.Lock()
+        turn.acquire()
         with self._lock:
             if not self._taken:
                 self._taken = True
                 return
-            self._waiting.append(own)
-        own.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
 
     def give(self) -> None:
         """Let the next one go on."""

@@ -73,9 +73,9 @@ def clock_of(plan: RunPlan) -> Clock | None:
     """
     if plan.clock is None:
         return None
-    module, _, name = plan.clock.made_by.partition(":")
-    found: Clock = getattr(import_module(module), name)(plan)
-    return found
+    module, _, factory = plan.clock.made_by.partition(":")
+    clock: Clock = getattr(import_module(module), factory)(plan)
+    return clock
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Timeline:
     ) -> None:
         self._clock, self._trainable, self.steps = clock, trainable, steps
         self._chance = {rank: random.Random(f"{seed}/{step}/{rank}") for rank in clock.absences}
-        self._first = step
+        self._first_step = step
         self._moments = [Moment(seconds, Cost(0.0, {}), frozenset())]
         self.live = set(ranks)
         """Who trains after the newest step."""
@@ -127,19 +127,19 @@ class Timeline:
     def at(self, step: int) -> Moment:
         """Return a step; whoever comes to it first begins it."""
         with self._guard:
-            while len(self._moments) <= step - self._first:
+            while len(self._moments) <= step - self._first_step:
                 self._moments.append(self._next())
-            return self._moments[step - self._first]
+            return self._moments[step - self._first_step]
 
     def _next(self) -> Moment:
         cost = self._clock.cost(tuple(sorted(self.live)), self._trainable, self.steps)
         end = self._moments[-1].end + cost.seconds
         failing = sorted((self._fails[rank], rank) for rank in self.live if self._fails[rank] <= end)
         if len(failing) == len(self.live):
-            _, last = failing.pop()
-            self._fails[last] = end + self._spared(last)
-        for when, rank in failing:
-            self._back[rank] = when + self._clock.absences[rank].seconds
+            _, survivor = failing.pop()
+            self._fails[survivor] = end + self._spared(survivor)
+        for lost_at, rank in failing:
+            self._back[rank] = lost_at + self._clock.absences[rank].seconds
             self.live.discard(rank)
         return Moment(end, cost, frozenset(rank for _, rank in failing))
 
@@ -152,10 +152,12 @@ class Timeline:
         """
         with self._guard:
             if step not in self._returns:
-                now = self._moments[step - self._first].end
-                back = tuple(sorted(rank for rank, when in self._back.items() if when <= now and step < self.steps))
-                self._returns[step] = min(self.live), back
-                for rank in back:
+                now = self._moments[step - self._first_step].end
+                returning = tuple(
+                    sorted(rank for rank, returns_at in self._back.items() if returns_at <= now and step < self.steps)
+                )
+                self._returns[step] = min(self.live), returning
+                for rank in returning:
                     del self._back[rank]
                     self.live.add(rank)
                     self._fails[rank] = now + self._spared(rank)
@@ -189,7 +191,7 @@ class RunClock:
         self._guard = threading.Lock()
         self._timeline: Timeline | None = None
 
-    def told(self, rank: int, event: Event) -> Event:
+    def in_simulated_time(self, rank: int, event: Event) -> Event:
         """Return what a member tells, in simulated time."""
         if isinstance(event, RunEvent) and event.status == "running" and "trainable" in event.details:
             self._begin(event)

@@ -41,18 +41,26 @@ def average(contributions: Collection[Contribution], residuals: MeanResiduals) -
     Args:
         residuals: what encoding the means before has lost.
     """
-    first = next(iter(contributions))
-    given = [(one.weight, one.values.to("cpu")) for one in contributions]
-    mean, codec, reply = torch.zeros(first.values.numel()), first.codec, first.codec.reply
-    owed: dict[int, torch.Tensor] = {}
+    first_contribution = next(iter(contributions))
+    inputs = [(contribution.weight, contribution.values.to("cpu")) for contribution in contributions]
+    mean, codec, reply = (
+        torch.zeros(first_contribution.values.numel()),
+        first_contribution.codec,
+        first_contribution.codec.reply,
+    )
+    updated_residuals: dict[int, torch.Tensor] = {}
     for start, stop in chunk_bounds(mean.numel()):
         if stop == start:
             continue
-        terms = [(weight, roundtrip(codec, values[start:stop])) for weight, values in given]
-        back = functools.partial(reply.decode, elements=stop - start)
-        part = weighted_mean(terms)
-        mean[start:stop] = back(residuals.encode(first.stream, start, part, reply, reply.encode, back, owed))
-    residuals.settle(first.stream, owed)
+        terms = [(weight, roundtrip(codec, values[start:stop])) for weight, values in inputs]
+        decode = functools.partial(reply.decode, elements=stop - start)
+        mean_chunk = weighted_mean(terms)
+        mean[start:stop] = decode(
+            residuals.encode(
+                first_contribution.stream, start, mean_chunk, reply, reply.encode, decode, updated_residuals
+            )
+        )
+    residuals.settle(first_contribution.stream, updated_residuals)
     return mean
 
 
@@ -62,7 +70,7 @@ class _Operation:
 
     number: int
     group: Group
-    said: dict[int, Any] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
     complete: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     heard: set[int] = field(default_factory=set)
@@ -93,7 +101,7 @@ class SimulatedGroup:
         self._operations: dict[str, _Operation] = {}
         self._waiting: dict[int, str] = {}
         """What each member that waits waits for."""
-        self._there = dict.fromkeys(self.members, 0)
+        self._present_since = dict.fromkeys(self.members, 0)
         """Who was not lost, and takes part in no operation up to this number."""
         self._left: set[int] = set()
         self._away: dict[int, threading.Event] = {}
@@ -113,7 +121,7 @@ class SimulatedGroup:
             self._check()
             number = int(name.rpartition(":")[2])
             operation = self._operations.setdefault(name, _Operation(number, group or self.members))
-            operation.said[rank] = value
+            operation.values[rank] = value
             if not self._missing(operation):
                 operation.complete.set()
 
@@ -136,11 +144,11 @@ class SimulatedGroup:
             if self._missing(operation):
                 self._check()
             if operation.result is None:
-                operation.result = form(dict(sorted(operation.said.items())))
-            found: T = operation.result
+                operation.result = form(dict(sorted(operation.values.items())))
+            result: T = operation.result
             operation.heard.add(rank)
             self._forget(name)
-            return found
+            return result
 
     def leave(self, rank: int, failed: bool = False) -> None:
         """A member is gone: what it has not said the others will never hear."""
@@ -155,7 +163,7 @@ class SimulatedGroup:
     def lose(self, rank: int) -> None:
         """A member is lost: the others go on with what was said without it."""
         with self._lock:
-            self._there.pop(rank, None)
+            self._present_since.pop(rank, None)
             self._away[rank] = threading.Event()
             for name, operation in list(self._operations.items()):
                 if not self._missing(operation):
@@ -184,11 +192,11 @@ class SimulatedGroup:
     def meet(self, rank: int, operations: int) -> tuple[bool, tuple[int, ...]]:
         """Members meet after so many operations; return whether this one is to tell others where they are, and whom."""
         with self._lock:
-            step, first, back = self._meet(rank)
+            step, host, returning = self._meet(rank)
             if step not in self._let_in:
                 self._let_in.add(step)
-                self._there.update(dict.fromkeys(back, operations))
-            return rank == first and bool(back), back
+                self._present_since.update(dict.fromkeys(returning, operations))
+            return rank == host and bool(returning), returning
 
     def publish(self, joining: bytes, ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
         """Let members in: where the others are, and who all take part then."""
@@ -207,13 +215,15 @@ class SimulatedGroup:
 
     def _missing(self, operation: _Operation) -> set[int]:
         """Return those who still have to say something; who takes no part in it need not."""
-        there = {rank for rank in operation.group if self._there.get(rank, operation.number) < operation.number}
-        return there - operation.said.keys()
+        expected = {
+            rank for rank in operation.group if self._present_since.get(rank, operation.number) < operation.number
+        }
+        return expected - operation.values.keys()
 
     def _forget(self, name: str) -> None:
         """Forget an operation that all who are there have heard."""
         operation = self._operations[name]
-        if not operation.said.keys() & self._there.keys() - operation.heard:
+        if not operation.values.keys() & self._present_since.keys() - operation.heard:
             del self._operations[name]
 
     def _check(self) -> None:
@@ -224,10 +234,10 @@ class SimulatedGroup:
         """Let nobody wait for what never comes."""
         waits = {rank: name for rank, name in self._waiting.items() if not self._operations[name].complete.is_set()}
         missing = {rank for name in set(waits.values()) for rank in self._missing(self._operations[name])}
-        present = self._there.keys() - self._left
+        present = self._present_since.keys() - self._left
         if missing - present or (waits and waits.keys() >= present):
-            said = ", ".join(sorted({name.rpartition(":")[0] for name in waits.values()})[:3])
-            self._broken = self._broken or ExchangeError(f"the members wait for one another: {said}")
+            operation_names = ", ".join(sorted({name.rpartition(":")[0] for name in waits.values()})[:3])
+            self._broken = self._broken or ExchangeError(f"the members wait for one another: {operation_names}")
             for name in waits.values():
                 self._operations[name].complete.set()
         if self._broken is not None or not present:
@@ -241,12 +251,12 @@ class SimulatedExchange(Exchange):
     engine = "simulated"
     shares_process = True
 
-    def __init__(self, room: SimulatedGroup, rank: int) -> None:
+    def __init__(self, group: SimulatedGroup, rank: int) -> None:
         self.rank = rank
         self.traffic = Traffic()
-        self._room = room
-        self._came_back = room.enter(rank)
-        self._members = room.members
+        self._group = group
+        self._came_back = group.enter(rank)
+        self._members = group.members
         self._guests: tuple[int, ...] = ()
 
     @property
@@ -260,71 +270,79 @@ class SimulatedExchange(Exchange):
     @property
     def state_wanted(self) -> bool:
         """Whether this member is to tell where it is: asked by every member where all meet."""
-        wanted, self._guests = self._room.meet(self.rank, self.operations)
+        is_wanted, self._guests = self._group.meet(self.rank, self.operations)
         self._members = tuple(sorted({*self._members, *self._guests}))
-        return wanted
+        return is_wanted
 
     def publish_state(self, joining: JoiningState) -> None:
-        self._room.publish(state_to_bytes(replace(joining, operations=self.operations)), self._guests, self._members)
+        self._group.publish(state_to_bytes(replace(joining, operations=self.operations)), self._guests, self._members)
 
     def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
-        data, self._members = self._room.joining(self.rank)
+        data, self._members = self._group.joining(self.rank)
         joining = state_from_bytes(data)
         self.operations = joining.operations
         return joining
 
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        own = replace(given, values=given.values.detach().clone()).checked()
-        self._room.give(own.name, self.rank, own, own.group)
-        return Later(lambda: self._mean(own))
+    def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        checked = replace(contribution, values=contribution.values.detach().clone()).checked()
+        self._group.give(checked.name, self.rank, checked, checked.group)
+        return Later(lambda: self._mean(checked))
 
-    def _mean(self, own: Contribution) -> MeanResult:
-        said, mean = self._hear(own.name, self._averaged)
-        self._members = self._members if own.group else tuple(said)
-        fit = [rank for rank, one in said.items() if one.fit]
-        elements, codec = own.values.numel(), own.codec
-        there_and_back = codec.expected_bytes(elements) + codec.expected_reply_bytes(elements, len(said))
-        size = math.ceil((len(said) - 1) / len(said) * (there_and_back + 2 * len(own.flags)))
+    def _mean(self, contribution: Contribution) -> MeanResult:
+        contributions, mean = self._hear(contribution.name, self._averaged)
+        self._members = self._members if contribution.group else tuple(contributions)
+        finite_ranks = [rank for rank, member_contribution in contributions.items() if member_contribution.fit]
+        elements, codec = contribution.values.numel(), contribution.codec
+        roundtrip_bytes = codec.expected_bytes(elements) + codec.expected_reply_bytes(elements, len(contributions))
+        size = math.ceil(
+            (len(contributions) - 1) / len(contributions) * (roundtrip_bytes + 2 * len(contribution.flags))
+        )
         self.traffic.bytes_sent += size
         self.traffic.bytes_received += size
         return MeanResult(
-            mean.to(own.values.device, copy=True),
-            sum(said[rank].weight for rank in fit),
-            tuple(said),
-            () if own.fit else ((0, mean.numel()),),
-            tuple(rank for rank, one in said.items() if not one.fit),
-            joined([said[rank].flags for rank in fit], len(own.flags)),
-            own.fit,
+            mean.to(contribution.values.device, copy=True),
+            sum(contributions[rank].weight for rank in finite_ranks),
+            tuple(contributions),
+            () if contribution.fit else ((0, mean.numel()),),
+            tuple(rank for rank, member_contribution in contributions.items() if not member_contribution.fit),
+            joined([contributions[rank].flags for rank in finite_ranks], len(contribution.flags)),
+            contribution.fit,
         )
 
-    def _averaged(self, said: Mapping[int, Contribution]) -> tuple[dict[int, Contribution], torch.Tensor]:
-        fit = [one for one in said.values() if one.fit]
-        mean = average(fit, self._room.residuals) if fit else torch.zeros(len(next(iter(said.values())).values))
-        bare = {rank: replace(one, values=torch.empty(0)) for rank, one in said.items()}
-        return bare, mean
+    def _averaged(self, contributions: Mapping[int, Contribution]) -> tuple[dict[int, Contribution], torch.Tensor]:
+        finite = [contribution for contribution in contributions.values() if contribution.fit]
+        mean = (
+            average(finite, self._group.residuals)
+            if finite
+            else torch.zeros(len(next(iter(contributions.values())).values))
+        )
+        without_values = {
+            rank: replace(contribution, values=torch.empty(0)) for rank, contribution in contributions.items()
+        }
+        return without_values, mean
 
     def _start_gather(
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]:
-        self._room.give(name, self.rank, payload, group)
+        self._group.give(name, self.rank, payload, group)
         return Later(lambda: self._gathered(name, len(payload), group))
 
     def _gathered(self, name: str, size: int, group: Group) -> dict[int, bytes]:
-        said = self._hear(name, dict)
-        self._members = self._members if group else tuple(said)
-        self.traffic.bytes_sent += size * (len(said) - 1)
-        self.traffic.bytes_received += sum(map(len, said.values())) - size
-        return dict(said)
+        payloads = self._hear(name, dict)
+        self._members = self._members if group else tuple(payloads)
+        self.traffic.bytes_sent += size * (len(payloads) - 1)
+        self.traffic.bytes_received += sum(map(len, payloads.values())) - size
+        return dict(payloads)
 
     def _hear(self, name: str, form: Callable[[Mapping[int, Any]], T]) -> T:
         start = time.monotonic()
         try:
-            return self._room.hear(name, self.rank, form)
+            return self._group.hear(name, self.rank, form)
         finally:
             self.traffic.wait_seconds += time.monotonic() - start
 
     def residual(self, stream: str) -> Residual | None:
-        return self._room.residuals.whole_vector(stream) if self.rank == 0 else None
+        return self._group.residuals.whole_vector(stream) if self.rank == 0 else None
 
-    def restore_residual(self, stream: str, kept: Residual) -> None:
-        self._room.residuals.restore(stream, kept)
+    def restore_residual(self, stream: str, residual: Residual) -> None:
+        self._group.residuals.restore(stream, residual)

@@ -57,13 +57,13 @@ def run_members(
             if plan.profile.data.local_data:
                 tasks = [task, *(_ready(plan, rank, task_of(rank), device, emits[rank]) for rank in ranks[1:])]
             baton = Baton(device)
-            room, controls = _meeting(plan, run_dir, baton, emits)
+            group, controls = _meeting(plan, run_dir, baton, emits)
             threading.Thread(target=_hand_out, args=(commands, controls), name="control", daemon=True).start()
-            one = partial(_member, plan, baton, room, run_dir)
+            start_member = partial(_member, plan, baton, group, run_dir)
             threads = []
             for rank in ranks:
-                given = cast("Task", _OneBuild(tasks[rank], model)), rank, emits[rank], controls[rank]
-                threads.append(threading.Thread(target=one, args=given, name=f"member-{rank}"))
+                args = cast("Task", _OneBuild(tasks[rank], model)), rank, emits[rank], controls[rank]
+                threads.append(threading.Thread(target=start_member, args=args, name=f"member-{rank}"))
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -82,23 +82,23 @@ def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> t
     Raises:
         BadInput: the plan's clock cannot be used.
     """
-    made = clock_of(plan)
-    if made is None:
+    clock = clock_of(plan)
+    if clock is None:
         return SimulatedGroup(plan.world_size, baton), [Control(answer=emit, idle=baton.lent) for emit in emits]
 
     def lose(rank: int) -> None:
         emits[rank](MemberEvent(status="lost", name=plan.seats[rank].name))
-        room.lose(rank)
+        group.lose(rank)
 
-    clock = RunClock(made, plan, lambda step: _seconds_until(run_dir, step), lose)
-    room = SimulatedGroup(plan.world_size, baton, clock.meet)
-    emits[:] = [partial(_in_time, clock, rank, emit) for rank, emit in enumerate(emits)]
-    controls = [ClockedControl(clock, rank, answer=emit, idle=baton.lent) for rank, emit in enumerate(emits)]
-    return room, [*controls]
+    run_clock = RunClock(clock, plan, lambda step: _seconds_until(run_dir, step), lose)
+    group = SimulatedGroup(plan.world_size, baton, run_clock.meet)
+    emits[:] = [partial(_in_time, run_clock, rank, emit) for rank, emit in enumerate(emits)]
+    controls = [ClockedControl(run_clock, rank, answer=emit, idle=baton.lent) for rank, emit in enumerate(emits)]
+    return group, [*controls]
 
 
 def _in_time(clock: RunClock, rank: int, emit: Emit, event: Event) -> None:
-    emit(clock.told(rank, event))
+    emit(clock.in_simulated_time(rank, event))
 
 
 def _seconds_until(run_dir: Path, step: int) -> float:
@@ -135,7 +135,7 @@ def _as_member(emit: Emit, rank: int, event: Event) -> None:
 def _member(
     plan: RunPlan,
     baton: Baton,
-    room: SimulatedGroup,
+    group: SimulatedGroup,
     run_dir: Path,
     task: Task,
     rank: int,
@@ -143,7 +143,7 @@ def _member(
     control: Control,
 ) -> None:
     def exchange() -> Exchange:
-        return SimulatedExchange(room, rank) if plan.world_size > 1 else SoloExchange()
+        return SimulatedExchange(group, rank) if plan.world_size > 1 else SoloExchange()
 
     def trained() -> ExitCode:
         try:
@@ -161,7 +161,7 @@ def _member(
     try:
         code = exit_code_of(trained, plan.seats[rank].name, emit)
     finally:
-        room.leave(rank, failed=code not in (ExitCode.DONE, ExitCode.STOPPED))
+        group.leave(rank, failed=code not in (ExitCode.DONE, ExitCode.STOPPED))
         baton.give()
 
 
@@ -169,8 +169,8 @@ def _hand_out(lines: Iterable[bytes], controls: list[Control]) -> None:
     """Give every member its commands; when they end, nobody watches any more, and all stop with a snapshot."""
     try:
         for line in lines:
-            words = json.loads(line)
-            controls[words.pop("rank")].post(Command.model_validate(words))
+            fields = json.loads(line)
+            controls[fields.pop("rank")].post(Command.model_validate(fields))
     finally:
         for control in controls:
             control.post(Command(command="stop", reason="the process that started this worker is gone"))

@@ -55,18 +55,18 @@ class _Options(Section):
 
 
 def _with_compressors() -> type[_Options]:
-    known = compressors()
-    said = "; ".join(f"{name}: {one.summary}" for name, one in known.items())
-    choice: Any = Literal[tuple(known)]
-    make: Any = create_model  # its types know no bases that are found at run time
-    made = make(
+    available_compressors = compressors()
+    summaries = "; ".join(f"{name}: {one.summary}" for name, one in available_compressors.items())
+    choice: Any = Literal[tuple(available_compressors)]
+    create: Any = create_model  # its types know no bases that are found at run time
+    options_class = create(
         "AllReduceOptions",
         __base__=(*reversed(sections()), _Options),
         __doc__=_Options.__doc__,
         __module__=__name__,
-        compressor=(choice, option("none", f"what makes gradients smaller on their way; {said}")),
+        compressor=(choice, option("none", f"what makes gradients smaller on their way; {summaries}")),
     )
-    return cast("type[_Options]", made)
+    return cast("type[_Options]", options_class)
 
 
 AllReduceOptions = _with_compressors()
@@ -85,13 +85,13 @@ class AllReduceCosts(CostModel):
     } | {_source(name): one.price(StrategySettings.model_construct()).source for name, one in compressors().items()}
 
     def __init__(self, settings: Owning | None = None) -> None:
-        own = AllReduceOptions() if settings is None else settings.of(AllReduceOptions)
-        self._bucket, self._compressor = own.bucket_mb, own.compressor
-        self._price = compressors()[own.compressor].price(settings or StrategySettings.model_construct())
-        if own.compressor == "none":
+        options = AllReduceOptions() if settings is None else settings.of(AllReduceOptions)
+        self._bucket, self._compressor = options.bucket_mb, options.compressor
+        self._price = compressors()[options.compressor].price(settings or StrategySettings.model_construct())
+        if options.compressor == "none":
             return
-        found = {"codecs": self._price.codecs, "vectors": self._price.vectors, "merge_ns": self._price.merge_ns}
-        for name, value in (found | {"exact": False}).items():
+        overrides = {"codecs": self._price.codecs, "vectors": self._price.vectors, "merge_ns": self._price.merge_ns}
+        for name, value in (overrides | {"exact": False}).items():
             setattr(self, name, value)
 
     def with_options(self, settings: Owning) -> CostModel:
@@ -125,9 +125,9 @@ def overlap_credit(compute: float, exchange: float, bucket: float) -> float:
     Args:
         bucket: share of all gradients that fill one, 1 for all of them.
     """
-    first = min(1.0, bucket)
-    last = 1.0 - (math.ceil(1.0 / first) - 1) * first
-    return min(OVERLAP * compute, BACKWARD * (1.0 - first) * compute, exchange * (1.0 - last))
+    first_bucket = min(1.0, bucket)
+    last_bucket = 1.0 - (math.ceil(1.0 / first_bucket) - 1) * first_bucket
+    return min(OVERLAP * compute, BACKWARD * (1.0 - first_bucket) * compute, exchange * (1.0 - last_bucket))
 
 
 @dataclass
@@ -158,8 +158,12 @@ class AllReduce(GradientStrategy):
         super().__init__(context)
         self._side: SideQueue | None = None
         self._kind = compressors()[context.settings.of(AllReduceOptions).compressor]
-        asked = context.settings.codec  # a plan for one machine alone says fp32, whatever the compressor needs
-        self._codec: Codec = codec_by_name(asked if asked == "fp32" else self.codec(context.settings))
+        requested_codec = (
+            context.settings.codec
+        )  # a plan for one machine alone says fp32, whatever the compressor needs
+        self._codec: Codec = codec_by_name(
+            requested_codec if requested_codec == "fp32" else self.codec(context.settings)
+        )
         self._optimizer: torch.optim.Optimizer | None = None
         self._buckets: list[Bucket] = []
         self._compressors: list[Compressor] = []
@@ -182,8 +186,8 @@ class AllReduce(GradientStrategy):
 
     @classmethod
     def check(cls, settings: StrategySettings) -> None:
-        asked = settings.codec if settings.codec != "fp32" else "auto"  # see __init__
-        super().check(settings.model_copy(update={"codec": asked}))
+        codec_to_check = settings.codec if settings.codec != "fp32" else "auto"  # see __init__
+        super().check(settings.model_copy(update={"codec": codec_to_check}))
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -196,16 +200,18 @@ class AllReduce(GradientStrategy):
         self._codec = codec_by_name(self.codec(settings))
         device = common_queue(self._parameters)
         self._side = SideQueue(device) if device is not None and exchange.engine == "mesh" else None
-        limit = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
-        self._buckets = list(grouped(list(reversed(self._parameters)), limit))
+        bucket_elements = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
+        self._buckets = list(grouped(list(reversed(self._parameters)), bucket_elements))
         momentum = self._kind.take_over(self._optimizer) if self._optimizer is not None else 0.0
-        for number, bucket in enumerate(self._buckets):
+        for parameter_index, bucket in enumerate(self._buckets):
             shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters)
             steps, seed = self.context.total_steps, self.context.seed
-            place = BucketContext(number, shapes, exchange, self._codec, settings, steps, seed, momentum)
-            self._compressors.append(self._kind(place))
-            for index, parameter in enumerate(bucket.parameters):
-                hook = functools.partial(self._on_gradient, bucket, index)
+            bucket_context = BucketContext(
+                parameter_index, shapes, exchange, self._codec, settings, steps, seed, momentum
+            )
+            self._compressors.append(self._kind(bucket_context))
+            for position, parameter in enumerate(bucket.parameters):
+                hook = functools.partial(self._on_gradient, bucket, position)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @property
@@ -244,8 +250,8 @@ class AllReduce(GradientStrategy):
     def _launch(self, bucket: Bucket) -> None:
         """Start the next bucket; buckets start in the same order on every member."""
         values = bucket.pack((self._state.scale or 1.0) / self._state.shrunk)
-        turn = StepContext(self._step, self._state.weight, bucket.flags)
-        start = functools.partial(self._compressors[self._state.launched].start, turn=turn)
+        step_context = StepContext(self._step, self._state.weight, bucket.flags)
+        start = functools.partial(self._compressors[self._state.launched].start, step_context=step_context)
         if self._side is None:
             start(values)
         else:  # else backward, in whose middle this is, would wait until the bucket is on the host
@@ -265,8 +271,8 @@ class AllReduce(GradientStrategy):
         results = [compressor.wait() for compressor in self._compressors]
         if results:
             self._members = results[-1].members
-        refused = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
-        self._note_unfit(refused, self._codec, self._state.scale)
+        refused_buckets = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
+        self._note_unfit(refused_buckets, self._codec, self._state.scale)
         if self._state.scale is not None and any(result.refused for result in results):
             # Too large a loss scale, as it happens: all pass over the step, and what was kept stays as it was.
             for bucket in self._buckets:
@@ -279,8 +285,8 @@ class AllReduce(GradientStrategy):
             self.context.warn(f"step {self._step + 1}: this machine's gradients came after the deadline")
 
     def _wait_for_starts(self) -> None:
-        for starting in self._state.starting:
-            starting.result()
+        for future in self._state.starting:
+            future.result()
         if self._side is not None:
             self._side.join()
 
@@ -288,11 +294,11 @@ class AllReduce(GradientStrategy):
         """Return by what to multiply this member's gradient, so that its norm is its part of the joint one's bound: the
         sum of ``n`` independent ones is ``sqrt(n)`` times as long. What is not finite is refused elsewhere."""
         scale = self._state.scale or 1.0
-        queued = [torch.linalg.vector_norm(bucket.pack(scale)) for bucket in self._buckets]
-        norms: list[float] = torch.stack([norm.to(queued[0].device) for norm in queued]).tolist()
-        self._state.norm = math.hypot(*(one for one in norms if math.isfinite(one)))
-        most = self.context.max_grad_norm / math.sqrt(len(self._exchange.members))
-        return min(1.0, most / (self._state.norm + 1e-6))
+        bucket_norms = [torch.linalg.vector_norm(bucket.pack(scale)) for bucket in self._buckets]
+        norms: list[float] = torch.stack([norm.to(bucket_norms[0].device) for norm in bucket_norms]).tolist()
+        self._state.norm = math.hypot(*(norm for norm in norms if math.isfinite(norm)))
+        norm_limit = self.context.max_grad_norm / math.sqrt(len(self._exchange.members))
+        return min(1.0, norm_limit / (self._state.norm + 1e-6))
 
     def _check_complete(self) -> None:
         for bucket in self._buckets:

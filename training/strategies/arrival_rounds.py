@@ -29,10 +29,10 @@ _MOST_SPEED = 1e9
 def believed(speed: float | bytes) -> float:
     """Return the speed, in steps a second, that a member says it has; what can be none is 0: not known."""
     try:
-        said = float(speed)
+        reported_speed = float(speed)
     except ValueError:
         return 0.0
-    return said if 0.0 <= said < _MOST_SPEED else 0.0
+    return reported_speed if 0.0 <= reported_speed < _MOST_SPEED else 0.0
 
 
 class Stretch(Protocol):
@@ -78,41 +78,41 @@ class DeltaTransport:
         beside: whether deltas come while the training goes on.
     """
 
-    def __init__(self, exchange: Exchange, codec: Codec, elements: int, name: str, beside: bool) -> None:
-        self._beside = beside
+    def __init__(self, exchange: Exchange, codec: Codec, elements: int, name: str, in_background: bool) -> None:
+        self._in_background = in_background
         self._exchange, self._codec, self._elements, self._name = exchange, codec, elements, name
-        self._most = sum(codec.max_encoded_bytes(stop - start) for start, stop in chunk_bounds(elements))
+        self._max_bytes = sum(codec.max_encoded_bytes(stop - start) for start, stop in chunk_bounds(elements))
 
     def encoded(self, delta: torch.Tensor) -> bytes:
         """Return a delta as it goes to the others; nothing if it has what is no number."""
         if not self._codec.carries(delta):
             return b""
-        parts = (self._codec.encode(delta[start:stop]) for start, stop in chunk_bounds(self._elements))
-        return b"".join(part.numpy().tobytes() for part in parts)
+        chunks = (self._codec.encode(delta[start:stop]) for start, stop in chunk_bounds(self._elements))
+        return b"".join(chunk.numpy().tobytes() for chunk in chunks)
 
     def decoded(self, data: bytes) -> torch.Tensor | None:
         """Return the delta, the same bits on all members; ``None`` if it is none."""
-        found, read = torch.empty(self._elements), 0
+        delta, offset = torch.empty(self._elements), 0
         try:
             for start, stop in chunk_bounds(self._elements):
                 size = self._codec.max_encoded_bytes(stop - start)
-                part = torch.frombuffer(bytearray(data[read : read + size]), dtype=torch.uint8)
-                found[start:stop] = self._codec.decode(part, stop - start)
-                read += size
+                chunk = torch.frombuffer(bytearray(data[offset : offset + size]), dtype=torch.uint8)
+                delta[start:stop] = self._codec.decode(chunk, stop - start)
+                offset += size
         except ValueError:
             return None
-        return found if read == len(data) and all_finite(found) else None
+        return delta if offset == len(data) and all_finite(delta) else None
 
     def handed_over(self, version: int, data: bytes, sources: Collection[int]) -> dict[int, bytes]:
         """Return the encoded deltas of some members, by rank; all do this together. What did not come whole is not
         there, on any member."""
         start = time.monotonic()
         try:
-            return broadcasts(self._exchange, f"{self._name}/{version}", data, sources, self._most)
+            return broadcasts(self._exchange, f"{self._name}/{version}", data, sources, self._max_bytes)
         except ExchangeError:  # a lost group is found next
             return {}
         finally:
-            if self._beside:
+            if self._in_background:
                 self._exchange.traffic.transfer_seconds += time.monotonic() - start
 
 
@@ -149,7 +149,7 @@ class Rounds:
         self._check()
         return applied
 
-    def wait_for_end(self, more: Callable[[], bool] = lambda: False) -> bool:
+    def wait_for_end(self, has_work: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all members are at the end of the stretch, or there is ``more`` to do before; return whether it is
         the end.
 
@@ -157,8 +157,8 @@ class Rounds:
             ExchangeError: the exchange cannot go on.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self._ended or more())
-            if more() and not self._ended:
+            self.changed.wait_for(lambda: self._ended or has_work())
+            if has_work() and not self._ended:
                 return False
         self._thread.join()
         self._check()
@@ -187,25 +187,27 @@ class Rounds:
                 return True
             pause = min(max(stretch.seconds * _SHARE_OF_PAUSE, _LEAST_PAUSE), _MOST_PAUSE)
             self.changed.wait_for(lambda: self._waiting is not None, pause)
-            mine, asked = self._waiting, stretch.asked()
-        own = _SAID.pack(mine is not None, asked, mine[1] if mine else 0.0)
-        said = self._exchange.gather("async_diloco/round", own)
-        heard = {rank: _SAID.unpack(one) for rank, one in said.items() if len(one) == _SAID.size}
+            pending_delta, asked = self._waiting, stretch.asked()
+        payload = _SAID.pack(pending_delta is not None, asked, pending_delta[1] if pending_delta else 0.0)
+        payloads = self._exchange.gather("async_diloco/round", payload)
+        reports = {rank: _SAID.unpack(one) for rank, one in payloads.items() if len(one) == _SAID.size}
         with self.changed:
             version = stretch.version
-            if any(asked for _, asked, _ in heard.values()):
+            if any(asked for _, asked, _ in reports.values()):
                 stretch.cut()
-        ranks = sorted(rank for rank, (waits, *_) in heard.items() if waits)
-        found = self._wire.handed_over(version, mine[0] if mine else b"", ranks) if ranks else {}
+        ranks = sorted(rank for rank, (has_delta, *_) in reports.items() if has_delta)
+        encoded_deltas = (
+            self._wire.handed_over(version, pending_delta[0] if pending_delta else b"", ranks) if ranks else {}
+        )
         for rank in ranks:
-            delta = self._wire.decoded(found.pop(rank, b""))
+            delta = self._wire.decoded(encoded_deltas.pop(rank, b""))
             with self.changed:
-                stretch.apply(rank, delta, believed(heard[rank][2]))
+                stretch.apply(rank, delta, believed(reports[rank][2]))
                 if rank == self._exchange.rank:
                     self._waiting = None
                     self.changed.notify_all()
         with self.changed:
-            stretch.are_there(said.keys())
+            stretch.are_there(payloads.keys())
             self.changed.notify_all()
         return False
 

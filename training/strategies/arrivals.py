@@ -72,16 +72,20 @@ class WorkAssignment:
     def usual(self, rank: int) -> int:
         """Return ``H_i = H v_i / max v``, at least 1 (dynamic local updates, eq. 5 of the paper)."""
         fastest = max(self.speeds.values())
-        known = self.speeds[rank]
-        return max(1, math.floor(self.interval * known / fastest + 1e-9)) if known and fastest else 1
+        speed = self.speeds[rank]
+        return max(1, math.floor(self.interval * speed / fastest + 1e-9)) if speed and fastest else 1
 
     def take(self, rank: int) -> None:
         """Let a member take its next places, if any are left."""
-        usual, left = self.usual(rank), self.left
-        open_ = sum(len(places) for other, places in self.taken.items() if other != rank)
-        whole = sum(self.speeds.values())
-        share = math.ceil((left + open_) * self.speeds[rank] / whole - 1e-9) if whole else usual
-        count = min(usual, max(share, math.ceil(usual / _LEAST_SHARE)), left)
+        usual_count, remaining = self.usual(rank), self.left
+        assigned_to_others = sum(len(units) for other_rank, units in self.taken.items() if other_rank != rank)
+        total_speed = sum(self.speeds.values())
+        share = (
+            math.ceil((remaining + assigned_to_others) * self.speeds[rank] / total_speed - 1e-9)
+            if total_speed
+            else usual_count
+        )
+        count = min(usual_count, max(share, math.ceil(usual_count / _LEAST_SHARE)), remaining)
         self.taken[rank] = deque(self._following() for _ in range(count))
 
     def _following(self) -> WorkUnit:
@@ -97,7 +101,7 @@ class WorkAssignment:
             del self.speeds[rank]
             self._owed.extend(self.taken.pop(rank, ()))
         self._owed = deque(sorted(self._owed))
-        return [rank for rank, places in self.taken.items() if not places] if self.left else []
+        return [rank for rank, units in self.taken.items() if not units] if self.left else []
 
     @property
     def reached(self) -> int:
@@ -150,19 +154,19 @@ class DelayedNesterov:
             delta.mul_((1.0 + age) ** -self._damping)
         self.version += 1
         self._collected += 1
-        turn = self._collected >= self.period
-        step, mean = self._rate / self.period, 1.0 / self._collected
+        is_momentum_step = self._collected >= self.period
+        delta_rate, mean_factor = self._rate / self.period, 1.0 / self._collected
         for start in range(0, delta.numel(), _AT_ONCE):
-            part, by = self.anchor[start : start + _AT_ONCE], delta[start : start + _AT_ONCE]
+            anchor_tile, delta_tile = self.anchor[start : start + _AT_ONCE], delta[start : start + _AT_ONCE]
             if self._mu:
-                speed, total = self.speed[start : start + _AT_ONCE], self._sum[start : start + _AT_ONCE]
-                total.add_(by)
-                if turn:
-                    speed.mul_(self._mu).add_(total.mul_(mean))
-                    part.sub_(speed * (self._rate * self._mu))
-                    total.zero_()
-            part.sub_(by.mul_(step))
-        if turn:
+                momentum_tile, sum_tile = self.speed[start : start + _AT_ONCE], self._sum[start : start + _AT_ONCE]
+                sum_tile.add_(delta_tile)
+                if is_momentum_step:
+                    momentum_tile.mul_(self._mu).add_(sum_tile.mul_(mean_factor))
+                    anchor_tile.sub_(momentum_tile * (self._rate * self._mu))
+                    sum_tile.zero_()
+            anchor_tile.sub_(delta_tile.mul_(delta_rate))
+        if is_momentum_step:
             self._collected = 0
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -88,17 +88,17 @@ class AsyncDiLoCoOptions(Section):
     @classmethod
     def _are_speeds(cls, text: str) -> str:
         try:
-            fit = all(1e-3 <= float(one) <= 1e3 for one in text.split(",")) if text else True
+            are_valid = all(1e-3 <= float(speed) <= 1e3 for speed in text.split(",")) if text else True
         except ValueError:
-            fit = False
-        if not fit:
+            are_valid = False
+        if not are_valid:
             raise OptionError("speeds", "numbers from 0.001 to 1000 with commas between them, such as 1,1,0.5")
         return text
 
     def rates(self, rounds: int, start: Start, alone: bool) -> tuple[float, float]:
         """Return outer learning rate and momentum."""
-        usual = OuterOptions(outer_lr=self.outer_lr, outer_momentum=self.outer_momentum)
-        return usual.outer_rates(rounds, start, alone)
+        outer_options = OuterOptions(outer_lr=self.outer_lr, outer_momentum=self.outer_momentum)
+        return outer_options.outer_rates(rounds, start, alone)
 
 
 _MORE_LOSS = 0.019
@@ -121,8 +121,8 @@ class AsyncDiLoCoCosts(IntervalCosts):
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        found = learnt_as_with_diloco(course, rhythm, worth)
-        return Learning(found.share, found.loss + _MORE_LOSS, ("async",))
+        as_diloco = learnt_as_with_diloco(course, rhythm, worth)
+        return Learning(as_diloco.share, as_diloco.loss + _MORE_LOSS, ("async",))
 
 
 @register
@@ -136,9 +136,9 @@ class AsyncDiLoCo(Strategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(AsyncDiLoCoOptions)
+        self._options = context.settings.of(AsyncDiLoCoOptions)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._work = WorkAssignment(self._own.sync_interval)
+        self._work = WorkAssignment(self._options.sync_interval)
         self._places: deque[WorkUnit] = deque()
         self._since: dict[int, int] = {}
         """The version of the anchor from which each member trains."""
@@ -162,16 +162,16 @@ class AsyncDiLoCo(Strategy):
 
     @classmethod
     def stretch(cls, settings: StrategySettings) -> int:
-        own = settings.of(AsyncDiLoCoOptions)
-        return own.sync_interval * own.meet_every
+        options = settings.of(AsyncDiLoCoOptions)
+        return options.sync_interval * options.meet_every
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
-        rounds = self.context.total_steps // self._own.sync_interval
-        rate, momentum = self._own.rates(rounds, self.context.start, self._alone)
+        rounds = self.context.total_steps // self._options.sync_interval
+        rate, momentum = self._options.rates(rounds, self.context.start, self._alone)
         anchor, self._base = self._weights(), self._weights()
-        period = self._own.momentum_period or len(self._members)
-        self._server = DelayedNesterov(anchor, rate, momentum, period, self._own.damping)
+        period = self._options.momentum_period or len(self._members)
+        self._server = DelayedNesterov(anchor, rate, momentum, period, self._options.damping)
         self._in_turns = exchange.shares_process or exchange.engine == "solo"
         self._wire = DeltaTransport(exchange, self._codec, anchor.numel(), self.name, not self._in_turns)
         self._reported = exchange.traffic.copy()
@@ -185,21 +185,21 @@ class AsyncDiLoCo(Strategy):
         self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
     ) -> None:
         self._asked, self._ends = asked, ends
-        held = (
+        digest = (
             "".join(map(weight_hash, self._server.tensors().values())) if self.context.settings.verify_interval else ""
         )
-        said = self._exchange.gather(f"{self.name}/speed", f"{self._speed()!r} {held}".encode())
-        speeds = {rank: believed(one.partition(b" ")[0]) for rank, one in said.items()}
-        hashes = {rank: one.partition(b" ")[2] for rank, one in said.items()}
+        reports = self._exchange.gather(f"{self.name}/speed", f"{self._speed()!r} {digest}".encode())
+        speeds = {rank: believed(report.partition(b" ")[0]) for rank, report in reports.items()}
+        hashes = {rank: report.partition(b" ")[2] for rank, report in reports.items()}
         if len(set(hashes.values())) > 1:
             self._agree(usual(hashes))
         self._members, self._met = tuple(speeds), False
-        self._server.period = self._own.momentum_period or len(speeds)
+        self._server.period = self._options.momentum_period or len(speeds)
         self._work.open(begin, end, owners, speeds)
         self._since = dict.fromkeys(speeds, self.version)
         self._places = deque(self._work.taken[self._exchange.rank])
         if self._in_turns:
-            self._due = {rank: len(places) / speeds[rank] for rank, places in self._work.taken.items()}
+            self._due = {rank: len(units) / speeds[rank] for rank, units in self._work.taken.items()}
             self._go_to_turn()
         else:
             self._rounds = Rounds(self._exchange, self._wire, self)
@@ -212,8 +212,8 @@ class AsyncDiLoCo(Strategy):
         """Take what a member holds, with which most agree."""
         drifts = []
         for name, vector in self._server.tensors().items():
-            found, drift = taken_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
-            vector.copy_(found)
+            majority_vector, drift = taken_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
+            vector.copy_(majority_vector)
             drifts.append(drift)
         self._go_on_from_anchor()
         unflatten_into(self._parameters, self._base)
@@ -221,15 +221,15 @@ class AsyncDiLoCo(Strategy):
 
     def _speed(self) -> float:
         """Return this member's speed; 0: nobody knows it."""
-        given = list(map(float, self._own.speeds.split(","))) if self._own.speeds else []
-        if given:
-            return dict(enumerate(given)).get(self._exchange.rank, min(given))
+        configured_speeds = list(map(float, self._options.speeds.split(","))) if self._options.speeds else []
+        if configured_speeds:
+            return dict(enumerate(configured_speeds)).get(self._exchange.rank, min(configured_speeds))
         return 1.0 if self._in_turns else self._watch.speed
 
     @property
     def seconds(self) -> float:
         fastest = max(self._work.speeds.values(), default=0.0)
-        return self._own.sync_interval / fastest if fastest and not self._own.speeds else 0.0
+        return self._options.sync_interval / fastest if fastest and not self._options.speeds else 0.0
 
     @property
     def places(self) -> Sequence[WorkUnit]:
@@ -240,8 +240,8 @@ class AsyncDiLoCo(Strategy):
         self._watch.stop()
         if self._places:
             return None
-        own = self._weights()
-        delta = self._base - own
+        weights = self._weights()
+        delta = self._base - weights
         if self._residual is not None:
             delta.add_(self._residual)
         if self._alone:
@@ -255,7 +255,7 @@ class AsyncDiLoCo(Strategy):
         if not self._places:
             self._meet()
         unflatten_into(self._parameters, self._base)
-        drift = float(own.sub_(self._base).abs().max()) if own.numel() else 0.0
+        drift = float(weights.sub_(self._base).abs().max()) if weights.numel() else 0.0
         now = self._exchange.traffic.copy()
         traffic, self._reported = now.since(self._reported), now
         self._watch.start()
@@ -263,8 +263,8 @@ class AsyncDiLoCo(Strategy):
 
     def _give(self, delta: torch.Tensor) -> None:
         data = self._wire.encoded(delta)
-        unfit = "" if data else unfit_parameter(self._names, self._parameters, delta, self._codec)
-        self._refusals.note(unfit and f"version {self.version}: the weight {unfit}")
+        non_finite = "" if data else unfit_parameter(self._names, self._parameters, delta, self._codec)
+        self._refusals.note(non_finite and f"version {self.version}: the weight {non_finite}")
         if data and self.context.settings.error_feedback and not self._codec.exact:
             sent = self._wire.decoded(data)
             self._residual = None if sent is None else delta.sub_(sent)
@@ -284,9 +284,9 @@ class AsyncDiLoCo(Strategy):
         taken."""
         if self._rounds is not None:
             start = time.monotonic()
-            ended = self._rounds.wait_for_end(lambda: bool(self._places))
+            is_over = self._rounds.wait_for_end(lambda: bool(self._places))
             self._exchange.traffic.wait_seconds += time.monotonic() - start
-            if not ended:
+            if not is_over:
                 return
             self._rounds = None
         self._places.clear()
@@ -338,7 +338,7 @@ class AsyncDiLoCo(Strategy):
     def _go_to_turn(self) -> None:
         """Take the others' deltas until this member is the next, or the stretch is at its end."""
         while not self.over:
-            rank = min((rank for rank, places in self._work.taken.items() if places), key=lambda r: (self._due[r], r))
+            rank = min((rank for rank, units in self._work.taken.items() if units), key=lambda r: (self._due[r], r))
             if rank == self._exchange.rank:
                 return
             self._turn_of(rank, b"")
@@ -346,8 +346,8 @@ class AsyncDiLoCo(Strategy):
     def _turn_of(self, rank: int, data: bytes) -> None:
         if any(self._exchange.gather(f"{self.name}/asked", b"1" if self.asked() else b"").values()):
             self.cut()
-        found = self._wire.handed_over(self.version, data, (rank,))
-        self.apply(rank, self._wire.decoded(found.get(rank, b"")), 0.0)
+        encoded_deltas = self._wire.handed_over(self.version, data, (rank,))
+        self.apply(rank, self._wire.decoded(encoded_deltas.get(rank, b"")), 0.0)
         self._due[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
 
     # -------------------------------------------------------------------------------------------- where all have met

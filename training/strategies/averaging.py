@@ -65,9 +65,9 @@ class AveragingCosts(IntervalCosts):
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         if course.start == "pretrained":  # diloco's outer step is the plain mean then
             return learnt_as_with_diloco(course, rhythm, worth)
-        kept, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
+        gain, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
         sources = ("averaging-scratch", *codec_by_name(course.codec).sources)
-        return Learning(merge_efficiency(worth, max(0.0, kept)), loss, sources)
+        return Learning(merge_efficiency(worth, max(0.0, gain)), loss, sources)
 
 
 class InRounds(Strategy):
@@ -150,31 +150,31 @@ class Averaging(InRounds):
         return self._end_round() if self._inner else None
 
     def _end_round(self) -> SyncEvent:
-        before, own = self._exchange.traffic.copy(), self._weights()
-        result = self._exchanged(own)
+        before, weights = self._exchange.traffic.copy(), self._weights()
+        result = self._exchanged(weights)
         self._begin_round()
         if self._last_mean is not None:
             mean = self._last_mean.add_(result.mean)
         else:  # where nobody had weights to average, all are as they were
-            mean = result.mean if result.weight else own
-        self._tell(own, result)
+            mean = result.mean if result.weight else weights
+        self._tell(weights, result)
         unflatten_into(self._parameters, mean)
-        found = differences(own, mean, out=own) if result.fit else NOT_COMPARED
+        comparison = differences(weights, mean, out=weights) if result.fit else NOT_COMPARED
         if disagree(result.flags):
-            _, apart, source = equalised(self._parameters, self._exchange, f"{self.name}/mend")
+            _, drift, source = equalised(self._parameters, self._exchange, f"{self.name}/mend")
             if source is not None:
-                self.context.warn(f"round {self._round}: {difference_mended(apart, source)}")
+                self.context.warn(f"round {self._round}: {difference_mended(drift, source)}")
                 self._last_mean = mean = self._weights()
         traffic = self._exchange.traffic.since(before)
-        return sync_event(traffic, self._round, result.members, weight_hash(mean), *found)
+        return sync_event(traffic, self._round, result.members, weight_hash(mean), *comparison)
 
-    def _exchanged(self, own: torch.Tensor) -> MeanResult:
+    def _exchanged(self, weights: torch.Tensor) -> MeanResult:
         """Return the mean that this member goes on from; all members do this together."""
-        result = self._mean(own)
+        result = self._mean(weights)
         self._members = result.members
         return result
 
-    def _mean(self, own: torch.Tensor, among: Group | None = None, counts: bool = True) -> MeanResult:
+    def _mean(self, weights: torch.Tensor, group: Group | None = None, counts: bool = True) -> MeanResult:
         """Return a mean of weights, or of their differences to the last one.
 
         Args:
@@ -182,24 +182,24 @@ class Averaging(InRounds):
             counts: whether this member's weights are in it.
         """
         flags, weight = b"", self._weight if counts else 0.0
-        sent = own
+        sent = weights
         if self._last_mean is not None:
-            sent = own - self._last_mean
+            sent = weights - self._last_mean
             sent = self._feedback.compensate(sent) if counts else sent
             if self.context.settings.verify_interval:
                 flags = agreement_flags(weight_hash(self._last_mean))
         name = f"{self.name}/{self._round}"
-        result = self._exchange.mean(name, sent, weight, self._codec, flags, self._feedback.stream, among)
+        result = self._exchange.mean(name, sent, weight, self._codec, flags, self._feedback.stream, group)
         if self._last_mean is not None and counts:
             self._feedback.settle(sent, weight, result)
         return result
 
-    def _tell(self, own: torch.Tensor, result: MeanResult) -> None:
-        unfit = "" if result.fit else unfit_parameter(self._names, self._parameters, own, self._codec)
-        self._refusals.note(unfit and f"round {self._round}: the weight {unfit}")
+    def _tell(self, weights: torch.Tensor, result: MeanResult) -> None:
+        non_finite = "" if result.fit else unfit_parameter(self._names, self._parameters, weights, self._codec)
+        self._refusals.note(non_finite and f"round {self._round}: the weight {non_finite}")
         if result.fit and not result.included:
-            what = "were late and count for nothing" if self._last_mean is None else "were late and are carried over"
-            self.context.warn(f"round {self._round}: this machine's steps {what}")
+            outcome = "were late and count for nothing" if self._last_mean is None else "were late and are carried over"
+            self.context.warn(f"round {self._round}: this machine's steps {outcome}")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.newcomer_tensors() | self._feedback.tensors()

@@ -142,10 +142,10 @@ class Strategy(ABC):
         if settings.error_feedback and (why := cls.no_feedback(settings)):
             hint = "set error_feedback = false"
             raise BadInput(f"has no effect {why}", hint, option="error_feedback", place="error_feedback")
-        own = cls.costs.with_options(settings).codecs if cls.costs is not None else ("fp32",)
-        name = own[0] if settings.codec == "auto" else settings.codec
-        if name not in own and (why := cls.only_own_codecs(settings)):
-            raise BadInput(f"codec = {name} {why}", f"one of {', '.join(own)}, or auto", option="codec")
+        supported_codecs = cls.costs.with_options(settings).codecs if cls.costs is not None else ("fp32",)
+        name = supported_codecs[0] if settings.codec == "auto" else settings.codec
+        if name not in supported_codecs and (why := cls.only_own_codecs(settings)):
+            raise BadInput(f"codec = {name} {why}", f"one of {', '.join(supported_codecs)}, or auto", option="codec")
         return name
 
     @classmethod

@@ -32,26 +32,26 @@ class CheckedCosts(CostModel):
 
     def __init__(self, stated: CostModel, name: str) -> None:
         self._stated, self._name = stated, name
-        for part in CostModel.__annotations__:
-            setattr(self, part, getattr(stated, part))
+        for attribute in CostModel.__annotations__:
+            setattr(self, attribute, getattr(stated, attribute))
         for codec in self.codecs:
             self._asked("codecs", partial(codec_by_name, codec), lambda _: True, "")
         self._asked("codecs", lambda: self.codecs, bool, "none")
-        for part in ("vectors", "merge_ns", "group"):
-            self._asked(part, partial(getattr, self, part), _is_amount, "no finite number of at least 0")
+        for attribute in ("vectors", "merge_ns", "group"):
+            self._asked(attribute, partial(getattr, self, attribute), _is_amount, "no finite number of at least 0")
 
-    def _asked(self, part: str, ask: Callable[[], T], is_right: Callable[[T], bool], wrong: str) -> T:
-        where = f"strategy '{self._name}': its costs cannot be used: {part}"
+    def _asked(self, attribute: str, ask: Callable[[], T], is_right: Callable[[T], bool], wrong: str) -> T:
+        problem = f"strategy '{self._name}': its costs cannot be used: {attribute}"
         hint = f"correct its cost model, or set costs = None: then '{self._name}' is used only when it is asked for"
         try:
-            found = ask()
-            right = is_right(found)
+            answer = ask()
+            right = is_right(answer)
         except Exception as error:  # code of somebody's own may raise anything
-            said = error.message if isinstance(error, MusterError) else where_it_failed(error)
-            raise BadInput(f"{where}: {said}", hint) from error
+            reason = error.message if isinstance(error, MusterError) else where_it_failed(error)
+            raise BadInput(f"{problem}: {reason}", hint) from error
         if not right:
-            raise BadInput(f"{where} gives {found}: {wrong}", hint)
-        return found
+            raise BadInput(f"{problem} gives {answer}: {wrong}", hint)
+        return answer
 
     def with_options(self, settings: Owning) -> CostModel:
         stated = self._asked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
@@ -70,8 +70,8 @@ class CheckedCosts(CostModel):
         return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
 
     def carried(self, trainable: int, codec: str) -> int:
-        asked = partial(self._stated.carried, trainable, codec)
-        return self._asked("carried", asked, _is_amount, "no number of parameters")
+        ask = partial(self._stated.carried, trainable, codec)
+        return self._asked("carried", ask, _is_amount, "no number of parameters")
 
     def longest(self, trainable: int) -> int:
         return self._asked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
@@ -81,18 +81,18 @@ class CheckedCosts(CostModel):
             return list(islice(self._stated.rhythms(course), MOST_RHYTHMS + 1))
 
         wrong = f"at most {MOST_RHYTHMS}, with an interval of at least 1 and a delay of at least 0"
-        found = self._asked("rhythms", some, _are_rhythms, wrong)
-        return iter(found)
+        rhythms = self._asked("rhythms", some, _are_rhythms, wrong)
+        return iter(rhythms)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        asked = partial(self._stated.hidden, exchange, compute, rhythm, settings)
+        ask = partial(self._stated.hidden, exchange, compute, rhythm, settings)
         wrong = f"no part of an exchange of {exchange:.3g} s"
-        return self._asked("hidden", asked, lambda found: 0 <= found <= exchange, wrong)
+        return self._asked("hidden", ask, lambda found: 0 <= found <= exchange, wrong)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        asked = partial(self._stated.learning, course, rhythm, worth)
+        ask = partial(self._stated.learning, course, rhythm, worth)
         wrong = "a share is at most 1, a loss at least -1, a source one of its sources"
-        return self._asked("learning", asked, _is_learning, wrong)
+        return self._asked("learning", ask, _is_learning, wrong)
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         return self._asked("settings", partial(self._stated.settings, course, rhythm), lambda _: True, "")
@@ -102,9 +102,14 @@ def _is_amount(value: float) -> bool:
     return math.isfinite(value) and value >= 0
 
 
-def _are_rhythms(found: list[Rhythm]) -> bool:
-    return len(found) <= MOST_RHYTHMS and all(one.interval >= 1 and one.delay >= 0 for one in found)
+def _are_rhythms(rhythms: list[Rhythm]) -> bool:
+    return len(rhythms) <= MOST_RHYTHMS and all(one.interval >= 1 and one.delay >= 0 for one in rhythms)
 
 
-def _is_learning(found: Learning) -> bool:
-    return math.isfinite(found.share) and found.share <= 1 + 1e-9 and math.isfinite(found.loss) and found.loss >= -1
+def _is_learning(learning: Learning) -> bool:
+    return (
+        math.isfinite(learning.share)
+        and learning.share <= 1 + 1e-9
+        and math.isfinite(learning.loss)
+        and learning.loss >= -1
+    )

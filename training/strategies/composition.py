@@ -1,12 +1,12 @@
 """Several strategies at once: ``strategy = "sparta + diloco"``.
 
-Each part keeps its own rhythm and its own options, and does after a step what it would do alone: first those that
-exchange often, last the one with the longest interval. That one *leads*: where its members meet, those of the
-composition do, and what stands for the group with it stands for the group. Where one part sends a share ``p`` of all
-``N`` weights in every step and another one all of them every ``H`` steps, a member gives ``(p + 1 / H) N`` a step.
+Each component keeps its own schedule and options, and acts after a step as it would alone: those that exchange often
+first, the one with the longest interval last. That one is the *leader*: members of the composition meet where its
+members do, and the weights it calls the consensus are the consensus. If one component sends a share ``p`` of all ``N``
+weights in every step and another all of them every ``H`` steps, a member sends ``(p + 1 / H) N`` a step.
 
-Two strategies go together where neither takes away what the other is for: gradients are made final by one at most,
-members go on from an anchor of one at most, and where one keeps all weights equal, nothing is left to average.
+Two strategies can be combined if neither undoes the other: at most one makes gradients final, at most one makes members
+continue from an anchor, and next to one that keeps all weights equal there is nothing left to average.
 """
 
 from __future__ import annotations
@@ -35,36 +35,38 @@ _AND = re.compile(r"\s+\+\s+")
 _NAMES = re.compile(r"\w+(\+\w+)+")
 
 
-def parts_of(text: str) -> list[str]:
+def component_names(text: str) -> list[str]:
     """Return what is put together; a file's path may hold a plus sign without blanks."""
     text = text.strip()
     return text.split("+") if _NAMES.fullmatch(text) else _AND.split(text)
 
 
-def check_parts(parts: Sequence[type[Strategy]]) -> None:
+def check_components(components: Sequence[type[Strategy]]) -> None:
     """Refuse strategies that do not go together.
 
     Raises:
         BadInput: says why.
     """
-    names = [part.name for part in parts]
+    names = [component.name for component in components]
     together, hint = f"strategy '{' + '.join(names)}'", f"take one of {', '.join(dict.fromkeys(names))}"
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"{together}: {name} is there twice", f"take {name} once")
-    own_pace = next((part.name for part in parts if part.costs is not None and not part.costs.waits), "")
+    own_pace = next(
+        (component.name for component in components if component.costs is not None and not component.costs.waits), ""
+    )
     if own_pace and len(names) > 1:
         message = f"with {own_pace} machines make steps of their own, so that there is none in which all could exchange"
         raise BadInput(f"{together}: {message}", hint)
-    anchored = [part.name for part in parts if part.anchored]
+    anchored = [component.name for component in components if component.anchored]
     if len(anchored) > 1:
-        each = " and ".join(anchored)
-        message = f"{each} each go on from weights of their own, so that one undoes what the other did"
+        anchored_names = " and ".join(anchored)
+        message = f"{anchored_names} each go on from weights of their own, so that one undoes what the other did"
         raise BadInput(f"{together}: {message}", hint)
-    final = [part.name for part in parts if part.merges == "gradients"]
-    if len(final) > 1:
-        raise BadInput(f"{together}: {' and '.join(final)} both make the gradients of a step final", hint)
-    equal = next((part.name for part in parts if part.equal == "always"), "")
+    gradient_names = [component.name for component in components if component.merges == "gradients"]
+    if len(gradient_names) > 1:
+        raise BadInput(f"{together}: {' and '.join(gradient_names)} both make the gradients of a step final", hint)
+    equal = next((component.name for component in components if component.equal == "always"), "")
     others = " and ".join(name for name in names if name != equal)
     if equal and others:
         message = f"{equal} keeps all members' weights equal in every step, so that {others} would average equal ones"
@@ -75,112 +77,120 @@ class Composition(Strategy):
     """Some strategies, each as if it were alone."""
 
     summary = "several strategies at once, each with its own interval and options"
-    parts: ClassVar[tuple[type[Strategy], ...]]
+    components: ClassVar[tuple[type[Strategy], ...]]
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        made = [part(replace(context, settings=self._settings_for(part, context.settings))) for part in self.parts]
-        self._parts = sorted(made, key=lambda one: one.rhythm(context.settings).interval)
-        self._leader = self._parts[-1]
+        components = [
+            component(replace(context, settings=self._settings_for(component, context.settings)))
+            for component in self.components
+        ]
+        self._components = sorted(components, key=lambda one: one.rhythm(context.settings).interval)
+        self._leader = self._components[-1]
         self._round, self._led = 0, False
         self._before = Traffic()
 
     @classmethod
     def no_feedback(cls, settings: StrategySettings) -> str:
-        reasons = [part.no_feedback(settings) for part in cls.parts]
+        reasons = [component.no_feedback(settings) for component in cls.components]
         return reasons[0] if all(reasons) else ""
 
     @classmethod
     def codec(cls, settings: StrategySettings) -> str:
-        first, *_ = [part.codec(cls._settings_for(part, settings)) for part in cls.parts]
-        return first
+        codec, *_ = [component.codec(cls._settings_for(component, settings)) for component in cls.components]
+        return codec
 
     @classmethod
-    def _settings_for(cls, part: type[Strategy], settings: StrategySettings) -> StrategySettings:
-        """Return the settings for a part: where some of them can feed errors back, it is left to those."""
-        return settings if cls.no_feedback(settings) else part.resumed(settings)
+    def _settings_for(cls, component: type[Strategy], settings: StrategySettings) -> StrategySettings:
+        """Return the settings for a component: where some of them can feed errors back, it is left to those."""
+        return settings if cls.no_feedback(settings) else component.resumed(settings)
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return min((part.rhythm(settings) for part in cls.parts), key=lambda one: one.interval)
+        return min((component.rhythm(settings) for component in cls.components), key=lambda one: one.interval)
 
     @classmethod
     def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return functools.reduce(lambda found, part: part.rehearsed(found, interval), cls.parts, settings)
+        return functools.reduce(lambda found, component: component.rehearsed(found, interval), cls.components, settings)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
-        for part in self._parts:
-            part.use(optimizer)
+        for component in self._components:
+            component.use(optimizer)
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
         self._before = exchange.traffic.copy()
-        for part in self._parts:
-            part.attach(model, exchange)
+        for component in self._components:
+            component.attach(model, exchange)
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
-        for part in self._parts:
-            part.begin_step(step, weight, scale)
+        for component in self._components:
+            component.begin_step(step, weight, scale)
 
     def last_backward(self) -> None:
-        for part in self._parts:
-            part.last_backward()
+        for component in self._components:
+            component.last_backward()
 
     def backward_again(self) -> None:
-        for part in self._parts:
-            part.backward_again()
+        for component in self._components:
+            component.backward_again()
 
     def gradients(self) -> None:
-        for part in self._parts:
-            part.gradients()
+        for component in self._components:
+            component.gradients()
 
     @property
     def clips(self) -> bool:
-        return any(part.clips for part in self._parts)
+        return any(component.clips for component in self._components)
 
     @property
     def gradient_norm(self) -> float | None:
-        return next((norm for part in self._parts if (norm := part.gradient_norm) is not None), None)
+        return next((norm for component in self._components if (norm := component.gradient_norm) is not None), None)
 
     @property
     def steps_to_average(self) -> int | None:
         return self._leader.steps_to_average
 
     def end_step(self) -> SyncEvent | None:
-        return self._told({part.name: part.end_step() for part in self._parts})
+        return self._combine_reports({component.name: component.end_step() for component in self._components})
 
     def finish(self) -> SyncEvent | None:
         """The one that leads ends as if it were alone, where it makes all weights equal: of the others only what is
         under way is ended, and changes nothing then."""
         equal = self._leader.equal != "never"
-        held = flatten(self._parameters) if equal else None
-        said = {part.name: None if equal and part.synchronised else part.finish() for part in self._parts[:-1]}
-        if held is not None:
-            unflatten_into(self._parameters, held)
-        return self._told({**said, self._leader.name: self._leader.finish()})
+        weights = flatten(self._parameters) if equal else None
+        reports = {
+            component.name: None if equal and component.synchronised else component.finish()
+            for component in self._components[:-1]
+        }
+        if weights is not None:
+            unflatten_into(self._parameters, weights)
+        return self._combine_reports({**reports, self._leader.name: self._leader.finish()})
 
-    def _told(self, said: Mapping[str, SyncEvent | None]) -> SyncEvent | None:
+    def _combine_reports(self, reports: Mapping[str, SyncEvent | None]) -> SyncEvent | None:
         """Return one report of all that ended here, with the traffic since the report before."""
-        leading = said[self._leader.name]
-        self._led = self._leader.meets(leading)
-        reports = {name: report for name, report in said.items() if report is not None}
-        if not reports:
+        leader_report = reports[self._leader.name]
+        self._led = self._leader.meets(leader_report)
+        ended = {name: report for name, report in reports.items() if report is not None}
+        if not ended:
             return None
         self._round += 1
         traffic = self._exchange.traffic.since(self._before)
         self._before = self._exchange.traffic.copy()
         drifts, norms, correlations = (
-            [value for value in found if value is not None]
-            for found in zip(*((one.drift, one.delta_norm, one.correlation) for one in reports.values()), strict=True)
+            [value for value in column if value is not None]
+            for column in zip(
+                *((report.drift, report.delta_norm, report.correlation) for report in ended.values()), strict=True
+            )
         )
-        members, digest = list(reports.values())[-1].members, leading.weight_hash if leading else ""
-        most, least = max(drifts, default=None), min(correlations, default=None)
-        event = sync_event(traffic, self._round, members, digest, most, max(norms, default=None), least)
-        return event.model_copy(update={"rounds": {name: report.round for name, report in reports.items()}})
+        members, digest = list(ended.values())[-1].members, leader_report.weight_hash if leader_report else ""
+        max_drift, min_correlation = max(drifts, default=None), min(correlations, default=None)
+        event = sync_event(traffic, self._round, members, digest, max_drift, max(norms, default=None), min_correlation)
+        return event.model_copy(update={"rounds": {name: report.round for name, report in ended.items()}})
 
     @property
     def synchronised(self) -> bool:
-        return all(part.synchronised for part in self._parts)
+        return all(component.synchronised for component in self._components)
 
     def meets(self, report: SyncEvent | None) -> bool:
         return self._led
@@ -190,16 +200,27 @@ class Composition(Strategy):
         return self._leader.members
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {f"{part.name}/{name}": one for part in self._parts for name, one in part.tensors().items()}
+        return {
+            f"{component.name}/{name}": tensor
+            for component in self._components
+            for name, tensor in component.tensors().items()
+        }
 
     def state(self) -> dict[str, Any]:
-        return {"round": self._round, "parts": {part.name: part.state() for part in self._parts}}
+        return {"round": self._round, "parts": {component.name: component.state() for component in self._components}}
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
-        return {f"{part.name}/{name}": one for part in self._parts for name, one in part.newcomer_tensors().items()}
+        return {
+            f"{component.name}/{name}": tensor
+            for component in self._components
+            for name, tensor in component.newcomer_tensors().items()
+        }
 
     def newcomer_state(self) -> dict[str, Any]:
-        return {"round": self._round, "parts": {part.name: part.newcomer_state() for part in self._parts}}
+        return {
+            "round": self._round,
+            "parts": {component.name: component.newcomer_state() for component in self._components},
+        }
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -215,11 +236,13 @@ class Composition(Strategy):
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._round = int(state["round"])
-        for part in self._parts:
-            prefix, own = f"{part.name}/", state["parts"][part.name]
-            mine = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
-            if mine or own:
-                part.load(mine, own)
+        for component in self._components:
+            prefix, component_state = f"{component.name}/", state["parts"][component.name]
+            component_tensors = {
+                name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
+            }
+            if component_tensors or component_state:
+                component.load(component_tensors, component_state)
 
 
 class ComposedCosts(CostModel):
@@ -227,101 +250,135 @@ class ComposedCosts(CostModel):
     from one to the next, on average. Where all parts merge weights, what they learn together is what the best of them
     learns alone: ``sparta + diloco`` was no worse than ``diloco`` (docs/reference/strategies.md)."""
 
-    def __init__(self, parts: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
-        chosen = StrategySettings()
-        chosen = chosen.model_copy(update={"owned": chosen.owned | (settings.owned if settings else {})})
-        models = [part.costs for part in parts if part.costs is not None]
-        self._parts = parts
-        self._each = [
-            (model.with_options(chosen), part.rhythm(chosen)) for part, model in zip(parts, models, strict=True)
+    def __init__(self, components: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
+        settings_of_components = StrategySettings()
+        settings_of_components = settings_of_components.model_copy(
+            update={"owned": settings_of_components.owned | (settings.owned if settings else {})}
+        )
+        models = [component.costs for component in components if component.costs is not None]
+        self._components = components
+        self._models = [
+            (model.with_options(settings_of_components), component.rhythm(settings_of_components))
+            for component, model in zip(components, models, strict=True)
         ]
-        self._least = min(rhythm.interval for _, rhythm in self._each)
+        self._shortest_interval = min(rhythm.interval for _, rhythm in self._models)
         self._own_codecs = getattr(settings, "codec", "auto") == "auto"
         common = [codec for codec in models[0].codecs if all(codec in model.codecs for model in models)]
-        found = {
+        totals = {
             "codecs": tuple(common) or models[0].codecs,
             "exact": all(model.exact for model in models),
             "vectors": sum(model.vectors for model in models),
-            "uneven": any(rhythm.interval != self._least for _, rhythm in self._each),
+            "uneven": any(rhythm.interval != self._shortest_interval for _, rhythm in self._models),
             "on_device": any(model.on_device for model in models),
-            "merge_ns": sum(model.merge_ns * self._least / rhythm.interval for model, rhythm in self._each),
-            "sources": {key: said for model in models for key, said in model.sources.items()},
+            "merge_ns": sum(
+                model.merge_ns * self._shortest_interval / rhythm.interval for model, rhythm in self._models
+            ),
+            "sources": {key: source for model in models for key, source in model.sources.items()},
         }
-        for name, value in found.items():
+        for name, value in totals.items():
             setattr(self, name, value)
 
     def unsound(self, course: Course) -> str:
         return "what its parts learn together is not known"
 
     def refused(self, course: Course, rhythm: Rhythm) -> str:
-        each = [model.refused(course, own) for model, own in self._each]
-        return next((f"has {part.name}, which {why}" for part, why in zip(self._parts, each, strict=True) if why), "")
+        reasons = [model.refused(course, component_rhythm) for model, component_rhythm in self._models]
+        return next(
+            (
+                f"has {component.name}, which {why}"
+                for component, why in zip(self._components, reasons, strict=True)
+                if why
+            ),
+            "",
+        )
 
     def with_options(self, settings: Owning) -> CostModel:
-        return ComposedCosts(self._parts, settings)
+        return ComposedCosts(self._components, settings)
 
     def elements(self, trainable: int) -> int:
-        each = (model.elements(trainable) * self._least / rhythm.interval for model, rhythm in self._each)
-        return math.ceil(sum(each))
+        elements_a_round = (
+            model.elements(trainable) * self._shortest_interval / rhythm.interval for model, rhythm in self._models
+        )
+        return math.ceil(sum(elements_a_round))
 
     def carried(self, trainable: int, codec: str) -> int:
-        """Without a codec that is asked for, each part has its own."""
-        if not self._own_codecs or codec in self.codecs[1:] or all(codec in model.codecs for model, _ in self._each):
+        """Without a codec that is asked for, each component has its own."""
+        if not self._own_codecs or codec in self.codecs[1:] or all(codec in model.codecs for model, _ in self._models):
             return self.elements(trainable)
-        found = 0.0
-        for model, rhythm in self._each:
+        total = 0.0
+        for model, rhythm in self._models:
             elements = model.elements(trainable)
             size = codec_by_name(model.codecs[0]).expected_bytes(elements)
-            found += elements * size / codec_by_name(codec).expected_bytes(elements) * self._least / rhythm.interval
-        return math.ceil(found)
+            total += (
+                elements
+                * size
+                / codec_by_name(codec).expected_bytes(elements)
+                * self._shortest_interval
+                / rhythm.interval
+            )
+        return math.ceil(total)
 
     def longest(self, trainable: int) -> int:
-        return max(model.longest(trainable) for model, _ in self._each)
+        return max(model.longest(trainable) for model, _ in self._models)
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        if all(any(True for _ in model.rhythms(course)) for model, _ in self._each):
-            yield min((rhythm for _, rhythm in self._each), key=lambda one: one.interval)
+        if all(any(True for _ in model.rhythms(course)) for model, _ in self._models):
+            yield min((rhythm for _, rhythm in self._models), key=lambda one: one.interval)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        whole = max(1, self.elements(compute.trainable))
-        found = 0.0
-        for model, own in self._each:
-            burst = exchange * model.elements(compute.trainable) / whole
-            found += model.hidden(burst, compute, own, settings) * self._least / own.interval
-        return min(exchange, found)
+        total_elements = max(1, self.elements(compute.trainable))
+        hidden_seconds = 0.0
+        for model, component_rhythm in self._models:
+            burst = exchange * model.elements(compute.trainable) / total_elements
+            hidden_seconds += (
+                model.hidden(burst, compute, component_rhythm, settings)
+                * self._shortest_interval
+                / component_rhythm.interval
+            )
+        return min(exchange, hidden_seconds)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        each = [model.learning(course, own, worth) for model, own in self._each]
-        sources = dict.fromkeys(source for one in each for source in one.sources)
-        shares, losses = [one.share for one in each], [one.loss for one in each]
-        if all(part.merges == "weights" for part in self._parts):
+        learnings = [model.learning(course, component_rhythm, worth) for model, component_rhythm in self._models]
+        sources = dict.fromkeys(source for learning in learnings for source in learning.sources)
+        shares, losses = [learning.share for learning in learnings], [learning.loss for learning in learnings]
+        if all(component.merges == "weights" for component in self._components):
             return Learning(max(shares), min(losses), tuple(sources))
         return Learning(min(shares), sum(losses), tuple(sources))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        each = [model.settings(course, own) for model, own in self._each]
-        found = {name: value for one in each for name, value in one.items()}
-        shared = not self._own_codecs or all(course.codec in model.codecs for model, _ in self._each)
-        each_its_own = {} if shared else {"codec": "auto"}
-        return found | {"error_feedback": any(one.get("error_feedback") for one in each)} | each_its_own
+        options_by_component = [model.settings(course, component_rhythm) for model, component_rhythm in self._models]
+        options = {
+            name: value for component_options in options_by_component for name, value in component_options.items()
+        }
+        share_codec = not self._own_codecs or all(course.codec in model.codecs for model, _ in self._models)
+        codec_option = {} if share_codec else {"codec": "auto"}
+        return (
+            options
+            | {
+                "error_feedback": any(
+                    component_options.get("error_feedback") for component_options in options_by_component
+                )
+            }
+            | codec_option
+        )
 
 
 @functools.cache
 def _composed(text: str) -> type[Composition]:
-    parts = tuple(strategy_class(part) for part in parts_of(text))
-    check_parts(parts)
-    known = all(part.costs is not None for part in parts)
-    found: dict[str, Any] = {
+    components = tuple(strategy_class(component) for component in component_names(text))
+    check_components(components)
+    costs_known = all(component.costs is not None for component in components)
+    attributes: dict[str, Any] = {
         "name": text,
-        "parts": parts,
-        "merges": "gradients" if any(part.merges == "gradients" for part in parts) else "weights",
-        "raises_rate": tuple(set.intersection(*(set(part.raises_rate) for part in parts))),
-        "updates": any(part.updates for part in parts),
-        "equal": "never" if any(part.equal == "never" for part in parts) else "synchronised",
-        "costs": ComposedCosts(parts) if known else None,
-        "__doc__": f"{' and '.join(part.name for part in parts)}, each as if it were alone.",
+        "components": components,
+        "merges": "gradients" if any(component.merges == "gradients" for component in components) else "weights",
+        "raises_rate": tuple(set.intersection(*(set(component.raises_rate) for component in components))),
+        "updates": any(component.updates for component in components),
+        "equal": "never" if any(component.equal == "never" for component in components) else "synchronised",
+        "costs": ComposedCosts(components) if costs_known else None,
+        "__doc__": f"{' and '.join(component.name for component in components)}, each as if it were alone.",
     }
-    return type("Composition", (Composition,), found)
+    return type("Composition", (Composition,), attributes)
 
 
 def composed(text: str) -> type[Composition]:
@@ -339,9 +396,9 @@ def written(text: str) -> str:
     Raises:
         BadInput: one of them is not known, or they do not go together, as far as that is known without their code.
     """
-    names = [check_strategy(part) for part in parts_of(text)]
-    check_parts([strategies()[name] for name in names if name in strategies()])
+    names = [check_strategy(name) for name in component_names(text)]
+    check_components([strategies()[name] for name in names if name in strategies()])
     return " + ".join(names)
 
 
-register_form(Form("A + B", lambda text: len(parts_of(text)) > 1, written, composed))
+register_form(Form("A + B", lambda text: len(component_names(text)) > 1, written, composed))

@@ -174,11 +174,11 @@ class CostModel:
 class OwnCosts(CostModel, Generic[Options]):
     """Costs that follow from the strategy's own options."""
 
-    def __init__(self, own: Options) -> None:
-        self._own = own
+    def __init__(self, options: Options) -> None:
+        self._options = options
 
     def with_options(self, settings: Owning) -> CostModel:
-        return type(self)(settings.of(type(self._own)))
+        return type(self)(settings.of(type(self._options)))
 
 
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
@@ -213,14 +213,14 @@ def interpolate(table: Mapping[int, float], x: float, extended: bool = False) ->
     return y0 + (y1 - y0) * math.log(max(x, 0.5) / x0) / math.log(x1 / x0)
 
 
-def merge_efficiency(members: float, kept: float) -> float:
+def merge_efficiency(members: float, gain: float) -> float:
     """Return the share of the group's samples that count: ``(1 + (m - 1) g) / m``.
 
     Args:
         members: how many of its fastest machine the group is worth, ``m``.
         kept: share of the others' work that counts, ``g``: 1 as with per-step averaging, 0 as with one machine alone.
     """
-    return (1.0 + (members - 1.0) * kept) / members
+    return (1.0 + (members - 1.0) * gain) / members
 
 
 def batch_efficiency(ratio: float, rule: str) -> float:

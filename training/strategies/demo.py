@@ -84,7 +84,7 @@ class DemoCosts(OwnCosts[DemoOptions]):
         return "it is another optimizer, with a learning rate of its own"
 
     def elements(self, trainable: int) -> int:
-        share = min(1.0, self._own.topk / self._own.chunk**2)
+        share = min(1.0, self._options.topk / self._options.chunk**2)
         return math.ceil(1.5 * share * trainable)  # a place takes half of a value
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
@@ -94,8 +94,8 @@ class DemoCosts(OwnCosts[DemoOptions]):
 @functools.cache
 def transform(size: int) -> torch.Tensor:
     """Return the orthonormal DCT-II of ``size`` values as a matrix of fp64, a row for each coefficient."""
-    place, frequency = torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64)[:, None]
-    matrix = torch.cos(math.pi / (2 * size) * (2 * place + 1) * frequency) * math.sqrt(2 / size)
+    position, frequency = torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64)[:, None]
+    matrix = torch.cos(math.pi / (2 * size) * (2 * position + 1) * frequency) * math.sqrt(2 / size)
     matrix[0] = math.sqrt(1 / size)
     return matrix
 
@@ -172,10 +172,10 @@ def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """
     peak = coefficients.abs().amax(1, keepdim=True)
     power = torch.where(peak > 0, peak / torch.frexp(peak).mantissa, torch.ones_like(peak))
-    whole = (coefficients.double() / power.double() * 2.0**_BITS).round_()
+    integers = (coefficients.double() / power.double() * 2.0**_BITS).round_()
     left, right = (_whole_matrix(size, coefficients.device) for size in (height, width))
-    half = (left.T @ whole.view(-1, height, width)).mul_(2.0**-_BITS).round_()
-    return (half @ right).sign_().to(torch.int8)
+    half_transformed = (left.T @ integers.view(-1, height, width)).mul_(2.0**-_BITS).round_()
+    return (half_transformed @ right).sign_().to(torch.int8)
 
 
 def _raw(values: torch.Tensor) -> torch.Tensor:
@@ -199,7 +199,7 @@ class Demo(GradientStrategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(DemoOptions)
+        self._options = context.settings.of(DemoOptions)
         codec = codec_by_name(self.codec(context.settings))
         assert isinstance(codec, CastCodec), "it has no others"
         self._codec = codec
@@ -219,7 +219,7 @@ class Demo(GradientStrategy):
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
         self._momenta = [torch.zeros_like(p, dtype=torch.float32).reshape(-1) for p in self._parameters]
-        self._chunks = [Chunks.of(parameter.shape, self._own.chunk) for parameter in self._parameters]
+        self._chunks = [Chunks.of(parameter.shape, self._options.chunk) for parameter in self._parameters]
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         if scale is not None:
@@ -235,26 +235,26 @@ class Demo(GradientStrategy):
             coded: Iterable[Any] = ((numbers, self._coded(numbers)) for numbers in self._groups())
             if any(is_asynchronous(parameter.device) for parameter in self._parameters):
                 coded = list(coded)  # a device has all to do before the host waits for the first
-            started = [(numbers, self._sent(numbers, *some)) for numbers, some in coded]
+            started = [(numbers, self._sent(numbers, *encoded)) for numbers, encoded in coded]
             for numbers, under_way in started:
                 self._take(numbers, under_way)
 
     def _has_unfit(self) -> bool:
         """Say which of this member's gradients is not finite; then none of this step counts."""
-        given = {p: p.grad for p in self._parameters if p.grad is not None and p.grad.numel()}
-        norms = torch._foreach_norm(list(given.values()), math.inf) if given else ()
+        gradients = {p: p.grad for p in self._parameters if p.grad is not None and p.grad.numel()}
+        norms = torch._foreach_norm(list(gradients.values()), math.inf) if gradients else ()
         largest: list[float] = (
-            torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).tolist() if given else []
+            torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).tolist() if gradients else []
         )
-        unfit = next((self._name_of[p] for p, norm in zip(given, largest) if not math.isfinite(norm)), "")
-        self._refusals.note(unfit and f"step {self._step + 1}: the gradient of {unfit}")
-        return bool(unfit)
+        non_finite = next((self._name_of[p] for p, norm in zip(gradients, largest) if not math.isfinite(norm)), "")
+        self._refusals.note(non_finite and f"step {self._step + 1}: the gradient of {non_finite}")
+        return bool(non_finite)
 
     # ------------------------------------------------------------------------------------------------- what is sent
 
     def _count(self, number: int) -> int:
         """Return how many coefficients of a chunk of a parameter are sent."""
-        return min(self._own.topk, self._chunks[number].size)
+        return min(self._options.topk, self._chunks[number].size)
 
     def _groups(self) -> Iterator[list[int]]:
         """Yield the numbers of parameters whose coefficients go together: enough of them, and no more than needed."""
@@ -271,100 +271,114 @@ class Demo(GradientStrategy):
     def _coded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Take what is sent out of the momentum of some parameters; return its places and values as they travel, which
         the device may still compute."""
-        found = [self._extracted(number) for number in numbers if self._chunks[number].number]
-        return [places for places, _ in found], [values for _, values in found]
+        extracted = [self._extracted(number) for number in numbers if self._chunks[number].number]
+        return [indices for indices, _ in extracted], [values for _, values in extracted]
 
     def _sent(
-        self, numbers: list[int], places: list[torch.Tensor], values: list[torch.Tensor]
+        self, numbers: list[int], indices: list[torch.Tensor], values: list[torch.Tensor]
     ) -> list[Pending[dict[int, bytes]]]:
         """Start to send places and values."""
-        data = to_host([*places, *values], torch.uint8).numpy()
-        count, width, under_way = sum(map(len, places)) // _PLACE, self._codec.max_encoded_bytes(1), []
-        where, what = data[: _PLACE * count], data[_PLACE * count :]
+        data = to_host([*indices, *values], torch.uint8).numpy()
+        count, width, under_way = sum(map(len, indices)) // _PLACE, self._codec.max_encoded_bytes(1), []
+        index_bytes, value_bytes = data[: _PLACE * count], data[_PLACE * count :]
         for start in range(0, count, _AT_ONCE):
             stop = start + _AT_ONCE
-            piece = where[_PLACE * start : _PLACE * stop].tobytes() + what[width * start : width * stop].tobytes()
+            piece = (
+                index_bytes[_PLACE * start : _PLACE * stop].tobytes()
+                + value_bytes[width * start : width * stop].tobytes()
+            )
             under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", piece))
         return under_way
 
     def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places and values of the coefficients that a parameter sends, chunk after chunk, as bytes."""
         parameter, momentum, chunks = self._parameters[number], self._momenta[number], self._chunks[number]
-        momentum.mul_(self._own.decay)
+        momentum.mul_(self._options.decay)
         if parameter.grad is not None and self._weight > 0.0:
             share = self._weight * float(self._optimizer.param_groups[0]["lr"])
             momentum.add_(parameter.grad.reshape(-1).float(), alpha=share)
         coefficients = chunks.encoded(chunks.cut(momentum))
-        places = coefficients.abs().topk(self._count(number), dim=1).indices
-        values = coefficients.gather(1, places).to(self._codec.dtype)
-        sent = torch.zeros_like(coefficients).scatter_(1, places, values.float())
+        indices = coefficients.abs().topk(self._count(number), dim=1).indices
+        values = coefficients.gather(1, indices).to(self._codec.dtype)
+        sent = torch.zeros_like(coefficients).scatter_(1, indices, values.float())
         momentum.sub_(chunks.joined(chunks.decoded(sent)).reshape(-1))
-        return _raw(places.to(torch.int16)), _raw(values)
+        return _raw(indices.to(torch.int16)), _raw(values)
 
     # ---------------------------------------------------------------------------------------------- what comes back
 
     def _take(self, numbers: Sequence[int], under_way: Sequence[Pending[dict[int, bytes]]]) -> None:
         """Put the sign of the mean into the gradients of parameters whose coefficients went together."""
-        said = [pending.wait() for pending in under_way]
-        if said:
-            self._members = tuple(sorted(said[-1]))
+        payloads = [pending.wait() for pending in under_way]
+        if payloads:
+            self._members = tuple(sorted(payloads[-1]))
         counts = [self._chunks[number].number * self._count(number) for number in numbers]
         device = _where_signs_are(self._parameters[numbers[0]].device)
-        theirs = [
-            (to_device(places, device), to_device(values, device))
-            for places, values in self._of_members(said, sum(counts))
+        coefficients = [
+            (to_device(indices, device), to_device(values, device))
+            for indices, values in self._of_members(payloads, sum(counts))
         ]
         offset = 0
         for number, count in zip(numbers, counts, strict=True):
             parameter = self._parameters[number]
-            own = [(places[offset : offset + count], values[offset : offset + count]) for places, values in theirs]
+            parts_of_parameter = [
+                (indices[offset : offset + count], values[offset : offset + count]) for indices, values in coefficients
+            ]
             offset += count
-            update = self._update(number, own) if count else torch.zeros(parameter.shape)
+            update = self._update(number, parts_of_parameter) if count else torch.zeros(parameter.shape)
             parameter.grad = update.reshape(parameter.shape).to(parameter.device).to(parameter.dtype)
 
-    def _of_members(self, said: Sequence[Mapping[int, bytes]], count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _of_members(
+        self, payloads: Sequence[Mapping[int, bytes]], count: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return places and values of all members by rank; zeros for what one has not sent.
 
         Raises:
             ExchangeError: one of them sent what can be none.
         """
-        found = []
+        coefficients = []
         width = self._codec.max_encoded_bytes(1)
-        for rank in sorted({rank for piece in said for rank in piece}):
-            places, values = torch.zeros(count, dtype=torch.int64), torch.zeros(count)
-            for start, piece in zip(range(0, count, _AT_ONCE), said, strict=True):
-                some = min(_AT_ONCE, count - start)
-                data = piece.get(rank, bytes((2 + width) * some))
-                if len(data) != (2 + width) * some:
+        for rank in sorted({rank for piece in payloads for rank in piece}):
+            indices, values = torch.zeros(count, dtype=torch.int64), torch.zeros(count)
+            for start, piece in zip(range(0, count, _AT_ONCE), payloads, strict=True):
+                chunk_count = min(_AT_ONCE, count - start)
+                data = piece.get(rank, bytes((2 + width) * chunk_count))
+                if len(data) != (2 + width) * chunk_count:
                     raise ExchangeError(
-                        f"member {rank} sent {len(data)} bytes of coefficients, not {(2 + width) * some}"
+                        f"member {rank} sent {len(data)} bytes of coefficients, not {(2 + width) * chunk_count}"
                     )
-                places[start : start + some] = torch.from_numpy(np.frombuffer(data, "<u2", some).astype(np.int64))
-                rest = torch.frombuffer(bytearray(data[2 * some :]), dtype=torch.uint8)
-                values[start : start + some] = self._codec.decode(rest, some)
+                indices[start : start + chunk_count] = torch.from_numpy(
+                    np.frombuffer(data, "<u2", chunk_count).astype(np.int64)
+                )
+                value_bytes = torch.frombuffer(bytearray(data[2 * chunk_count :]), dtype=torch.uint8)
+                values[start : start + chunk_count] = self._codec.decode(value_bytes, chunk_count)
             if not all_finite(values):
                 raise ExchangeError(f"member {rank} sent coefficients that are not finite")
-            found.append((places, values))
-        return found
+            coefficients.append((indices, values))
+        return coefficients
 
-    def _update(self, number: int, theirs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    def _update(self, number: int, coefficients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Return the signs of the members' mean for a parameter, as a matrix of its chunks' rows and columns."""
         chunks, count = self._chunks[number], self._count(number)
         device = _where_signs_are(self._parameters[number].device)
-        found, step = [], max(1, _TILE // chunks.size)
-        for first in range(0, chunks.number, step):
-            rows = min(step, chunks.number - first)
+        chunk_signs, step = [], max(1, _TILE // chunks.size)
+        for first_chunk in range(0, chunks.number, step):
+            rows = min(step, chunks.number - first_chunk)
             total = torch.zeros(rows, chunks.size, device=device)
             senders = torch.zeros_like(total)
-            for places, values in theirs:  # places of one member are different ones, so the order is that of the ranks
-                where = slice(first * count, (first + rows) * count)
-                at = places[where].view(rows, count).clamp(max=chunks.size - 1).to(device)
-                sent = values[where].view(rows, count).to(device)
-                total.scatter_add_(1, at, sent)
-                senders.scatter_add_(1, at, (sent != 0.0).float())  # a member without samples may have nothing to say
+            for (
+                indices,
+                values,
+            ) in coefficients:  # places of one member are different ones, so the order is that of the ranks
+                span = slice(first_chunk * count, (first_chunk + rows) * count)
+                row_indices = indices[span].view(rows, count).clamp(max=chunks.size - 1).to(device)
+                sent = values[span].view(rows, count).to(device)
+                total.scatter_add_(1, row_indices, sent)
+                senders.scatter_add_(
+                    1, row_indices, (sent != 0.0).float()
+                )  # a member without samples may have nothing to say
             # Processors agree on a quotient in fp64; some round one in fp32 otherwise.
-            found.append(signs(total.double() / senders.clamp(min=1.0), chunks.height, chunks.width))
-        return chunks.joined(torch.cat(found))
+            chunk_signs.append(signs(total.double() / senders.clamp(min=1.0), chunks.height, chunks.width))
+        return chunks.joined(torch.cat(chunk_signs))
 
     # ------------------------------------------------------------------------------------------------ between steps
 

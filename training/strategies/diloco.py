@@ -53,8 +53,11 @@ class DiLoCo(OuterStrategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(DiLoCoOptions)
-        self.interval, self.delay = self._own.sync_interval, min(self._own.sync_delay, self._own.sync_interval - 1)
+        self._options = context.settings.of(DiLoCoOptions)
+        self.interval, self.delay = (
+            self._options.sync_interval,
+            min(self._options.sync_delay, self._options.sync_interval - 1),
+        )
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
@@ -66,24 +69,26 @@ class DiLoCo(OuterStrategy):
         return settings.with_own("diloco", sync_interval=min(interval, cls.rhythm(settings).interval))
 
     def new_outer(self) -> OuterOptimizer:
-        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
+        return self._options.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
-        part = self.make_part(PartSpec("diloco", "", self._names, lambda: self._parameters))
-        part.keeps_start = bool(self.delay)  # else no step is made until the merge
-        return [part]
+        fragment = self.make_part(PartSpec("diloco", "", self._names, lambda: self._parameters))
+        fragment.keeps_start = bool(self.delay)  # else no step is made until the merge
+        return [fragment]
 
-    def kept(self, part: MergedPart) -> torch.Tensor:
-        if not part.inner:
-            return part.anchor
-        assert part.sent_from is not None
-        return part.flat().sub_(part.sent_from).add_(part.anchor)  # steps made while the exchange was under way
+    def kept(self, fragment: MergedPart) -> torch.Tensor:
+        if not fragment.inner:
+            return fragment.anchor
+        assert fragment.sent_from is not None
+        return (
+            fragment.flat().sub_(fragment.sent_from).add_(fragment.anchor)
+        )  # steps made while the exchange was under way
 
     def prefix(self, index: int) -> str:
         return ""
 
-    def document(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return parts[0]
+    def document(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        return states[0]
 
     def documents(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         self._rounds = int(state["round"])

@@ -84,19 +84,19 @@ class FedAvg(Averaging):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        own = context.settings.of(self.options)
-        self._fraction, self._size = own.fraction, own.island_size
+        options = context.settings.of(self.options)
+        self._fraction, self._size = options.fraction, options.island_size
 
-    def _exchanged(self, own: torch.Tensor) -> MeanResult:
+    def _exchanged(self, weights: torch.Tensor) -> MeanResult:
         if self._alone or (self._fraction == 1.0 and not self._size):
-            return super()._exchanged(own)
+            return super()._exchanged(weights)
         self._members = tuple(sorted(self._exchange.gather(f"{self.name}/{self._round}/greeting", b"")))
         order = shuffled(self._members, self.context.seed, self._round)
-        island = next(some for some in islands(order, self._size) if self._exchange.rank in some)
+        island = next(candidate for candidate in islands(order, self._size) if self._exchange.rank in candidate)
         chosen = island[: max(1, round(self._fraction * len(island)))]
-        result = self._mean(own, tuple(sorted(island)) if self._size else None, self._exchange.rank in chosen)
+        result = self._mean(weights, tuple(sorted(island)) if self._size else None, self._exchange.rank in chosen)
         if not result.weight and not self._size and len(chosen) < len(island):
-            return self._mean(own)
+            return self._mean(weights)
         return replace(result, members=tuple(rank for rank in result.members if rank in chosen))
 
     @contextmanager

@@ -53,8 +53,8 @@ def fragments_of(model: nn.Module, count: int) -> list[list[Piece]]:
     ]
     layers: dict[str, list[Piece]] = {}
     for piece in pieces:
-        if found := _LAYER.match(piece.name):
-            layers.setdefault(found[1], []).append(piece)
+        if match := _LAYER.match(piece.name):
+            layers.setdefault(match[1], []).append(piece)
     if len(layers) < count:
         layers = {}
     fragments: list[list[Piece]] = [[] for _ in range(count)]
@@ -74,11 +74,11 @@ def size_of(pieces: Sequence[Piece]) -> int:
 def _fill(fragments: Sequence[list[Piece]], loose: Sequence[Piece], share: int) -> None:
     """Give each piece to the fragment with the least; of one that is too large what brings that to its ``share``."""
     for piece in loose:
-        rest: Piece | None = piece
-        while rest is not None:
-            least = min(fragments, key=size_of)
-            room = share - size_of(least)
-            cuts = rest.elements > room >= share // _LEAST and rest.parameter.is_contiguous()
-            middle = rest.start + room if cuts else rest.stop
-            least.append(replace(rest, stop=middle))
-            rest = replace(rest, start=middle) if cuts else None
+        remainder: Piece | None = piece
+        while remainder is not None:
+            smallest = min(fragments, key=size_of)
+            capacity = share - size_of(smallest)
+            cuts = remainder.elements > capacity >= share // _LEAST and remainder.parameter.is_contiguous()
+            middle = remainder.start + capacity if cuts else remainder.stop
+            smallest.append(replace(remainder, stop=middle))
+            remainder = replace(remainder, start=middle) if cuts else None

@@ -35,12 +35,14 @@ class GradientStrategy(Strategy):
 
     def _note_unfit(self, buckets: Sequence[Bucket], codec: Codec, scale: float | None) -> None:
         """Note of which buckets this member's gradients are not in the mean, because they are not finite."""
-        where = ""
+        parameter_name = ""
         if buckets:
-            first = buckets[0]
-            names = [self._name_of[parameter] for parameter in first.parameters]
-            where = unfit_parameter(names, first.parameters, first.pack(scale or 1.0), codec)
-        self._refusals.note(where and f"step {self._step + 1}: the gradient of {where}", scaled=scale is not None)
+            first_bucket = buckets[0]
+            names = [self._name_of[parameter] for parameter in first_bucket.parameters]
+            parameter_name = unfit_parameter(names, first_bucket.parameters, first_bucket.pack(scale or 1.0), codec)
+        self._refusals.note(
+            parameter_name and f"step {self._step + 1}: the gradient of {parameter_name}", scaled=scale is not None
+        )
 
     def end_step(self) -> SyncEvent | None:
         interval = self.context.settings.verify_interval
@@ -121,33 +123,35 @@ class Bucket:
     def pack(self, scale: float = 1.0) -> torch.Tensor:
         """Return the gradients divided by ``scale`` (zeros where there is none) as one flat fp32 vector."""
         flat = torch.empty(self.elements, device=self.parameters[0].device)
-        parts = self._parts_of(flat)
-        if empty := [part for part, p in zip(parts, self.parameters, strict=True) if p.grad is None]:
-            torch._foreach_zero_(empty)
-        if used := [(part, p.grad) for part, p in zip(parts, self.parameters, strict=True) if p.grad is not None]:
-            torch._foreach_copy_([part for part, _ in used], [gradient for _, gradient in used])
+        views = self._split(flat)
+        if without_gradient := [view for view, p in zip(views, self.parameters, strict=True) if p.grad is None]:
+            torch._foreach_zero_(without_gradient)
+        if with_gradient := [
+            (view, p.grad) for view, p in zip(views, self.parameters, strict=True) if p.grad is not None
+        ]:
+            torch._foreach_copy_([view for view, _ in with_gradient], [gradient for _, gradient in with_gradient])
         return flat if scale == 1.0 else flat.div_(scale)
 
-    def _parts_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def _split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return what of a flat vector is each parameter's, in its shape."""
-        parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
-        return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+        pieces = torch.split(flat, [parameter.numel() for parameter in self.parameters])
+        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self.parameters, strict=True)]
 
     def unpack(self, result: MeanResult, scale: float = 1.0) -> None:
         """Give every parameter the mean gradient times ``scale``; none where no member had one, as a single worker
         would."""
         mean = result.mean if scale == 1.0 else result.mean * scale
         used = int.from_bytes(result.flags, "little")
-        both: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for index, (part, parameter) in enumerate(zip(self._parts_of(mean), self.parameters, strict=True)):
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for index, (mean_gradient, parameter) in enumerate(zip(self._split(mean), self.parameters, strict=True)):
             if not used >> index & 1:
                 parameter.grad = None
             elif parameter.grad is None:
-                parameter.grad = part.to(parameter.dtype).clone()
+                parameter.grad = mean_gradient.to(parameter.dtype).clone()
             else:
-                both.append((parameter.grad, part))
-        if both:
-            torch._foreach_copy_([gradient for gradient, _ in both], [part for _, part in both])
+                copies.append((parameter.grad, mean_gradient))
+        if copies:
+            torch._foreach_copy_([gradient for gradient, _ in copies], [mean_gradient for _, mean_gradient in copies])
 
     def overflow(self) -> None:
         """Make all gradients infinite: every member's loss scaler passes over the step, and lowers its scale."""

@@ -115,7 +115,7 @@ class MergedPart:
 
     def __init__(
         self,
-        place: PartSpec,
+        spec: PartSpec,
         merge: MeanOfDeltas,
         outer: OuterOptimizer,
         interval: int,
@@ -123,7 +123,7 @@ class MergedPart:
         warn: Callable[[str], None],
         refusals: Refusals,
     ) -> None:
-        self.place, self._merge, self._outer, self._interval = place, merge, outer, interval
+        self.spec, self._merge, self._outer, self._interval = spec, merge, outer, interval
         self._compares, self._warn, self._refusals = compares, warn, refusals
         self.anchor = self.flat()
         self.sent_from: torch.Tensor | None = None
@@ -147,18 +147,18 @@ class MergedPart:
 
     def flat(self) -> torch.Tensor:
         """Return this member's weights as a new flat fp32 vector of the host."""
-        return flatten(self.place.tensors(), torch.device("cpu"))
+        return flatten(self.spec.tensors(), torch.device("cpu"))
 
     def flat_with_anchor(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this member's weights as a new flat fp32 vector, and the anchor beside it: on the device of all
         weights, if there is one that works by itself, else on the host."""
-        tensors = self.place.tensors()
+        tensors = self.spec.tensors()
         device = common_queue(tensors)
         return (self.flat(), self.anchor) if device is None else (flatten(tensors), to_device(self.anchor, device))
 
     def hold(self, values: torch.Tensor) -> None:
         """Give the weights these values, flat."""
-        unflatten_into(self.place.tensors(), values)
+        unflatten_into(self.spec.tensors(), values)
 
     def begin_step(self, weight: float) -> None:
         """A step begins whose loss is a mean over ``weight``."""
@@ -177,7 +177,7 @@ class MergedPart:
         weight = self.weigh(*sent) if sent[0] else 0.0
         if not weight and not self.carries_idle:
             delta.zero_()
-        self._merge.start(f"{self.place.name}/{self.round}", delta, weight, self._agreement())
+        self._merge.start(f"{self.spec.name}/{self.round}", delta, weight, self._agreement())
         # Only now: where the group is gone, no round has begun.
         self._sent, self._tokens, self._steps, self.inner = sent, 0.0, 0, 0
         self.sent_from, self.before, self._waits = current, before, True
@@ -187,17 +187,17 @@ class MergedPart:
 
         A device that works by itself takes the difference and encodes it, so that little has to come from it.
         """
-        tensors = self.place.tensors()
+        tensors = self.spec.tensors()
         device = common_queue(tensors)
         if self.keeps_start or not self._merge.takes_coded or device is None:
             current = self.flat()
             delta = self.anchor - current
             self._given_norm = float(torch.linalg.vector_norm(delta))
             return delta, current if self.keeps_start else None
-        there = to_device(self.anchor, device)
-        parts = torch.split(there, [tensor.numel() for tensor in tensors])
-        torch._foreach_sub_(list(parts), [tensor.detach().reshape(-1) for tensor in tensors])
-        norm, delta = torch.linalg.vector_norm(there), fetched(there, self._merge.codec)
+        difference = to_device(self.anchor, device)
+        views = torch.split(difference, [tensor.numel() for tensor in tensors])
+        torch._foreach_sub_(list(views), [tensor.detach().reshape(-1) for tensor in tensors])
+        norm, delta = torch.linalg.vector_norm(difference), fetched(difference, self._merge.codec)
         self._given_norm = float(norm)
         return delta, None
 
@@ -213,15 +213,15 @@ class MergedPart:
     def settle(self) -> RoundResult:
         """Wait for the exchange under way and keep what is not in its mean."""
         if self._outcome is None:
-            result, given = self._merge.wait()
+            result, contribution = self._merge.wait()
             unfit = ""
             if not result.fit:
-                unfit = unfit_parameter(self.place.names, self.place.tensors(), given, self._merge.codec)
+                unfit = unfit_parameter(self.spec.names, self.spec.tensors(), contribution, self._merge.codec)
             self._outcome = RoundResult(result.mean, result.members, not result.included, disagree(result.flags), unfit)
             self._waits = False
         return self._outcome
 
-    def collect(self, kept: Callable[[MergedPart], torch.Tensor], last: bool = False) -> float | None:
+    def collect(self, local_after_merge: Callable[[MergedPart], torch.Tensor], is_final: bool = False) -> float | None:
         """Merge the result of the round under way, after waiting for it.
 
         Args:
@@ -238,13 +238,13 @@ class MergedPart:
         self.members = outcome.members
         self.delta_norm, self._given_norm, self.correlation = self._given_norm, None, None
         self.round += 1
-        if last:
+        if is_final:
             self.anchor.sub_(outcome.mean)
         else:
             self._outer.step(self.anchor, outcome.mean, self.round)
         drift = self._agree(outcome)
         self._tell(outcome)
-        self.hold(self.anchor if outcome.unfit else kept(self))
+        self.hold(self.anchor if outcome.unfit else local_after_merge(self))
         self._outcome = self.sent_from = None
         self._digest = ""
         return drift
@@ -254,7 +254,7 @@ class MergedPart:
         exchange = self._merge.exchange
         if not outcome.differ:
             return 0.0 if self._compares and exchange.engine != "solo" else None
-        name, vectors = self.place.name, self._outer.tensors()
+        name, vectors = self.spec.name, self._outer.tensors()
         held = "".join(map(weight_hash, (self.anchor, *vectors.values())))
         source = usual(exchange.gather(f"{name}/held", held.encode()))
         anchor, drift = taken_from(source, self.anchor, exchange, f"{name}/mend")
@@ -265,7 +265,7 @@ class MergedPart:
 
     @property
     def _this_round(self) -> str:
-        return f"{self.place.label}round {self.round}"
+        return f"{self.spec.label}round {self.round}"
 
     def _tell(self, outcome: RoundResult) -> None:
         self._refusals.note(outcome.unfit and f"{self._this_round}: the weight {outcome.unfit}")
@@ -293,30 +293,30 @@ class MergedPart:
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
         """Return those of them that belong to the group."""
-        found = {"anchor": self.anchor, **self._outer.tensors()}
+        tensors = {"anchor": self.anchor, **self._outer.tensors()}
         if self._came_to_something():
-            found |= {"mean": self.settle().mean}
-            found |= {"sent_from": self.sent_from} if self.sent_from is not None else {}
-        return found
+            tensors |= {"mean": self.settle().mean}
+            tensors |= {"sent_from": self.sent_from} if self.sent_from is not None else {}
+        return tensors
 
     def state(self) -> dict[str, Any]:
         """Return the rest of a snapshot."""
-        found = {"round": self.round, "inner": self.inner, "weight": self._tokens, "members": list(self.members)}
+        state = {"round": self.round, "inner": self.inner, "weight": self._tokens, "members": list(self.members)}
         steps = self._steps
         if self._came_to_something():
-            told = {name: value for name, value in vars(self.settle()).items() if name != "mean"}
-            found |= {"outcome": {**told, "members": list(told["members"])}}
+            outcome = {name: value for name, value in vars(self.settle()).items() if name != "mean"}
+            state |= {"outcome": {**outcome, "members": list(outcome["members"])}}
         elif self.under_way:
             steps += self._sent[1]
-            found |= {"inner": self._interval + self.inner, "weight": self._tokens + self._sent[0]}
-        return found | {"steps": steps}
+            state |= {"inner": self._interval + self.inner, "weight": self._tokens + self._sent[0]}
+        return state | {"steps": steps}
 
     def newcomer_state(self) -> dict[str, Any]:
         """Return what of it belongs to the group."""
-        found = self.state() | {"weight": 0.0, "steps": 0}
-        if "outcome" in found:
-            found["outcome"] |= {"late": False, "unfit": ""}
-        return found
+        state = self.state() | {"weight": 0.0, "steps": 0}
+        if "outcome" in state:
+            state["outcome"] |= {"late": False, "unfit": ""}
+        return state
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Take back what :meth:`tensors` and :meth:`state` gave."""
@@ -327,5 +327,5 @@ class MergedPart:
         self.round, self.inner = int(state["round"]), int(state["inner"])
         self._tokens, self._steps = float(state["weight"]), int(state["steps"])
         if "outcome" in state:
-            said = state["outcome"]
-            self._outcome = RoundResult(tensors["mean"], **{**said, "members": tuple(said["members"])})
+            outcome = state["outcome"]
+            self._outcome = RoundResult(tensors["mean"], **{**outcome, "members": tuple(outcome["members"])})

@@ -75,8 +75,8 @@ class NoLoCoOptions(AveragingOptions):
     @model_validator(mode="after")
     def _stays_together(self) -> NoLoCoOptions:
         momentum = self.outer_momentum if self.outer_momentum >= 0 else max(mu for _, mu in _RATES.values())
-        if self.gossip >= (most := 2 * (1 - momentum * momentum)):
-            problem = f"must be below {most:.3g} with outer_momentum = {momentum:g}, or the members fly apart"
+        if self.gossip >= (limit := 2 * (1 - momentum * momentum)):
+            problem = f"must be below {limit:.3g} with outer_momentum = {momentum:g}, or the members fly apart"
             raise OptionError("gossip", problem)
         return self
 
@@ -107,12 +107,12 @@ class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
         return trainable
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        found = learnt_as_with_diloco(course, rhythm, worth)
-        share = max(merge_efficiency(worth, 0.0), found.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
-        return Learning(share, found.loss + _MORE_LOSS, ("noloco",))
+        as_diloco = learnt_as_with_diloco(course, rhythm, worth)
+        share = max(merge_efficiency(worth, 0.0), as_diloco.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
+        return Learning(share, as_diloco.loss + _MORE_LOSS, ("noloco",))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        rate, momentum = self._own.rates(course.start)
+        rate, momentum = self._options.rates(course.start)
         chosen = {"noloco.outer_lr": rate, "noloco.outer_momentum": momentum}
         return {self.interval_option: rhythm.interval, "error_feedback": False, **chosen}
 
@@ -130,8 +130,8 @@ class NoLoCo(InRounds):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(NoLoCoOptions)
-        self._rate, self._mu = self._own.rates(context.start)
+        self._options = context.settings.of(NoLoCoOptions)
+        self._rate, self._mu = self._options.rates(context.start)
         self._averaged = False
 
     @classmethod
@@ -158,12 +158,12 @@ class NoLoCo(InRounds):
             self._end_round()
         result = mean_of_all(self._slow, self._exchange, f"{self.name}/consensus")
         mean = result.mean
-        apart = differences(self._slow, mean) if len(result.members) > 1 else NOT_COMPARED
+        comparison = differences(self._slow, mean) if len(result.members) > 1 else NOT_COMPARED
         self._slow.copy_(mean)
         unflatten_into(self._parameters, mean)
         self._averaged, self._members = True, result.members
         traffic = self._exchange.traffic.since(before)
-        return sync_event(traffic, self._round + 1, self._members, weight_hash(mean), *apart)
+        return sync_event(traffic, self._round + 1, self._members, weight_hash(mean), *comparison)
 
     # ----------------------------------------------------------------------------------------------------- one round
 
@@ -171,42 +171,44 @@ class NoLoCo(InRounds):
         before, current, name = self._exchange.traffic.copy(), self._weights(), f"{self.name}/{self._round}"
         self._members = tuple(sorted(self._exchange.gather(f"{name}/greeting", b"")))
         order = shuffled(self._members, self.context.seed, self._round)
-        pair = tuple(sorted(next(some for some in islands(order, 2) if self._exchange.rank in some)))
-        met, drift, correlation, norm = pair, None, None, None
+        pair = tuple(sorted(next(candidate for candidate in islands(order, 2) if self._exchange.rank in candidate)))
+        averaged_members, drift, correlation, norm = pair, None, None, None
         if len(self._members) > 1:
             change = torch.sub(self._slow, current, out=current)
-            counts = self._weight if self._own.weighting == "samples" else float(self._weight > 0)
-            changes = self._exchange.start_mean(f"{name}/change", change, counts, self._codec, members=pair)
-            weights = self._exchange.start_mean(f"{name}/slow", self._slow, 1.0, self._codec, members=pair)
-            changed, held = changes.wait(), weights.wait()
-            met = held.members
-            self._tell(changed, change, held)
-            mean = _taken(held, self._slow) if held.weight else self._slow.clone()
-            if len(met) > 1 and held.fit:
+            weight = self._weight if self._options.weighting == "samples" else float(self._weight > 0)
+            pending_change = self._exchange.start_mean(f"{name}/change", change, weight, self._codec, members=pair)
+            pending_slow = self._exchange.start_mean(f"{name}/slow", self._slow, 1.0, self._codec, members=pair)
+            change_result, slow_result = pending_change.wait(), pending_slow.wait()
+            averaged_members = slow_result.members
+            self._tell(change_result, change, slow_result)
+            mean = _taken(slow_result, self._slow) if slow_result.weight else self._slow.clone()
+            if len(averaged_members) > 1 and slow_result.fit:
                 drift, _, correlation = differences(self._slow, mean)
-            norm = float(torch.linalg.vector_norm(change)) if changed.fit else None
-            self._step(_taken(changed, change), mean)
+            norm = float(torch.linalg.vector_norm(change)) if change_result.fit else None
+            self._step(_taken(change_result, change), mean)
         else:  # nobody to meet: the next partner finds this member where it is
             self._slow.copy_(current)
             self._momentum.zero_()
         self._begin_round()
         unflatten_into(self._parameters, self._slow)
-        return sync_event(self._exchange.traffic.since(before), self._round, met, "", drift, norm, correlation)
+        return sync_event(
+            self._exchange.traffic.since(before), self._round, averaged_members, "", drift, norm, correlation
+        )
 
     def _step(self, mean_change: torch.Tensor, mean: torch.Tensor) -> None:
         """Make the outer step; the means are given away."""
-        pull = torch.sub(self._slow, mean, out=mean).mul_(self._own.gossip)
+        pull = torch.sub(self._slow, mean, out=mean).mul_(self._options.gossip)
         self._momentum.mul_(self._mu).sub_(mean_change.mul_(self._rate)).sub_(pull)
         self._slow.add_(self._momentum)
 
-    def _tell(self, changed: MeanResult, change: torch.Tensor, held: MeanResult) -> None:
-        where, unfit = f"round {self._round + 1}", ""
-        for result, given in ((held, self._slow), (changed, change)):
+    def _tell(self, change_result: MeanResult, change: torch.Tensor, slow_result: MeanResult) -> None:
+        round_label, non_finite = f"round {self._round + 1}", ""
+        for result, contribution in ((slow_result, self._slow), (change_result, change)):
             if not result.fit:
-                unfit = unfit_parameter(self._names, self._parameters, given, self._codec)
-        self._refusals.note(unfit and f"{where}: the weight {unfit}")
-        if not (unfit or (changed.included and held.included)):
-            self.context.warn(f"{where}: this machine came after the deadline and goes on without a partner")
+                non_finite = unfit_parameter(self._names, self._parameters, contribution, self._codec)
+        self._refusals.note(non_finite and f"{round_label}: the weight {non_finite}")
+        if not (non_finite or (change_result.included and slow_result.included)):
+            self.context.warn(f"{round_label}: this machine came after the deadline and goes on without a partner")
 
     # ------------------------------------------------------------------------------------------------ between rounds
 
@@ -238,9 +240,9 @@ class NoLoCo(InRounds):
         self._members = tuple(state["members"])
 
 
-def _taken(result: MeanResult, own: torch.Tensor) -> torch.Tensor:
+def _taken(result: MeanResult, values: torch.Tensor) -> torch.Tensor:
     """Return a pair's mean; what of this member's ``own`` came too late for it stays as it is."""
     if result.fit:
         for start, stop in result.left_out:
-            result.mean[start:stop] = own[start:stop]
+            result.mean[start:stop] = values[start:stop]
     return result.mean

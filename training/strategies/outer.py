@@ -33,8 +33,8 @@ def rate_option(alias: str = "") -> Any:
 
 def momentum_option(alias: str = "") -> Any:
     """Declare the outer momentum."""
-    said = "outer momentum, of adamw its first beta; -1: automatic"
-    return option(-1.0, said, ge=-1, lt=1, advanced=True, alias=alias)
+    help_text = "outer momentum, of adamw its first beta; -1: automatic"
+    return option(-1.0, help_text, ge=-1, lt=1, advanced=True, alias=alias)
 
 
 class OuterOptions(Section):
@@ -137,20 +137,22 @@ class Nesterov(OuterOptimizer):
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
         scratch = torch.empty_like(anchor[:_AT_ONCE])
         for start in range(0, anchor.numel(), _AT_ONCE):
-            part, speed, by = (vector[start : start + _AT_ONCE] for vector in (anchor, self._vectors[0], mean))
-            speed.mul_(self.momentum).add_(by)
-            room = scratch[: part.numel()]
-            part.sub_(torch.mul(self._direction(speed, by, room), self.rate, out=room))
+            anchor_tile, velocity, delta = (
+                vector[start : start + _AT_ONCE] for vector in (anchor, self._vectors[0], mean)
+            )
+            velocity.mul_(self.momentum).add_(delta)
+            buffer = scratch[: anchor_tile.numel()]
+            anchor_tile.sub_(torch.mul(self._direction(velocity, delta, buffer), self.rate, out=buffer))
 
-    def _direction(self, speed: torch.Tensor, by: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-        return torch.mul(speed, self.momentum, out=room).add_(by)
+    def _direction(self, velocity: torch.Tensor, delta: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        return torch.mul(velocity, self.momentum, out=buffer).add_(delta)
 
 
 class HeavyBall(Nesterov):
     """``m = mu m + d``, ``anchor -= rate m`` (Polyak 1964); with ``mu = 0`` plain averaging at a rate."""
 
-    def _direction(self, speed: torch.Tensor, by: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-        return speed
+    def _direction(self, velocity: torch.Tensor, delta: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        return velocity
 
 
 class AdamW(OuterOptimizer):
@@ -164,15 +166,15 @@ class AdamW(OuterOptimizer):
     names = ("first", "second")
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
-        one, two = self.momentum, _ADAM_SECOND
-        scale_one, scale_two = 1.0 / (1.0 - _power(one, round_)), 1.0 / (1.0 - _power(two, round_))
+        beta1, beta2 = self.momentum, _ADAM_SECOND
+        correction1, correction2 = 1.0 / (1.0 - _power(beta1, round_)), 1.0 / (1.0 - _power(beta2, round_))
         for start in range(0, anchor.numel(), _AT_ONCE):
-            part, by = anchor[start : start + _AT_ONCE], mean[start : start + _AT_ONCE]
-            first, second = (vector[start : start + _AT_ONCE] for vector in self._vectors)
-            first.mul_(one).add_(by * (1.0 - one))
-            second.mul_(two).add_((by * by).mul_(1.0 - two))
-            root = (second * scale_two).sqrt_().add_(_ADAM_EPSILON)
-            part.mul_(1.0 - self.rate * self.decay).sub_((first * scale_one).div_(root).mul_(self.rate))
+            anchor_tile, delta = anchor[start : start + _AT_ONCE], mean[start : start + _AT_ONCE]
+            first_moment, second_moment = (vector[start : start + _AT_ONCE] for vector in self._vectors)
+            first_moment.mul_(beta1).add_(delta * (1.0 - beta1))
+            second_moment.mul_(beta2).add_((delta * delta).mul_(1.0 - beta2))
+            root = (second_moment * correction2).sqrt_().add_(_ADAM_EPSILON)
+            anchor_tile.mul_(1.0 - self.rate * self.decay).sub_((first_moment * correction1).div_(root).mul_(self.rate))
 
 
 class OwnOuter(OuterOptimizer):
@@ -194,18 +196,18 @@ class OwnOuter(OuterOptimizer):
         numbers."""
         with torch.no_grad():
             call_factory(self._function, self._path, anchor, mean, self._state, self.rate, self.momentum)
-        for name, kept in self._state.items():
-            if not (isinstance(kept, torch.Tensor) and kept.dtype == torch.float32 and kept.dim() == 1):
+        for name, value in self._state.items():
+            if not (isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.dim() == 1):
                 raise BadInput(f"{self._path} keeps something else as '{name}'", "keep flat fp32 tensors")
         if not all_finite(anchor):
             raise RunFailed(f"{self._path} made weights that are not finite in round {round_}", "lower outer_lr")
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {f"own/{name}": kept for name, kept in self._state.items()}
+        return {f"own/{name}": value for name, value in self._state.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        found = {name: kept.clone() for name, kept in tensors.items() if name.startswith("own/")}
-        self._state = {name.removeprefix("own/"): kept for name, kept in found.items()}
+        tensors_of_function = {name: value.clone() for name, value in tensors.items() if name.startswith("own/")}
+        self._state = {name.removeprefix("own/"): value for name, value in tensors_of_function.items()}
 
 
 _OPTIMIZERS: dict[str, type[OuterOptimizer]] = {"nesterov": Nesterov, "sgd": HeavyBall, "adamw": AdamW}
@@ -213,7 +215,7 @@ _OPTIMIZERS: dict[str, type[OuterOptimizer]] = {"nesterov": Nesterov, "sgd": Hea
 
 def _power(base: float, exponent: int) -> float:
     """Return a power by products alone: libraries of mathematics differ in the last bit."""
-    found = 1.0
+    product = 1.0
     for _ in range(exponent):
-        found *= base
-    return found
+        product *= base
+    return product

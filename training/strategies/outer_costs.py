@@ -97,8 +97,8 @@ class OuterCosts(IntervalCosts):
             self.vectors = self.vectors + 1
 
     def with_options(self, settings: Owning) -> CostModel:
-        own = settings.owned.get(self._name)
-        return type(self)(self._name, own) if isinstance(own, OuterOptions) else self
+        options = settings.owned.get(self._name)
+        return type(self)(self._name, options) if isinstance(options, OuterOptions) else self
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         for interval in intervals(course):

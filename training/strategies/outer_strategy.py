@@ -36,13 +36,13 @@ class OuterStrategy(Strategy):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._codec: Codec = codec_by_name(self.codec(context.settings))
-        self._parts: list[MergedPart] = []
+        self._fragments: list[MergedPart] = []
         self._rounds = 0
         self._reported = Traffic()
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
-        self._parts = self.parts(model)
+        self._fragments = self.parts(model)
 
     @abstractmethod
     def parts(self, model: nn.Module) -> list[MergedPart]:
@@ -53,10 +53,10 @@ class OuterStrategy(Strategy):
         """Return an outer optimizer for one part."""
 
     @abstractmethod
-    def kept(self, part: MergedPart) -> torch.Tensor:
+    def kept(self, fragment: MergedPart) -> torch.Tensor:
         """Return the flat weights with which this member goes on after the anchor of a part has moved."""
 
-    def make_part(self, place: PartSpec, merge: Callable[..., MeanOfDeltas] = MeanOfDeltas) -> MergedPart:
+    def make_part(self, spec: PartSpec, make_mean: Callable[..., MeanOfDeltas] = MeanOfDeltas) -> MergedPart:
         """Return a part at this place, which does what the settings say.
 
         Args:
@@ -65,42 +65,48 @@ class OuterStrategy(Strategy):
         settings, exchange = self.context.settings, self._exchange
         # A delta that came too late always travels with the next one; alone, nothing is encoded.
         keeps_loss = settings.error_feedback and exchange.engine != "solo" and self._codec.name != "fp32"
-        how = merge(exchange, self._codec, place.name if keeps_loss else "")
+        mean = make_mean(exchange, self._codec, spec.name if keeps_loss else "")
         compares, warn = bool(settings.verify_interval), self.context.warn
-        return MergedPart(place, how, self.new_outer(), self.interval, compares, warn, self._refusals)
+        return MergedPart(spec, mean, self.new_outer(), self.interval, compares, warn, self._refusals)
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
-        for part in self._parts:
-            part.begin_step(weight)
+        for fragment in self._fragments:
+            fragment.begin_step(weight)
 
     @property
     def steps_to_average(self) -> int | None:
-        return self.delay if any(part.inner + 1 >= self.interval for part in self._parts) else None
+        return self.delay if any(fragment.inner + 1 >= self.interval for fragment in self._fragments) else None
 
     def end_step(self) -> SyncEvent | None:
-        for part in self._parts:
-            part.inner += 1
-        merged = [(part, self.merge(part)) for part in self._parts if part.under_way and part.inner >= self.delay]
-        started = [part for part in self._parts if part.inner >= self.interval]
-        for part in started:
-            part.start()
+        for fragment in self._fragments:
+            fragment.inner += 1
+        merged = [
+            (fragment, self.merge(fragment))
+            for fragment in self._fragments
+            if fragment.under_way and fragment.inner >= self.delay
+        ]
+        started = [fragment for fragment in self._fragments if fragment.inner >= self.interval]
+        for fragment in started:
+            fragment.start()
         if not self.delay:
-            merged += [(part, self.merge(part)) for part in started]
+            merged += [(fragment, self.merge(fragment)) for fragment in started]
         return self._report(merged)
 
     def finish(self) -> SyncEvent | None:
         """Merge what is left; after it all members hold the anchors."""
-        merged = [(part, self.merge(part)) for part in self._parts if part.under_way]
-        left = [part for part in self._parts if not self.holds_anchor(part)]
-        for part in left:
-            part.start()
-        merged += [(part, self.merge(part, last=True)) for part in left]
+        merged = [(fragment, self.merge(fragment)) for fragment in self._fragments if fragment.under_way]
+        remaining = [fragment for fragment in self._fragments if not self.holds_anchor(fragment)]
+        for fragment in remaining:
+            fragment.start()
+        merged += [(fragment, self.merge(fragment, is_final=True)) for fragment in remaining]
         return self._report(merged)
 
-    def merge(self, part: MergedPart, last: bool = False) -> float | None:
+    def merge(self, fragment: MergedPart, is_final: bool = False) -> float | None:
         """Merge a part, at the end of the training the ``last`` time; return the drift that is told of it."""
-        drift = part.collect((lambda one: one.anchor) if last else self.kept, last and self.merges_alone_at_the_end)
-        self._members = part.members
+        drift = fragment.collect(
+            (lambda fragment: fragment.anchor) if is_final else self.kept, is_final and self.merges_alone_at_the_end
+        )
+        self._members = fragment.members
         self._rounds += 1
         return drift
 
@@ -108,38 +114,40 @@ class OuterStrategy(Strategy):
         """Tell of the parts that were merged; no byte is told of twice where exchanges overlap."""
         if not merged:
             return None
-        part, now = merged[-1][0], self._exchange.traffic.copy()
-        begun = min((one.before for one, _ in merged), key=lambda at: at.bytes_sent + at.bytes_received)
+        last_fragment, now = merged[-1][0], self._exchange.traffic.copy()
+        begun = min((fragment.before for fragment, _ in merged), key=lambda at: at.bytes_sent + at.bytes_received)
         sooner = begun.bytes_sent + begun.bytes_received >= self._reported.bytes_sent + self._reported.bytes_received
         traffic, self._reported = now.since(begun if sooner else self._reported), now
         drifts = [drift for _, drift in merged if drift is not None]
-        norms = [norm for one, _ in merged if (norm := one.delta_norm) is not None]
-        alike = min((found for one, _ in merged if (found := one.correlation) is not None), default=None)
+        norms = [norm for fragment, _ in merged if (norm := fragment.delta_norm) is not None]
+        min_correlation = min(
+            (correlation for fragment, _ in merged if (correlation := fragment.correlation) is not None), default=None
+        )
         norm, drift = math.hypot(*norms) if norms else None, max(drifts, default=None)
-        return sync_event(traffic, self._rounds, self._members, part.digest, drift, norm, alike)
+        return sync_event(traffic, self._rounds, self._members, last_fragment.digest, drift, norm, min_correlation)
 
-    def holds_anchor(self, part: MergedPart) -> bool:
+    def holds_anchor(self, fragment: MergedPart) -> bool:
         """Whether the model holds the anchor of a part, and nothing of its own since."""
-        return not part.inner and not part.under_way
+        return not fragment.inner and not fragment.under_way
 
     @property
     def synchronised(self) -> bool:
-        return all(map(self.holds_anchor, self._parts))
+        return all(map(self.holds_anchor, self._fragments))
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """The anchors."""
-        if all(map(self.holds_anchor, self._parts)):
+        if all(map(self.holds_anchor, self._fragments)):
             yield
             return
-        current = [flatten(part.place.tensors()) for part in self._parts]
-        for part in self._parts:
-            part.hold(part.anchor)
+        current = [flatten(fragment.spec.tensors()) for fragment in self._fragments]
+        for fragment in self._fragments:
+            fragment.hold(fragment.anchor)
         try:
             yield
         finally:
-            for part, values in zip(self._parts, current, strict=True):
-                part.hold(values)
+            for fragment, values in zip(self._fragments, current, strict=True):
+                fragment.hold(values)
 
     for_newcomer = consensus
 
@@ -150,32 +158,38 @@ class OuterStrategy(Strategy):
         return f"{index}/"
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return self._named([part.tensors() for part in self._parts])
+        return self._named([fragment.tensors() for fragment in self._fragments])
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
-        return self._named([part.newcomer_tensors() for part in self._parts])
+        return self._named([fragment.newcomer_tensors() for fragment in self._fragments])
 
     def _named(self, tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        return {self.prefix(index) + name: value for index, one in enumerate(tensors) for name, value in one.items()}
+        return {
+            self.prefix(index) + name: value
+            for index, fragment_tensors in enumerate(tensors)
+            for name, value in fragment_tensors.items()
+        }
 
     def state(self) -> dict[str, Any]:
-        return self.document([part.state() for part in self._parts])
+        return self.document([fragment.state() for fragment in self._fragments])
 
     def newcomer_state(self) -> dict[str, Any]:
-        return self.document([part.newcomer_state() for part in self._parts])
+        return self.document([fragment.newcomer_state() for fragment in self._fragments])
 
-    def document(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def document(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the state of all parts in one document."""
-        return {"parts": parts, "rounds": self._rounds}
+        return {"parts": states, "rounds": self._rounds}
 
     def documents(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the states of the parts: :meth:`document` undone."""
         self._rounds = int(state["rounds"])
-        found: list[Mapping[str, Any]] = state["parts"]
-        return found
+        states: list[Mapping[str, Any]] = state["parts"]
+        return states
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        for index, (part, said) in enumerate(zip(self._parts, self.documents(state), strict=True)):
+        for index, (fragment, fragment_state) in enumerate(zip(self._fragments, self.documents(state), strict=True)):
             prefix = self.prefix(index)
-            own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            part.load(own, said)
+            fragment_tensors = {
+                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+            }
+            fragment.load(fragment_tensors, fragment_state)

@@ -23,7 +23,7 @@ from profiles.options import as_text, explained, hint_for
 from profiles.schema import StrategySettings
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext
-from training.strategies.composition import parts_of
+from training.strategies.composition import component_names
 from training.strategies.costs import Rhythm
 from training.strategies.registry import Form, forget, installed, register_form, strategies, strategy_class
 
@@ -35,7 +35,7 @@ else:
 
 def is_own(text: str) -> bool:
     """Whether a text names one strategy of somebody's own."""
-    return len(parts_of(text)) == 1 and bool(own_code_in(text))
+    return len(component_names(text)) == 1 and bool(own_code_in(text))
 
 
 def check(text: str) -> str:
@@ -45,20 +45,20 @@ def check(text: str) -> str:
         BadInput: there is no such file, it is not Python, or it has no such class.
     """
     text = text.strip()
-    place, _, name = text.rpartition(":")
-    if not place.endswith(".py"):
+    path, _, name = text.rpartition(":")
+    if not path.endswith(".py"):
         return text
     try:
-        table = symtable.symtable(Path(place).expanduser().read_text(encoding="utf-8"), place, "exec")
+        table = symtable.symtable(Path(path).expanduser().read_text(encoding="utf-8"), path, "exec")
     except OSError as error:
-        raise BadInput(f"{place}: {error.strerror}", "check strategy") from error
+        raise BadInput(f"{path}: {error.strerror}", "check strategy") from error
     except (SyntaxError, ValueError) as error:
-        raise BadInput(f"{place} is not Python: {error}", "repair it") from error
+        raise BadInput(f"{path} is not Python: {error}", "repair it") from error
     bound = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
     if name not in bound:
         classes = [inner.get_name() for inner in table.get_children() if inner.get_type() == "class"]
         hint = hint_for(name, classes, f"it has {', '.join(classes) or 'none'}")
-        raise BadInput(f"{place} has no class '{name}'", hint)
+        raise BadInput(f"{path} has no class '{name}'", hint)
     return text
 
 
@@ -69,17 +69,17 @@ def class_of(text: str) -> type[Strategy]:
     Raises:
         BadInput: it cannot be imported, or is no strategy that can be used.
     """
-    known = strategies().keys()
-    found = user_code.find_factory(check(text), "strategy")
-    for name in strategies().keys() - known:  # registered it would be an owner of options here, and nowhere else
+    registered = strategies().keys()
+    loaded = user_code.find_factory(check(text), "strategy")
+    for name in strategies().keys() - registered:  # registered it would be an owner of options here, and nowhere else
         forget(name)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise BadInput(f"{text} is no strategy", "derive it from training.strategies.base.Strategy")
-    if inspect.isabstract(found):
-        raise BadInput(f"{text} lacks {', '.join(sorted(found.__abstractmethods__))}", "see docs/how-to/extending.md")
-    if not str(getattr(found, "name", "")).isidentifier() or not isinstance(getattr(found, "summary", None), str):
+    if inspect.isabstract(loaded):
+        raise BadInput(f"{text} lacks {', '.join(sorted(loaded.__abstractmethods__))}", "see docs/how-to/extending.md")
+    if not str(getattr(loaded, "name", "")).isidentifier() or not isinstance(getattr(loaded, "summary", None), str):
         raise BadInput(f"{text} needs a name and a summary", 'for example name = "mine"')
-    return found
+    return loaded
 
 
 def text_of(kind: type[Strategy]) -> str:
@@ -102,8 +102,10 @@ def described(strategy: object) -> tuple[str, dict[str, Any]]:
     if isinstance(strategy, str):
         return strategy, {}
     if isinstance(strategy, list | tuple) and strategy:
-        parts = [described(part) for part in strategy]
-        return " + ".join(text for text, _ in parts), {name: value for _, some in parts for name, value in some.items()}
+        descriptions = [described(part) for part in strategy]
+        return " + ".join(text for text, _ in descriptions), {
+            name: value for _, options in descriptions for name, value in options.items()
+        }
     if isinstance(strategy, type) and issubclass(strategy, Strategy):
         return text_of(strategy), {}
     if isinstance(strategy, Strategy):
@@ -119,10 +121,12 @@ def _options_of(strategy: Strategy) -> dict[str, Any]:
         hint = "give the class, and its values as options of fit()"
         raise BadInput(f"an object of {kind.__name__} was not made with a StrategyContext, as workers make it", hint)
     settings, name = context.settings, text_of(kind)
-    usual, own = StrategySettings(), settings.of(kind.options)
-    fields = {field for field in type(usual).model_fields if field not in ("strategy", "owned", "strategy_options")}
-    values = {field: getattr(settings, field) for field in fields if getattr(settings, field) != getattr(usual, field)}
-    changed = {field: value for field, value in own if value != getattr(kind.options(), field)}
+    defaults, options = StrategySettings(), settings.of(kind.options)
+    fields = {field for field in type(defaults).model_fields if field not in ("strategy", "owned", "strategy_options")}
+    values = {
+        field: getattr(settings, field) for field in fields if getattr(settings, field) != getattr(defaults, field)
+    }
+    changed = {field: value for field, value in options if value != getattr(kind.options(), field)}
     if name in strategies():
         return values | {f"{name}.{field}": value for field, value in changed.items()}
     texts = ", ".join(f"{field} = {as_text(value)}" for field, value in changed.items())
@@ -144,16 +148,20 @@ def opened(settings: StrategySettings) -> StrategySettings:
     Raises:
         BadInput: there is no such option, or a value does not fit.
     """
-    given, sections, kinds = _pairs(settings.strategy_options), dict(settings.owned), own_classes(settings)
+    options, sections, kinds = _pairs(settings.strategy_options), dict(settings.owned), own_classes(settings)
     for kind in kinds:
-        place = _place(settings, kind)
-        own = {full: value for full, value in given.items() if _field(full, kind) in kind.options.model_fields}
-        given = {full: value for full, value in given.items() if full not in own}
-        held = sections[place].model_dump() if place in sections else {}
-        sections[place] = _read(kind, held | {_field(full, kind): value for full, value in own.items()})
-    for name in given:
-        known = [field for kind in kinds for field in kind.options.model_fields]
-        hint = hint_for(name, known, f"it has {', '.join(known) or 'none'}")
+        section_name = _place(settings, kind)
+        own_options = {
+            full: value for full, value in options.items() if _field(full, kind) in kind.options.model_fields
+        }
+        options = {full: value for full, value in options.items() if full not in own_options}
+        current_values = sections[section_name].model_dump() if section_name in sections else {}
+        sections[section_name] = _read(
+            kind, current_values | {_field(full, kind): value for full, value in own_options.items()}
+        )
+    for name in options:
+        known_options = [field for kind in kinds for field in kind.options.model_fields]
+        hint = hint_for(name, known_options, f"it has {', '.join(known_options) or 'none'}")
         raise BadInput(f"strategy_options: {settings.strategy} has no option '{name}'", hint)
     return settings.model_copy(update={"owned": sections}) if kinds else settings
 
@@ -163,27 +171,38 @@ def closed(settings: StrategySettings) -> StrategySettings:
     texts = [
         f"{kind.name}.{field} = {as_text(getattr(section, field))}"
         for kind in own_classes(settings)
-        if (place := _place(settings, kind)) not in owners("strategy")
-        for section in [settings.owned[place]]
+        if (section_name := _place(settings, kind)) not in owners("strategy")
+        for section in [settings.owned[section_name]]
         for field in kind.options.model_fields
     ]
     sections = {name: section for name, section in settings.owned.items() if name in owners("strategy")}
-    kept = ", ".join(texts) or settings.strategy_options
-    return settings.model_copy(update={"owned": sections, "strategy_options": kept})
+    options_text = ", ".join(texts) or settings.strategy_options
+    return settings.model_copy(update={"owned": sections, "strategy_options": options_text})
 
 
 def as_own_code(settings: StrategySettings) -> StrategySettings:
     """Return settings for machines that may lack the packages with strategies which are installed here: none of them
     is an owner of options there, and one that is used is named as code of one's own."""
-    ours, texts, words = installed(), [], [settings.strategy_options] if settings.strategy_options else []
-    for name in parts_of(settings.strategy):
-        texts.append(ours.get(name, name))
-        if name in ours and name in settings.owned:
-            own = settings.owned[name]
-            words += [f"{name}.{field} = {as_text(getattr(own, field))}" for field in type(own).model_fields]
-    sections = {name: section for name, section in settings.owned.items() if name not in ours}
-    told = {"strategy": " + ".join(texts), "owned": sections, "strategy_options": ", ".join(words)}
-    return settings.model_copy(update=told) if ours else settings
+    installed_strategies, texts, option_texts = (
+        installed(),
+        [],
+        [settings.strategy_options] if settings.strategy_options else [],
+    )
+    for name in component_names(settings.strategy):
+        texts.append(installed_strategies.get(name, name))
+        if name in installed_strategies and name in settings.owned:
+            options_of_strategy = settings.owned[name]
+            option_texts += [
+                f"{name}.{field} = {as_text(getattr(options_of_strategy, field))}"
+                for field in type(options_of_strategy).model_fields
+            ]
+    sections = {
+        name: options_of_strategy
+        for name, options_of_strategy in settings.owned.items()
+        if name not in installed_strategies
+    }
+    updates = {"strategy": " + ".join(texts), "owned": sections, "strategy_options": ", ".join(option_texts)}
+    return settings.model_copy(update=updates) if installed_strategies else settings
 
 
 def rhythm_of(settings: StrategySettings) -> Rhythm:
@@ -198,8 +217,8 @@ def rehearsed(settings: StrategySettings, interval: int) -> StrategySettings:
 
 def _place(settings: StrategySettings, kind: type[Strategy]) -> str:
     """Return under which name the options of a class are: a class may have those of one that it is derived from."""
-    same = (name for name, section in settings.owned.items() if type(section) is kind.options is not Section)
-    return next(same, kind.name)
+    same_section = (name for name, section in settings.owned.items() if type(section) is kind.options is not Section)
+    return next(same_section, kind.name)
 
 
 def _field(name: str, kind: type[Strategy]) -> str:
@@ -207,13 +226,15 @@ def _field(name: str, kind: type[Strategy]) -> str:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    found = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, sign, value = part.partition("=")
+    pairs = {}
+    for assignment in filter(None, (assignment.strip() for assignment in text.split(","))):
+        name, sign, value = assignment.partition("=")
         if not sign or not name.strip():
-            raise BadInput(f"strategy_options: '{part}' is not name = value", "for example: share = 0.3, interval = 10")
-        found[name.strip()] = value.strip()
-    return found
+            raise BadInput(
+                f"strategy_options: '{assignment}' is not name = value", "for example: share = 0.3, interval = 10"
+            )
+        pairs[name.strip()] = value.strip()
+    return pairs
 
 
 def _read(kind: type[Strategy], values: Mapping[str, object]) -> Section:

@@ -36,47 +36,49 @@ def permuted(start: int, stop: int, size: int, seed: int, order: int = 0) -> NDA
     """
     if not 0 <= start <= stop <= size <= MOST:
         raise ValueError(f"places {start} to {stop} of {size}")
-    keys = [_mixed(_mixed(_mixed(seed & _MASK) + order) + number) for number in range(_ROUNDS)]
-    found = np.empty(stop - start, dtype=np.int64)
-    for first in range(start, stop, _AT_ONCE):
-        last = min(first + _AT_ONCE, stop)
-        found[first - start : last - start] = _walked(np.arange(first, last, dtype=np.uint64), size, keys)
-    return found
+    keys = [_mixed(_mixed(_mixed(seed & _MASK) + order) + round_index) for round_index in range(_ROUNDS)]
+    numbers = np.empty(stop - start, dtype=np.int64)
+    for chunk_start in range(start, stop, _AT_ONCE):
+        chunk_stop = min(chunk_start + _AT_ONCE, stop)
+        numbers[chunk_start - start : chunk_stop - start] = _walked(
+            np.arange(chunk_start, chunk_stop, dtype=np.uint64), size, keys
+        )
+    return numbers
 
 
-def _walked(places: NDArray[np.uint64], size: int, keys: list[int]) -> NDArray[np.uint64]:
+def _walked(numbers: NDArray[np.uint64], size: int, keys: list[int]) -> NDArray[np.uint64]:
     """Permute the numbers below a product that is hardly larger than ``size``, until all are below ``size``."""
     rows = math.isqrt(max(size - 1, 0)) + 1
     columns = -(-size // rows)
-    places = _network(places, rows, columns, keys)
-    while (beyond := np.flatnonzero(places >= size)).size:
-        places[beyond] = _network(places[beyond], rows, columns, keys)
-    return places
+    numbers = _network(numbers, rows, columns, keys)
+    while (beyond := np.flatnonzero(numbers >= size)).size:
+        numbers[beyond] = _network(numbers[beyond], rows, columns, keys)
+    return numbers
 
 
-def _network(places: NDArray[np.uint64], rows: int, columns: int, keys: list[int]) -> NDArray[np.uint64]:
+def _network(numbers: NDArray[np.uint64], rows: int, columns: int, keys: list[int]) -> NDArray[np.uint64]:
     left: NDArray[np.uint64]
     right: NDArray[np.uint64]
-    left, right = np.divmod(places, np.uint64(columns))
+    left, right = np.divmod(numbers, np.uint64(columns))
     for number, key in enumerate(keys):
         if number % 2:
             right = _added(right, left, columns, key)
         else:
             left = _added(left, right, rows, key)
-    whole: NDArray[np.uint64] = left * np.uint64(columns) + right
-    return whole
+    combined: NDArray[np.uint64] = left * np.uint64(columns) + right
+    return combined
 
 
-def _added(one: NDArray[np.uint64], other: NDArray[np.uint64], radix: int, key: int) -> NDArray[np.uint64]:
+def _added(value: NDArray[np.uint64], round_input: NDArray[np.uint64], radix: int, key: int) -> NDArray[np.uint64]:
     """Add a function of ``other`` to ``one``, modulo ``radix``, which is below 2^32."""
-    mixed: NDArray[np.uint64] = other + np.uint64(key)
+    mixed: NDArray[np.uint64] = round_input + np.uint64(key)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed ^= mixed >> np.uint64(shift)
         mixed *= np.uint64(factor)
     mixed >>= np.uint64(32)
     mixed *= np.uint64(radix)
     mixed >>= np.uint64(32)
-    mixed += one
+    mixed += value
     return np.where(mixed >= radix, mixed - np.uint64(radix), mixed)
 
 

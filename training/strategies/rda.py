@@ -49,14 +49,14 @@ class RadialDirectional(MeanOfDeltas):
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         delta = self.feedback.compensate(delta)
-        kept, self.feedback.residual = self.feedback.residual, None  # it is in the delta
-        norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in self._tensors(delta)]
+        residual, self.feedback.residual = self.feedback.residual, None  # it is in the delta
+        norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in self._tensors(delta)]
         self._own_norms = torch.tensor(norms, dtype=torch.float32)
-        for part, norm in zip(self._tensors(delta), norms, strict=True):
+        for tensor, norm in zip(self._tensors(delta), norms, strict=True):
             if norm != 0.0:
-                part.mul_(math.sqrt(part.numel()) / norm)
+                tensor.mul_(math.sqrt(tensor.numel()) / norm)
         super().start(name, self._on_the_wire(delta), weight, flags)
-        self.feedback.residual = kept
+        self.feedback.residual = residual
         exact = codec_by_name("fp32")
         self._norms = self.exchange.start_mean(f"{name}/norms", self._own_norms, weight, exact)
 
@@ -67,9 +67,9 @@ class RadialDirectional(MeanOfDeltas):
         if result.fit and (lost := self.feedback.residual) is not None:
             self.feedback.residual = self._scaled_back(lost)
         mean = self._off_the_wire(result.mean)
-        for part, norm in zip(self._tensors(mean), norms, strict=True):
-            length = same_norm(part)
-            part.mul_(norm / length if length else 0.0)
+        for tensor, norm in zip(self._tensors(mean), norms, strict=True):
+            length = same_norm(tensor)
+            tensor.mul_(norm / length if length else 0.0)
         return replace(result, mean=mean), self._off_the_wire(sent)
 
     def _tensors(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -87,8 +87,8 @@ class RadialDirectional(MeanOfDeltas):
     def _scaled_back(self, lost: torch.Tensor) -> torch.Tensor:
         """Return what was lost of the directions as deltas: it travels with the next one."""
         lost = self._off_the_wire(lost)
-        for part, norm in zip(self._tensors(lost), self._own_norms.tolist(), strict=True):
-            part.mul_(norm / math.sqrt(part.numel()))
+        for tensor, norm in zip(self._tensors(lost), self._own_norms.tolist(), strict=True):
+            tensor.mul_(norm / math.sqrt(tensor.numel()))
         return lost
 
 

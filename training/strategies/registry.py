@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Strategy)
 
 ENTRY_POINTS = "muster.strategies"
 """The group in which an installed package names its strategies."""
-_known: dict[str, type[Strategy]] = {}
+_registered: dict[str, type[Strategy]] = {}
 _installed: dict[str, str] = {}
 
 
@@ -35,13 +35,13 @@ def register(strategy: type[S]) -> type[S]:
         ValueError: the name is taken.
     """
     declare("strategy", strategy.name, strategy.summary, strategy.options)
-    _known[strategy.name] = strategy
+    _registered[strategy.name] = strategy
     return strategy
 
 
 def forget(name: str) -> None:
     """Take a strategy out again."""
-    del _known[name]
+    del _registered[name]
     _installed.pop(name, None)
     withdraw("strategy", name)
 
@@ -99,16 +99,16 @@ def register_installed(point: EntryPoint) -> None:
         BadInput: it cannot be imported, or is no strategy of a new name.
     """
     package = point.dist.name if point.dist is not None else point.module
-    where, hint = f"package {package}: its strategy '{point.name}' cannot be used", "repair the package, or remove it"
+    problem, hint = f"package {package}: its strategy '{point.name}' cannot be used", "repair the package, or remove it"
     try:
-        found = point.load()
-        if not (isinstance(found, type) and issubclass(found, Strategy)):
+        loaded = point.load()
+        if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
             raise TypeError(f"{point.value} is no Strategy")
-        if _known.get(found.name) is not found:
-            register(found)
+        if _registered.get(loaded.name) is not loaded:
+            register(loaded)
     except Exception as error:  # code of somebody's own may raise anything
-        raise BadInput(f"{where}: {where_it_failed(error)}", hint) from error
-    _installed[found.name] = point.value
+        raise BadInput(f"{problem}: {where_it_failed(error)}", hint) from error
+    _installed[loaded.name] = point.value
 
 
 def installed() -> dict[str, str]:
@@ -120,7 +120,7 @@ def installed() -> dict[str, str]:
 def strategies() -> dict[str, type[Strategy]]:
     """Return all strategies by name."""
     load()
-    return dict(sorted(_known.items()))
+    return dict(sorted(_registered.items()))
 
 
 def check_strategy(name: str) -> str:
@@ -132,8 +132,10 @@ def check_strategy(name: str) -> str:
     if (form := _form_of(name)) is not None:
         return form.check(name)
     if name not in strategies():
-        known = forms("strategy")
-        raise BadInput(f"unknown strategy '{name}'", hint_for(name, known, f"known strategies: {', '.join(known)}"))
+        known_names = forms("strategy")
+        raise BadInput(
+            f"unknown strategy '{name}'", hint_for(name, known_names, f"known strategies: {', '.join(known_names)}")
+        )
     return name
 
 
@@ -182,8 +184,8 @@ def cost_model(name: str, settings: Owning | None = None) -> CostModel | None:
     """
     if name not in strategies() and _form_of(name) is None:
         return None
-    found = _checked(strategy_class(name))
-    return found if found is None or settings is None else found.with_options(settings)
+    model = _checked(strategy_class(name))
+    return model if model is None or settings is None else model.with_options(settings)
 
 
 @functools.cache
@@ -201,7 +203,7 @@ def loss_sources() -> dict[str, str]:
     """Return where the figures of learning are from, by their keys: of all strategies and codecs."""
     models = [strategy.costs for strategy in strategies().values() if strategy.costs is not None]
     sources = [*(model.sources for model in models), *(codec.sources for codec in one_of_each())]
-    return {key: said for some in (BATCH_SOURCE, *sources) for key, said in some.items()}
+    return {key: line for lines in (BATCH_SOURCE, *sources) for key, line in lines.items()}
 
 
 def usual_strategy() -> str:

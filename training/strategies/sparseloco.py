@@ -127,69 +127,75 @@ class SumOfAll(MeanOfDeltas):
         self._sizes, self._decay = sizes, decay
         self._total = torch.empty(0)
         self._flags = 0
-        self._said: list[Pending[dict[int, bytes]]] = []
+        self._gathers: list[Pending[dict[int, bytes]]] = []
 
     @property
     def takes_coded(self) -> bool:
         return False
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
-        if (kept := self.feedback.residual) is not None:
-            delta = (kept * self._decay).add_(delta)
+        if (residual := self.feedback.residual) is not None:
+            delta = (residual * self._decay).add_(delta)
         self._total, self._weight, self._flags = delta, weight, len(flags)
         if self.exchange.engine == "solo":
             return
-        said = self._encoded(weight, flags) if self.codec.carries(delta) else b""
+        payload = self._encoded(weight, flags) if self.codec.carries(delta) else b""
         length = _WEIGHT.size + len(flags) + sum(map(self.codec.max_encoded_bytes, self._sizes))
-        self._said = [
-            self.exchange.start_gather(f"{name}/{first}", said[first : first + MAX_GATHER_BYTES])
-            for first in range(0, length, MAX_GATHER_BYTES)
+        self._gathers = [
+            self.exchange.start_gather(f"{name}/{start}", payload[start : start + MAX_GATHER_BYTES])
+            for start in range(0, length, MAX_GATHER_BYTES)
         ]
 
     def _encoded(self, weight: float, flags: bytes) -> bytes:
         segments = torch.split(self._total, list(self._sizes))
-        return _WEIGHT.pack(weight) + flags + b"".join(self.codec.encode(one).numpy().tobytes() for one in segments)
+        return (
+            _WEIGHT.pack(weight)
+            + flags
+            + b"".join(self.codec.encode(segment).numpy().tobytes() for segment in segments)
+        )
 
     def wait(self) -> tuple[MeanResult, torch.Tensor]:
-        total, own = self._total, self.exchange.rank
+        total, rank_here = self._total, self.exchange.rank
         if self.exchange.engine == "solo":
-            fit = self.codec.carries(total)
-            mean = total if fit else torch.zeros_like(total)
-            return MeanResult(mean.clone(), self._weight, (own,), refused=() if fit else (own,), fit=fit), total
-        pieces = [pending.wait() for pending in self._said]
+            is_finite = self.codec.carries(total)
+            mean = total if is_finite else torch.zeros_like(total)
+            return MeanResult(
+                mean.clone(), self._weight, (rank_here,), refused=() if is_finite else (rank_here,), fit=is_finite
+            ), total
+        pieces = [pending.wait() for pending in self._gathers]
         members = tuple(sorted(pieces[-1]))
-        mean, given = torch.zeros_like(total), dict[int, tuple[float, bytes]]()
+        mean, contributions = torch.zeros_like(total), dict[int, tuple[float, bytes]]()
         for rank in members:
-            read = self._read(b"".join(piece.get(rank, b"") for piece in pieces))
-            if read is None:
+            contribution = self._read(b"".join(piece.get(rank, b"") for piece in pieces))
+            if contribution is None:
                 continue
-            weight, flags, values = read
-            given[rank] = weight, flags
-            if rank == own:
+            weight, flags, values = contribution
+            contributions[rank] = weight, flags
+            if rank == rank_here:
                 self.feedback.residual = total.sub(values) if weight else total
             mean.add_(values.mul_(weight))  # two operations, so that every processor rounds alike
-        weight = sum(one for one, _ in given.values())
+        weight = sum(member_weight for member_weight, _ in contributions.values())
         if weight:
             mean.div_(weight)
-        refused = tuple(rank for rank in members if rank not in given)
-        flags = joined([flags for _, flags in given.values()], self._flags)
-        left_out = () if own in given else ((0, total.numel()),)
-        return MeanResult(mean, weight, members, left_out, refused, flags, own in given), total
+        refused = tuple(rank for rank in members if rank not in contributions)
+        flags = joined([flags for _, flags in contributions.values()], self._flags)
+        left_out = () if rank_here in contributions else ((0, total.numel()),)
+        return MeanResult(mean, weight, members, left_out, refused, flags, rank_here in contributions), total
 
-    def _read(self, said: bytes) -> tuple[float, bytes, torch.Tensor] | None:
+    def _read(self, payload: bytes) -> tuple[float, bytes, torch.Tensor] | None:
         """Return a member's weight, flags and values; ``None`` if it says nothing that can be."""
-        if len(said) < _WEIGHT.size:
+        if len(payload) < _WEIGHT.size:
             return None
-        (weight,), data = _WEIGHT.unpack_from(said), torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        first, found = _WEIGHT.size + self._flags, list[torch.Tensor]()
+        (weight,), data = _WEIGHT.unpack_from(payload), torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        offset, decoded = _WEIGHT.size + self._flags, list[torch.Tensor]()
         try:
             for size in self._sizes:
-                found.append(self.codec.decode(data[first : first + self.codec.max_encoded_bytes(size)], size))
-                first += self.codec.max_encoded_bytes(size)
+                decoded.append(self.codec.decode(data[offset : offset + self.codec.max_encoded_bytes(size)], size))
+                offset += self.codec.max_encoded_bytes(size)
         except ValueError:
             return None
-        sound = first == len(said) and 0.0 <= weight <= LARGEST_WEIGHT
-        return (weight, said[_WEIGHT.size : _WEIGHT.size + self._flags], torch.cat(found)) if sound else None
+        is_valid = offset == len(payload) and 0.0 <= weight <= LARGEST_WEIGHT
+        return (weight, payload[_WEIGHT.size : _WEIGHT.size + self._flags], torch.cat(decoded)) if is_valid else None
 
 
 @register
@@ -206,10 +212,10 @@ class SparseLoCo(OuterStrategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(SparseLoCoOptions)
-        self.interval = self._own.sync_interval
+        self._options = context.settings.of(SparseLoCoOptions)
+        self.interval = self._options.sync_interval
         rounds = context.total_steps // self.interval
-        if rounds < FEWEST_ROUNDS and not self._own.force:
+        if rounds < FEWEST_ROUNDS and not self._options.force:
             raise BadInput(
                 f"sparseloco needs {FEWEST_ROUNDS} exchanges, and {context.total_steps} steps have {rounds}: most of "
                 "what was learnt would not be sent before the end",
@@ -230,29 +236,29 @@ class SparseLoCo(OuterStrategy):
         return settings.with_own("sparseloco", sync_interval=shorter, force=True)
 
     def new_outer(self) -> OuterOptimizer:
-        return Descent(self._own.outer_lr, 0.0)
+        return Descent(self._options.outer_lr, 0.0)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
         sizes = segments([parameter.numel() for parameter in self._parameters])
 
         def merge(exchange: Exchange, codec: Codec, stream: str) -> MeanOfDeltas:
-            return SumOfAll(exchange, codec, sizes, self._own.error_decay)
+            return SumOfAll(exchange, codec, sizes, self._options.error_decay)
 
         return [self.make_part(PartSpec("sparseloco", "", self._names, lambda: self._parameters), merge)]
 
-    def kept(self, part: MergedPart) -> torch.Tensor:
-        return part.anchor
+    def kept(self, fragment: MergedPart) -> torch.Tensor:
+        return fragment.anchor
 
 
 def segments(sizes: Sequence[int]) -> list[int]:
     """Return the elements of runs of tensors that are encoded together: a large one alone, small ones joined."""
-    found: list[int] = []
-    open_ = 0
+    segment_sizes: list[int] = []
+    current_size = 0
     for size in sizes:
-        open_ += size
-        if open_ >= _SEGMENT:
-            found.append(open_)
-            open_ = 0
-    if open_ and found:
-        found[-1] += open_
-    return found or [open_]
+        current_size += size
+        if current_size >= _SEGMENT:
+            segment_sizes.append(current_size)
+            current_size = 0
+    if current_size and segment_sizes:
+        segment_sizes[-1] += current_size
+    return segment_sizes or [current_size]

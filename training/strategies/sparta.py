@@ -93,13 +93,13 @@ class SpartaOptions(Section):
 
     def chosen(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
         """Return which of ``size`` weights exchange ``number`` of a run averages, ascending; no two are the same."""
-        most = min(size, max(1, round(self.share * size)))
-        cycle, place = divmod(number, math.ceil(size / most)) if most else (0, 0)
+        count = min(size, max(1, round(self.share * size)))
+        cycle, position = divmod(number, math.ceil(size / count)) if count else (0, 0)
         if self.selection == "random":
-            cycle, place = number, 0
+            cycle, position = number, 0
         elif self.selection == "shuffled":
             cycle = 0
-        return np.sort(permuted(place * most, min((place + 1) * most, size), size, seed, cycle))
+        return np.sort(permuted(position * count, min((position + 1) * count, size), size, seed, cycle))
 
 
 class SpartaCosts(OwnCosts[SpartaOptions]):
@@ -118,27 +118,27 @@ class SpartaCosts(OwnCosts[SpartaOptions]):
     def unsound(self, course: Course) -> str:
         if course.lora:
             return "single numbers of two adapters averaged are of no use: only their product is a change of weights"
-        known = course.texts or course.start == "scratch"
-        return "" if known else "what it costs in loss was measured for language models and from scratch only"
+        loss_is_known = course.texts or course.start == "scratch"
+        return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"
 
     def elements(self, trainable: int) -> int:
-        most = max(1, round(self._own.share * trainable))
-        return most if self._own.selection == "random" else trainable // max(1, math.ceil(trainable / most))
+        count = max(1, round(self._options.share * trainable))
+        return count if self._options.selection == "random" else trainable // max(1, math.ceil(trainable / count))
 
     def longest(self, trainable: int) -> int:
         return trainable
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        yield Rhythm(self._own.interval, self._own.delay)
-        if not self._own.delay and self._own.longest_delay >= _DELAY:
-            yield Rhythm(self._own.interval, _DELAY)
+        yield Rhythm(self._options.interval, self._options.delay)
+        if not self._options.delay and self._options.longest_delay >= _DELAY:
+            yield Rhythm(self._options.interval, _DELAY)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, min(rhythm.delay, rhythm.interval) * compute.seconds)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        often = 1000 * self._own.share / rhythm.interval
-        gain, loss = (interpolate(table[course.start], often) for table in (_GAIN, _LOSS))
+        per_thousand = 1000 * self._options.share / rhythm.interval
+        gain, loss = (interpolate(table[course.start], per_thousand) for table in (_GAIN, _LOSS))
         return Learning(merge_efficiency(worth, max(0.0, gain)), max(0.0, loss), ("sparta",))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
@@ -183,7 +183,7 @@ class Sparta(Strategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(SpartaOptions)
+        self._options = context.settings.of(SpartaOptions)
         self._codec = codec_by_name(self.codec(context.settings))
         self._under_way: deque[_Sent] = deque()
         self._step = -1
@@ -201,8 +201,8 @@ class Sparta(Strategy):
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        own = settings.of(SpartaOptions)
-        return Rhythm(own.interval, own.delay)
+        options = settings.of(SpartaOptions)
+        return Rhythm(options.interval, options.delay)
 
     @classmethod
     def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
@@ -220,13 +220,13 @@ class Sparta(Strategy):
 
     @property
     def steps_to_average(self) -> int | None:
-        return 0 if self._is_due(self._step) or (self._sends(self._step) and not self._own.delay) else None
+        return 0 if self._is_due(self._step) or (self._sends(self._step) and not self._options.delay) else None
 
     def _sends(self, step: int) -> bool:
-        return (step + 1) % self._own.interval == 0
+        return (step + 1) % self._options.interval == 0
 
     def _is_due(self, step: int) -> bool:
-        return bool(self._under_way) and self._under_way[0].step + self._own.delay <= step
+        return bool(self._under_way) and self._under_way[0].step + self._options.delay <= step
 
     def end_step(self) -> SyncEvent | None:
         if self._alone:
@@ -234,7 +234,7 @@ class Sparta(Strategy):
         report = self._merge() if self._is_due(self._step) else None
         if self._sends(self._step):
             self._send()
-            report = report if self._own.delay else self._merge()
+            report = report if self._options.delay else self._merge()
         return report
 
     def finish(self) -> SyncEvent | None:
@@ -243,37 +243,39 @@ class Sparta(Strategy):
             return None
         while self._under_way:
             self._merge()
-        before, own = self._exchange.traffic.copy(), flatten(self._parameters, torch.device("cpu"))
-        mean = mean_of_all(own, self._exchange, "sparta/consensus").mean
+        before, weights = self._exchange.traffic.copy(), flatten(self._parameters, torch.device("cpu"))
+        mean = mean_of_all(weights, self._exchange, "sparta/consensus").mean
         unflatten_into(self._parameters, mean)
         self._averaged = True
         traffic = self._exchange.traffic.since(before)
-        digest, apart = weight_hash(mean), differences(own, mean)
-        return sync_event(traffic, self._number(self._step) + 2, self._members, digest, *apart)
+        digest, comparison = weight_hash(mean), differences(weights, mean)
+        return sync_event(traffic, self._number(self._step) + 2, self._members, digest, *comparison)
 
     # ------------------------------------------------------------------------------------------------- one exchange
 
     def _number(self, step: int) -> int:
-        return step // self._own.interval
+        return step // self._options.interval
 
     def _chosen(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the numbers of the parameters of which a part is exchanged after a step, and which part."""
         size = int(self._ends[-1]) if len(self._ends) else 0
-        chosen = self._own.chosen(self._number(step), size, self.context.seed)
+        chosen = self._options.chosen(self._number(step), size, self.context.seed)
         starts = [0, *np.searchsorted(chosen, self._ends).tolist()]
         sizes = [parameter.numel() for parameter in self._parameters]
         chosen -= np.repeat(self._ends - np.array(sizes), np.diff(starts))  # from places in all to those in each
-        where = to_device(torch.from_numpy(chosen), self._parameters[0].device)
+        indices = to_device(torch.from_numpy(chosen), self._parameters[0].device)
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             if start < stop:
-                yield number, where[start:stop].to(self._parameters[number].device)
+                yield number, indices[start:stop].to(self._parameters[number].device)
 
     def _send(self) -> None:
         if not self._under_way:
             self._before = self._exchange.traffic.copy()
-        parts = [self._parameters[number].detach().reshape(-1)[part] for number, part in self._chosen(self._step)]
-        values = flatten(parts)
-        weight = self._weight if self._own.weighting == "samples" else 1.0
+        pieces = [
+            self._parameters[number].detach().reshape(-1)[indices] for number, indices in self._chosen(self._step)
+        ]
+        values = flatten(pieces)
+        weight = self._weight if self._options.weighting == "samples" else 1.0
         self._weight = 0.0
         pending = self._exchange.start_mean(f"sparta/{self._step}", values, weight, self._codec)
         self._under_way.append(_Sent(self._step, values, pending))
@@ -283,18 +285,18 @@ class Sparta(Strategy):
         if sent.outcome is None:
             assert sent.pending is not None
             result = sent.pending.wait()
-            unfit = "" if result.fit else self._unfit(sent)
-            sent.outcome = _Outcome(result.members, not result.included, unfit, result.weight <= 0.0)
+            non_finite = "" if result.fit else self._unfit(sent)
+            sent.outcome = _Outcome(result.members, not result.included, non_finite, result.weight <= 0.0)
             sent.mean, sent.pending = result.mean, None
         return sent.outcome
 
     def _unfit(self, sent: _Sent) -> str:
         """Return the name of the first parameter of which a part that was sent is not finite."""
         offset = 0
-        for number, part in self._chosen(sent.step):
-            if not self._codec.carries(sent.values[offset : offset + part.numel()]):
+        for number, indices in self._chosen(sent.step):
+            if not self._codec.carries(sent.values[offset : offset + indices.numel()]):
                 return self._names[number]
-            offset += part.numel()
+            offset += indices.numel()
         return "a parameter"
 
     def _merge(self) -> SyncEvent:
@@ -305,22 +307,22 @@ class Sparta(Strategy):
         self._members = outcome.members
         self._tell(sent.step, outcome)
         if not outcome.empty:
-            self._put(sent, keep_steps=bool(self._own.delay) and not outcome.unfit)
+            self._put(sent, keep_steps=bool(self._options.delay) and not outcome.unfit)
         traffic = self._exchange.traffic.since(self._before)
         self._before = self._exchange.traffic.copy()
-        apart = NOT_COMPARED if outcome.unfit or outcome.empty else differences(sent.values, sent.mean)
-        return sync_event(traffic, self._number(sent.step) + 1, self._members, weight_hash(sent.mean), *apart)
+        comparison = NOT_COMPARED if outcome.unfit or outcome.empty else differences(sent.values, sent.mean)
+        return sync_event(traffic, self._number(sent.step) + 1, self._members, weight_hash(sent.mean), *comparison)
 
     def _put(self, sent: _Sent, keep_steps: bool) -> None:
         offset = 0
-        for number, part in self._chosen(sent.step):
-            parameter, where = self._parameters[number], slice(offset, offset + part.numel())
-            offset += part.numel()
+        for number, indices in self._chosen(sent.step):
+            parameter, span = self._parameters[number], slice(offset, offset + indices.numel())
+            offset += indices.numel()
             flat = parameter.detach().reshape(-1)  # of one that does not lie row by row a copy
-            mean = sent.mean[where].to(flat.device)
+            mean = sent.mean[span].to(flat.device)
             if keep_steps:
-                mean = flat[part] + (mean - sent.values[where].to(flat.device))
-            flat[part] = mean.to(flat.dtype)
+                mean = flat[indices] + (mean - sent.values[span].to(flat.device))
+            flat[indices] = mean.to(flat.dtype)
             if flat.data_ptr() != parameter.data_ptr():
                 unflatten_into([parameter], flat)
 
@@ -356,22 +358,22 @@ class Sparta(Strategy):
         return [sent for sent in self._under_way if sent.outcome is not None]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for sent in self._came_to_something():
-            found |= {f"sent/{sent.step}": sent.values, f"mean/{sent.step}": sent.mean}
-        return found
+            tensors |= {f"sent/{sent.step}": sent.values, f"mean/{sent.step}": sent.mean}
+        return tensors
 
     def state(self) -> dict[str, Any]:
         under_way = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._came_to_something()]
-        under_way = [{**said, "members": list(said["members"])} for said in under_way]
+        under_way = [{**entry, "members": list(entry["members"])} for entry in under_way]
         return {"step": self._step, "weight": self._weight, "members": list(self._members), "under_way": under_way}
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._step, self._weight = int(state["step"]), float(state["weight"])
         self._members = tuple(state["members"])
         self._under_way.clear()
-        for said in state["under_way"]:
-            outcome = {**said, "members": tuple(said["members"])}
+        for entry in state["under_way"]:
+            outcome = {**entry, "members": tuple(entry["members"])}
             step = outcome.pop("step")
             values, mean = tensors[f"sent/{step}"], tensors[f"mean/{step}"]
             self._under_way.append(_Sent(step, values, None, mean, _Outcome(**outcome)))

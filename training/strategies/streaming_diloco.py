@@ -119,12 +119,16 @@ class StreamingCosts(OuterCosts):
         super().__init__(name, options)
 
     def unsound(self, course: Course) -> str:
-        known = course.texts or course.start == "scratch"
-        return "" if known else "what it costs in loss was measured for language models and from scratch only"
+        loss_is_known = course.texts or course.start == "scratch"
+        return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"
 
     def refused(self, course: Course, rhythm: Rhythm) -> str:
-        few = rhythm.interval < self._fragments
-        return f"has {self._fragments} fragments, each of which needs a step of its own in an interval" if few else ""
+        too_short = rhythm.interval < self._fragments
+        return (
+            f"has {self._fragments} fragments, each of which needs a step of its own in an interval"
+            if too_short
+            else ""
+        )
 
     def longest(self, trainable: int) -> int:
         return -(-trainable // self._fragments)
@@ -132,7 +136,7 @@ class StreamingCosts(OuterCosts):
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         usual = [rhythm for rhythm in super().rhythms(course) if not self.refused(course, rhythm)]
         brief = {Rhythm(rhythm.interval, _ONE) for rhythm in usual if rhythm.interval >= _ONE_OF}
-        return iter(sorted({*usual, *brief}, key=lambda one: (one.interval, one.delay)))
+        return iter(sorted({*usual, *brief}, key=lambda rhythm: (rhythm.interval, rhythm.delay)))
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, self._fragments * rhythm.delay * compute.seconds, rhythm.interval * compute.seconds)
@@ -161,9 +165,9 @@ class StreamingDiLoCo(OuterStrategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._own = context.settings.of(StreamingOptions)
-        self.interval, self.delay, self._alpha = self._own.sync_interval, self._own.overlap, self._own.alpha
-        self._apart = 0.0
+        self._options = context.settings.of(StreamingOptions)
+        self.interval, self.delay, self._alpha = self._options.sync_interval, self._options.overlap, self._options.alpha
+        self._drift = 0.0
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
@@ -182,34 +186,36 @@ class StreamingDiLoCo(OuterStrategy):
         super().attach(model, exchange)
 
     def new_outer(self) -> OuterOptimizer:
-        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
+        return self._options.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
-        found = fragments_of(model, self._own.fragments)
-        return [self._part(index, len(found), pieces) for index, pieces in enumerate(found)]
+        fragments = fragments_of(model, self._options.fragments)
+        return [self._make_fragment(index, len(fragments), pieces) for index, pieces in enumerate(fragments)]
 
-    def _part(self, index: int, count: int, pieces: list[Piece]) -> MergedPart:
+    def _make_fragment(self, index: int, count: int, pieces: list[Piece]) -> MergedPart:
         names = [piece.name for piece in pieces]
         label = f"fragment {index + 1} of {count}, " if count > 1 else ""
-        place = PartSpec(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
-        directed = [piece.elements for piece in pieces if not piece.is_embedding]
-        is_rda = self._own.merge == "rda" and directed and not self._alone
-        part = self.make_part(place, functools.partial(RadialDirectional, sizes=directed) if is_rda else MeanOfDeltas)
-        part.keeps_start = part.carries_idle = False
-        if self._own.weighting == "tokens-squared-per-step":
-            part.weigh = _tokens_squared_per_step
-        part.inner = -(index * self.interval // count) % self.interval
-        return part
+        spec = PartSpec(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
+        directed_sizes = [piece.elements for piece in pieces if not piece.is_embedding]
+        is_rda = self._options.merge == "rda" and directed_sizes and not self._alone
+        fragment = self.make_part(
+            spec, functools.partial(RadialDirectional, sizes=directed_sizes) if is_rda else MeanOfDeltas
+        )
+        fragment.keeps_start = fragment.carries_idle = False
+        if self._options.weighting == "tokens-squared-per-step":
+            fragment.weigh = _tokens_squared_per_step
+        fragment.inner = -(index * self.interval // count) % self.interval
+        return fragment
 
-    def merge(self, part: MergedPart, last: bool = False) -> float | None:
-        self._apart = 0.0
-        mended = super().merge(part, last)
-        return mended if last or self._alone else self._apart
+    def merge(self, fragment: MergedPart, is_final: bool = False) -> float | None:
+        self._drift = 0.0
+        anchor_drift = super().merge(fragment, is_final)
+        return anchor_drift if is_final or self._alone else self._drift
 
-    def kept(self, part: MergedPart) -> torch.Tensor:
-        current, anchor = part.flat_with_anchor()
-        self._apart, _, part.correlation = differences(current, anchor)
+    def kept(self, fragment: MergedPart) -> torch.Tensor:
+        current, anchor = fragment.flat_with_anchor()
+        self._drift, _, fragment.correlation = differences(current, anchor)
         return current.mul_(self._alpha).add_(anchor, alpha=1.0 - self._alpha) if self._alpha else anchor
 
-    def holds_anchor(self, part: MergedPart) -> bool:
-        return not self._alpha and super().holds_anchor(part)
+    def holds_anchor(self, fragment: MergedPart) -> bool:
+        return not self._alpha and super().holds_anchor(fragment)

@@ -31,20 +31,20 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
     """Concatenate to a new flat fp32 vector on ``device`` (default: where they are)."""
     if device is not None and device.type == "cpu":
         return to_host(list(tensors), torch.float32)
-    parts = [t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors]
-    return torch.cat(parts) if parts else torch.empty(0)
+    pieces = [t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors]
+    return torch.cat(pieces) if pieces else torch.empty(0)
 
 
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
     """Copy a flat vector back into the tensors it came from."""
-    offset, given = 0, values
+    offset, original = 0, values
     values = reachable(values, parameters[0].device) if parameters else values
     with torch.no_grad():
         for parameter in parameters:
-            part = values[offset : offset + parameter.numel()]
-            parameter.copy_(part.view_as(parameter), non_blocking=is_asynchronous(parameter.device))
+            values_of_parameter = values[offset : offset + parameter.numel()]
+            parameter.copy_(values_of_parameter.view_as(parameter), non_blocking=is_asynchronous(parameter.device))
             offset += parameter.numel()
-    if values is given and values.device.type == "cpu":  # it may be written to as soon as this returns
+    if values is original and values.device.type == "cpu":  # it may be written to as soon as this returns
         for device in {parameter.device for parameter in parameters}:
             when_done(device)
 
@@ -65,47 +65,49 @@ _TILE_OF_A_DEVICE = 1 << 22
 """Likewise of a device, for which each costs several launches."""
 
 
-def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None = None) -> Differences:
+def differences(values: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None = None) -> Differences:
     """Compare flat vectors; ``out`` takes their difference and may be ``own``.
 
     From ``2 cov(a, b) = var(a) + var(b) - var(a - b)``, which is exact where the two are nearly equal.
     """
-    if not own.numel():
+    if not values.numel():
         return Differences(0.0, 0.0, None)
-    tile = _TILE if own.device.type == "cpu" else _TILE_OF_A_DEVICE
+    tile = _TILE if values.device.type == "cpu" else _TILE_OF_A_DEVICE
     queued: list[torch.Tensor] = []
-    for start in range(0, own.numel(), tile):
-        pair = own[start : start + tile], mean[start : start + tile]
-        apart = pair[0] - pair[1]
-        numbers = [number for part in (*pair, apart) for number in (torch.dot(part, part), part.sum())]
-        queued.append(torch.stack([*numbers, *torch.aminmax(apart)]))
+    for start in range(0, values.numel(), tile):
+        pair = values[start : start + tile], mean[start : start + tile]
+        difference = pair[0] - pair[1]
+        numbers = [number for vector in (*pair, difference) for number in (torch.dot(vector, vector), vector.sum())]
+        queued.append(torch.stack([*numbers, *torch.aminmax(difference)]))
         if out is not None:
-            out[start : start + tile] = apart
+            out[start : start + tile] = difference
     tiles = torch.stack(queued).tolist()
     squares, totals = ([sum(row[first + 2 * n] for row in tiles) for n in range(3)] for first in (0, 1))
     farthest = max(abs(end) for row in tiles for end in row[6:])
-    one, other, rest = (s - total * total / own.numel() for s, total in zip(squares, totals, strict=True))
-    scale = math.sqrt(max(0.0, one) * max(0.0, other))
-    correlation = min(1.0, max(-1.0, (one + other - rest) / (2 * scale))) if scale else None
+    variance, mean_variance, difference_variance = (
+        s - total * total / values.numel() for s, total in zip(squares, totals, strict=True)
+    )
+    scale = math.sqrt(max(0.0, variance) * max(0.0, mean_variance))
+    correlation = min(1.0, max(-1.0, (variance + mean_variance - difference_variance) / (2 * scale))) if scale else None
     return Differences(farthest, math.sqrt(squares[2]), correlation)
 
 
-def mean_of_all(own: torch.Tensor, exchange: Exchange, name: str) -> MeanResult:
+def mean_of_all(values: torch.Tensor, exchange: Exchange, name: str) -> MeanResult:
     """Return the plain mean of all members' flat vectors; this member's ``own`` where nobody has one to give."""
-    result = exchange.mean(name, own, 1.0, codec_by_name("fp32"))
-    return result if result.weight else replace(result, mean=own)
+    result = exchange.mean(name, values, 1.0, codec_by_name("fp32"))
+    return result if result.weight else replace(result, mean=values)
 
 
 @contextmanager
 def mean_held(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str) -> Iterator[None]:
     """Hold the plain mean of all members' parameters in them, and this member's own again after it; all do this
     together."""
-    own = flatten(parameters, torch.device("cpu"))
-    unflatten_into(parameters, mean_of_all(own, exchange, name).mean)
+    weights = flatten(parameters, torch.device("cpu"))
+    unflatten_into(parameters, mean_of_all(weights, exchange, name).mean)
     try:
         yield
     finally:
-        unflatten_into(parameters, own)
+        unflatten_into(parameters, weights)
 
 
 def weight_hash(values: torch.Tensor) -> str:
@@ -133,7 +135,7 @@ class Refusals:
         self._warn = warn
         self._count = 0
 
-    def note(self, what: str, scaled: bool = False) -> None:
+    def note(self, problem: str, scaled: bool = False) -> None:
         """Note a contribution.
 
         Args:
@@ -143,16 +145,16 @@ class Refusals:
         Raises:
             RunFailed: it was one too many.
         """
-        self._count = self._count + 1 if what else 0
-        if not what:
+        self._count = self._count + 1 if problem else 0
+        if not problem:
             return
         if self._count == (MOST_OVERFLOWS if scaled else MOST_REFUSALS):
             raise RunFailed(
-                f"{what} is not finite on this machine, {self._count} times in a row",
+                f"{problem} is not finite on this machine, {self._count} times in a row",
                 "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
             )
         if not scaled:
-            self._warn(f"{what} is not finite on this machine; the others continue without this contribution")
+            self._warn(f"{problem} is not finite on this machine; the others continue without this contribution")
 
 
 def unfit_parameter(names: Sequence[str], parameters: Sequence[torch.Tensor], flat: torch.Tensor, codec: Codec) -> str:
@@ -179,19 +181,19 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
     Raises:
         ExchangeError: that member hands over something else.
     """
-    own = flat.detach().to("cpu", torch.float32).contiguous()
-    mine = own.numpy().tobytes()
-    said = broadcast(exchange, name, mine, source, len(mine))
-    if len(said) != len(mine):
+    values = flat.detach().to("cpu", torch.float32).contiguous()
+    own_data = values.numpy().tobytes()
+    data = broadcast(exchange, name, own_data, source, len(own_data))
+    if len(data) != len(own_data):
         raise ExchangeError(f"member {source} sent another '{name}' than the others hold")
-    theirs = torch.frombuffer(bytearray(said), dtype=torch.float32) if said else torch.empty(0)
-    if not all_finite(theirs):
+    source_values = torch.frombuffer(bytearray(data), dtype=torch.float32) if data else torch.empty(0)
+    if not all_finite(source_values):
         raise ExchangeError(f"member {source} handed over '{name}' with values that are not finite")
-    most = torch.finfo(torch.float32).max
-    apart = torch.nan_to_num((theirs - own).abs(), nan=most, posinf=most)
-    drift = float(apart.max()) if apart.numel() else 0.0
+    largest = torch.finfo(torch.float32).max
+    distance = torch.nan_to_num((source_values - values).abs(), nan=largest, posinf=largest)
+    drift = float(distance.max()) if distance.numel() else 0.0
     drifts = exchange.gather(f"{name}/drift", repr(drift).encode())
-    return theirs.to(flat.device), max([drift, *map(_distance, drifts.values())])
+    return source_values.to(flat.device), max([drift, *map(_distance, drifts.values())])
 
 
 def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
@@ -211,10 +213,10 @@ def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str)
     return weight_hash(flat), drift, source
 
 
-def _distance(said: bytes) -> float:
+def _distance(report: bytes) -> float:
     """Read what a member says of its distance; what can be none is 0."""
     try:
-        value = float(said)
+        value = float(report)
     except ValueError:
         return 0.0
     return value if 0.0 <= value <= torch.finfo(torch.float32).max else 0.0

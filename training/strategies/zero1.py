@@ -101,45 +101,48 @@ class StepHandshake:
         return struct.pack("<d?", self.weight, self.took_part) + mask.to_bytes(math.ceil(parameters / 8), "little")
 
     @classmethod
-    def read(cls, said: bytes, parameters: int) -> StepHandshake | None:
+    def read(cls, data: bytes, parameters: int) -> StepHandshake | None:
         """Return what somebody said; ``None`` if it is something else."""
         fixed = struct.calcsize("<d?")
-        if len(said) != fixed + math.ceil(parameters / 8):
+        if len(data) != fixed + math.ceil(parameters / 8):
             return None
-        weight, took_part = struct.unpack("<d?", said[:fixed])
-        mask = int.from_bytes(said[fixed:], "little")
+        weight, took_part = struct.unpack("<d?", data[:fixed])
+        mask = int.from_bytes(data[fixed:], "little")
         owned = frozenset(index for index in range(parameters) if mask >> index & 1)
         return cls(weight, took_part, owned) if 0.0 <= weight <= LARGEST_WEIGHT else None
 
 
-def divided(sizes: Sequence[int], said: Mapping[int, StepHandshake]) -> list[int]:
+def divided(sizes: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> list[int]:
     """Return the owner of each parameter, the same for all who heard the same.
 
     The division stays as it is if nobody came or went. Else each parameter, the largest first, stays with its owner if
     that one has not more than its share then, or goes to who has least; those without an owner go last.
     """
-    ranks = sorted(said)
-    before = [next((rank for rank in ranks if index in said[rank].owned), -1) for index in range(len(sizes))]
-    once = sum(len(said[rank].owned) for rank in ranks) == len(sizes)
-    if once and -1 not in before and all(said[rank].took_part for rank in ranks):
-        return before
+    ranks = sorted(handshakes)
+    previous_owners = [
+        next((rank for rank in ranks if index in handshakes[rank].owned), -1) for index in range(len(sizes))
+    ]
+    are_disjoint = sum(len(handshakes[rank].owned) for rank in ranks) == len(sizes)
+    if are_disjoint and -1 not in previous_owners and all(handshakes[rank].took_part for rank in ranks):
+        return previous_owners
     load, share = dict.fromkeys(ranks, 0), math.ceil(sum(sizes) / len(ranks))
-    owners = list(before)
-    for index in sorted(range(len(sizes)), key=lambda one: (before[one] < 0, -sizes[one], one)):
-        least = min(ranks, key=lambda rank: (load[rank], rank))
-        stays = before[index] >= 0 and load[before[index]] + sizes[index] <= max(share, load[least] + sizes[index])
-        owners[index] = before[index] if stays else least
+    owners = list(previous_owners)
+    for index in sorted(range(len(sizes)), key=lambda i: (previous_owners[i] < 0, -sizes[i], i)):
+        previous, size = previous_owners[index], sizes[index]
+        least_loaded = min(ranks, key=lambda rank: (load[rank], rank))
+        stays = previous >= 0 and load[previous] + size <= max(share, load[least_loaded] + size)
+        owners[index] = previous if stays else least_loaded
         load[owners[index]] += sizes[index]
     return owners
 
 
-def partner(place: int, number: int, size: int) -> int:
+def partner(position: int, round_index: int, size: int) -> int:
     """Return whom one of ``size`` meets in round ``number`` of a tournament in which each pair meets once; itself where
     it sits out. There are ``size - 1`` rounds, or ``size`` if that is odd."""
     even = size + size % 2
-    other = (number - place) % (even - 1) if place < even - 1 else number * (even // 2) % (even - 1)
-    other = even - 1 if other == place else other
-    return other if other < size else place
+    opponent = (round_index - position) % (even - 1) if position < even - 1 else round_index * (even // 2) % (even - 1)
+    opponent = even - 1 if opponent == position else opponent
+    return opponent if opponent < size else position
 
 
 @register
@@ -169,8 +172,8 @@ class ZeRO1(GradientStrategy):
         """What number here the optimizer's parameters have, by its own."""
         self._owned: frozenset[int] = frozenset()
         self._took_part = False
-        self._said: dict[int, StepHandshake] = {}
-        self._parts: dict[int, Bucket] = {}
+        self._handshakes: dict[int, StepHandshake] = {}
+        self._shards: dict[int, Bucket] = {}
         self._greeting: Pending[dict[int, bytes]] | None = None
         self._weight, self._scale = 0.0, 1.0
         self._scaled = False
@@ -182,8 +185,8 @@ class ZeRO1(GradientStrategy):
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
-        places = {parameter: index for index, parameter in enumerate(self._parameters)}
-        self._numbers = {number: places[p] for number, p in enumerate(self._ordered) if p in places}
+        indices = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self._numbers = {number: indices[p] for number, p in enumerate(self._ordered) if p in indices}
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
@@ -191,8 +194,8 @@ class ZeRO1(GradientStrategy):
         super().begin_step(step, weight, scale)
         self._weight, self._scale, self._scaled = weight, scale or 1.0, scale is not None
         if not self._alone:  # its answer is needed only after backward
-            said = StepHandshake(weight, self._took_part, self._owned).to_bytes(len(self._parameters))
-            self._greeting = self._exchange.start_gather(f"zero1/{step}/greeting", said)
+            handshake = StepHandshake(weight, self._took_part, self._owned).to_bytes(len(self._parameters))
+            self._greeting = self._exchange.start_gather(f"zero1/{step}/greeting", handshake)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -202,140 +205,154 @@ class ZeRO1(GradientStrategy):
         if self._alone:
             return
         self._divide()
-        filled = {rank: part for rank, part in self._parts.items() if part.parameters}
-        packed = to_host([part.pack(self._scale) for part in filled.values()], torch.float32)
-        vectors = dict(zip(filled, torch.split(packed, [part.elements for part in filled.values()]), strict=True))
-        unfit = [filled[rank] for rank, vector in vectors.items() if not all_finite(vector)]
-        self._note_unfit(unfit, self._codec, self._scale if self._scaled else None)
-        counts = self._weight > 0.0 and not unfit
-        given = {rank: filled[rank].flags + _bytes(vector) for rank, vector in vectors.items()} if counts else {}
+        buckets = {rank: bucket for rank, bucket in self._shards.items() if bucket.parameters}
+        packed = to_host([bucket.pack(self._scale) for bucket in buckets.values()], torch.float32)
+        vectors = dict(zip(buckets, torch.split(packed, [bucket.elements for bucket in buckets.values()]), strict=True))
+        non_finite = [buckets[rank] for rank, vector in vectors.items() if not all_finite(vector)]
+        self._note_unfit(non_finite, self._codec, self._scale if self._scaled else None)
+        counts = self._weight > 0.0 and not non_finite
+        gradient_bytes = (
+            {rank: buckets[rank].flags + _bytes(vector) for rank, vector in vectors.items()} if counts else {}
+        )
         for parameter in self._parameters:
             parameter.grad = None
-        own = self._parts[self._exchange.rank]
-        mean = self._mean_of(own, self._received(given))
-        own.unpack(mean, self._scale)
-        self._agree_on_norm(mean, not unfit)
+        own_bucket = self._shards[self._exchange.rank]
+        mean = self._mean_of(own_bucket, self._received(gradient_bytes))
+        own_bucket.unpack(mean, self._scale)
+        self._agree_on_norm(mean, not non_finite)
 
-    def _received(self, given: Mapping[int, bytes]) -> dict[int, bytes]:
+    def _received(self, gradient_bytes: Mapping[int, bytes]) -> dict[int, bytes]:
         """Give everybody its part of this member's gradient; return what each gave of the owned part."""
-        ranks, rank = sorted(self._parts), self._exchange.rank
-        place, size = ranks.index(rank), len(ranks)
-        met = [ranks[partner(place, number, size)] for number in range(size + size % 2 - 1)]
+        ranks, rank = sorted(self._shards), self._exchange.rank
+        position, size = ranks.index(rank), len(ranks)
+        partners = [ranks[partner(position, round_index, size)] for round_index in range(size + size % 2 - 1)]
         parcels: list[tuple[Group | None, bytes]] = [
-            ((rank,), b"") if other == rank else (tuple(sorted((rank, other))), given.get(other, b"")) for other in met
+            ((rank,), b"") if peer == rank else (tuple(sorted((rank, peer))), gradient_bytes.get(peer, b""))
+            for peer in partners
         ]
-        longest = max(part.elements * _FP32 + len(part.flags) for part in self._parts.values())
-        found = {rank: given.get(rank, b"")}
-        for other, heard in zip(met, self._sent("gradients", parcels, longest), strict=True):
-            if other != rank:
-                found[other] = heard.get(other, b"")
-        return found
+        longest = max(bucket.elements * _FP32 + len(bucket.flags) for bucket in self._shards.values())
+        received = {rank: gradient_bytes.get(rank, b"")}
+        for peer, replies in zip(partners, self._sent("gradients", parcels, longest), strict=True):
+            if peer != rank:
+                received[peer] = replies.get(peer, b"")
+        return received
 
-    def _sent(self, what: str, parcels: Sequence[tuple[Group | None, bytes]], longest: int) -> list[dict[int, bytes]]:
+    def _sent(self, kind: str, parcels: Sequence[tuple[Group | None, bytes]], longest: int) -> list[dict[int, bytes]]:
         """Give one payload after another to a group, ``None``: to all; return what everybody gave to it.
 
         Args:
             longest: bytes of the longest one of all members, which makes the same pieces everywhere.
         """
-        found: list[dict[int, bytes]] = [{} for _ in parcels]
+        received: list[dict[int, bytes]] = [{} for _ in parcels]
         under_way: deque[tuple[int, Pending[dict[int, bytes]]]] = deque()
 
         def take() -> None:
             index, pending = under_way.popleft()
             for rank, piece in pending.wait().items():
-                found[index][rank] = found[index].get(rank, b"") + piece
+                received[index][rank] = received[index].get(rank, b"") + piece
 
-        for index, (among, payload) in enumerate(parcels):
+        for index, (group, payload) in enumerate(parcels):
             for start in range(0, max(longest, 1), MAX_GATHER_BYTES):
                 piece = payload[start : start + MAX_GATHER_BYTES]
-                name = f"zero1/{self._step}/{what}/{index}/{start}"
-                under_way.append((index, self._exchange.start_gather(name, piece, among)))
+                name = f"zero1/{self._step}/{kind}/{index}/{start}"
+                under_way.append((index, self._exchange.start_gather(name, piece, group)))
                 if len(under_way) > _AT_ONCE:
                     take()
         while under_way:
             take()
-        return found
+        return received
 
-    def _mean_of(self, own: Bucket, received: Mapping[int, bytes]) -> MeanResult:
+    def _mean_of(self, bucket: Bucket, received: Mapping[int, bytes]) -> MeanResult:
         """Average what is whole of what members gave, in rank order."""
-        flags = math.ceil(len(own.parameters) / 8)
-        whole = {r: data for r, data in sorted(received.items()) if len(data) == flags + own.elements * _FP32 and data}
-        terms = [(self._said[rank].weight, _vector(data[flags:])) for rank, data in whole.items()]
-        fine = {rank: term for rank, term in zip(whole, terms, strict=True) if all_finite(term[1])}
-        mean = weighted_mean(list(fine.values())) if fine else torch.zeros(own.elements)
-        weight = sum(weight for weight, _ in fine.values())
-        device = own.parameters[0].device if own.parameters else mean.device
+        flags = math.ceil(len(bucket.parameters) / 8)
+        complete = {
+            r: data for r, data in sorted(received.items()) if len(data) == flags + bucket.elements * _FP32 and data
+        }
+        terms = [(self._handshakes[rank].weight, _vector(data[flags:])) for rank, data in complete.items()]
+        finite_terms = {rank: term for rank, term in zip(complete, terms, strict=True) if all_finite(term[1])}
+        mean = weighted_mean(list(finite_terms.values())) if finite_terms else torch.zeros(bucket.elements)
+        weight = sum(weight for weight, _ in finite_terms.values())
+        device = bucket.parameters[0].device if bucket.parameters else mean.device
         return MeanResult(
-            to_device(mean, device), weight, tuple(fine), flags=joined([whole[r][:flags] for r in fine], flags)
+            to_device(mean, device),
+            weight,
+            tuple(finite_terms),
+            flags=joined([complete[r][:flags] for r in finite_terms], flags),
         )
 
-    def _agree_on_norm(self, mean: MeanResult, fit: bool) -> None:
+    def _agree_on_norm(self, mean: MeanResult, is_finite: bool) -> None:
         """Learn the norm of the whole gradient, and whether all pass over the step."""
         squares = float(torch.linalg.vector_norm(mean.mean)) ** 2 if mean.mean.numel() else 0.0
-        said = self._exchange.gather(f"zero1/{self._step}/norm", _NORM.pack(squares, fit))
-        heard = [_NORM.unpack(said[rank]) for rank in sorted(said) if len(said[rank]) == _NORM.size]
-        self._norm = math.sqrt(sum(squares for squares, _ in heard if 0.0 <= squares < math.inf))
-        if self._scaled and not all(fit for _, fit in heard):
-            for part in self._parts.values():
-                part.overflow()
+        norm_bytes = self._exchange.gather(f"zero1/{self._step}/norm", _NORM.pack(squares, is_finite))
+        reports = [_NORM.unpack(norm_bytes[rank]) for rank in sorted(norm_bytes) if len(norm_bytes[rank]) == _NORM.size]
+        self._norm = math.sqrt(sum(squares for squares, _ in reports if 0.0 <= squares < math.inf))
+        if self._scaled and not all(is_finite for _, is_finite in reports):
+            for bucket in self._shards.values():
+                bucket.overflow()
 
     def end_step(self) -> SyncEvent | None:
         if not self._alone:
-            longest = max(part.elements for part in self._parts.values()) * _FP32
-            mine = self._parts[self._exchange.rank].parameters
-            own = _bytes(flatten(mine, torch.device("cpu"))) if mine else b""
-            (heard,) = self._sent("weights", [(None, own)], longest)
-            self._members = tuple(sorted(heard))
-            for rank, part in self._parts.items():
-                self._take(part, heard.get(rank, b""), rank)
+            longest = max(bucket.elements for bucket in self._shards.values()) * _FP32
+            owned_parameters = self._shards[self._exchange.rank].parameters
+            payload = _bytes(flatten(owned_parameters, torch.device("cpu"))) if owned_parameters else b""
+            (weight_bytes,) = self._sent("weights", [(None, payload)], longest)
+            self._members = tuple(sorted(weight_bytes))
+            for rank, bucket in self._shards.items():
+                self._take(bucket, weight_bytes.get(rank, b""), rank)
         return super().end_step()
 
-    def _take(self, part: Bucket, said: bytes, rank: int) -> None:
+    def _take(self, bucket: Bucket, data: bytes, rank: int) -> None:
         """Take over an owner's weights; if it did not come to hand over all of them, its part stays as it was."""
-        if len(said) != part.elements * _FP32 or not said:
+        if len(data) != bucket.elements * _FP32 or not data:
             return
-        values = _vector(said)
+        values = _vector(data)
         if not all_finite(values):
             raise ExchangeError(f"member {rank} handed over weights that are not finite")
-        unflatten_into(part.parameters, values)
+        unflatten_into(bucket.parameters, values)
 
     # ---------------------------------------------------------------------------------------------------- who owns what
 
     def _divide(self) -> None:
         assert self._greeting is not None
-        heard = self._greeting.wait()
-        read = {rank: StepHandshake.read(said, len(self._parameters)) for rank, said in sorted(heard.items())}
-        said = {rank: greeting for rank, greeting in read.items() if greeting is not None}
-        if self._exchange.rank not in said:
-            raise ExchangeError("the others do not hear what this machine says of its step")
-        same = {r: (g.took_part, g.owned) for r, g in said.items()} == {
-            r: (g.took_part, g.owned) for r, g in self._said.items()
+        handshake_bytes = self._greeting.wait()
+        decoded = {
+            rank: StepHandshake.read(data, len(self._parameters)) for rank, data in sorted(handshake_bytes.items())
         }
-        self._greeting, self._said = None, said
-        if same and self._parts:
+        handshakes = {rank: handshake for rank, handshake in decoded.items() if handshake is not None}
+        if self._exchange.rank not in handshakes:
+            raise ExchangeError("the others do not hear what this machine says of its step")
+        is_unchanged = {r: (g.took_part, g.owned) for r, g in handshakes.items()} == {
+            r: (g.took_part, g.owned) for r, g in self._handshakes.items()
+        }
+        self._greeting, self._handshakes = None, handshakes
+        if is_unchanged and self._shards:
             return
-        owners = divided([parameter.numel() for parameter in self._parameters], said)
-        self._move(owners, said)
-        self._parts = {
+        owners = divided([parameter.numel() for parameter in self._parameters], handshakes)
+        self._move(owners, handshakes)
+        self._shards = {
             rank: Bucket([p for p, owner in zip(self._parameters, owners, strict=True) if owner == rank])
-            for rank in said
+            for rank in handshakes
         }
         self._owned = frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
         self._took_part = True
 
-    def _move(self, owners: Sequence[int], said: Mapping[int, StepHandshake]) -> None:
+    def _move(self, owners: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> None:
         """Bring the optimizer's state to new owners, and take away what belongs to others."""
-        rank, begun = self._exchange.rank, any(greeting.took_part for greeting in said.values())
-        lost = {i for i, owner in enumerate(owners) if begun and not any(i in one.owned for one in said.values())}
+        rank, has_begun = self._exchange.rank, any(greeting.took_part for greeting in handshakes.values())
+        lost = {
+            i
+            for i, owner in enumerate(owners)
+            if has_begun and not any(i in handshake.owned for handshake in handshakes.values())
+        }
         taken: set[int] = set()
-        for source in sorted(said):
-            leaving = [i for i in sorted(said[source].owned - taken) if owners[i] != source]
-            taken |= said[source].owned
+        for source in sorted(handshakes):
+            leaving = [i for i in sorted(handshakes[source].owned - taken) if owners[i] != source]
+            taken |= handshakes[source].owned
             if leaving and not self._moved(source, leaving, owners):
                 lost |= set(leaving)
-        mine = [i for i in lost if owners[i] == rank]
-        if mine:
-            share = sum(self._parameters[i].numel() for i in mine) / sum(p.numel() for p in self._parameters)
+        lost_here = [i for i in lost if owners[i] == rank]
+        if lost_here:
+            share = sum(self._parameters[i].numel() for i in lost_here) / sum(p.numel() for p in self._parameters)
             self.context.warn(
                 f"step {self._step + 1}: the optimizer's state of {share:.0%} of the weights is gone with the machine "
                 "that kept it, and begins anew here"
@@ -347,24 +364,28 @@ class ZeRO1(GradientStrategy):
 
     def _moved(self, source: int, leaving: Sequence[int], owners: Sequence[int]) -> bool:
         """Hand over the state of some parameters; return whether it came."""
-        own = JoiningState(self._states(leaving)) if source == self._exchange.rank else JoiningState()
-        gets = {index for index in leaving if owners[index] == self._exchange.rank}
+        joining_state = JoiningState(self._states(leaving)) if source == self._exchange.rank else JoiningState()
+        received_indices = {index for index in leaving if owners[index] == self._exchange.rank}
         try:
-            data = broadcast(self._exchange, f"zero1/{self._step}/state", payloads.state_to_bytes(own), source)
+            data = broadcast(
+                self._exchange, f"zero1/{self._step}/state", payloads.state_to_bytes(joining_state), source
+            )
             tensors = payloads.state_from_bytes(data).tensors
         except ExchangeDropped:
             raise
         except ExchangeError:
             return False
-        mine = {name: tensor for name, tensor in tensors.items() if self._numbers.get(_number(name)) in gets}
-        if self._optimizer is not None and mine:
-            checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | mine)
+        own_tensors = {
+            name: tensor for name, tensor in tensors.items() if self._numbers.get(_number(name)) in received_indices
+        }
+        if self._optimizer is not None and own_tensors:
+            checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | own_tensors)
         return True
 
     def _states(self, indices: Collection[int]) -> dict[str, torch.Tensor]:
         """Return the optimizer's state of some parameters, as a snapshot has it."""
-        found = {} if self._optimizer is None else checkpoint.optimizer_tensors(self._optimizer)
-        return {name: tensor for name, tensor in found.items() if self._numbers[_number(name)] in indices}
+        states = {} if self._optimizer is None else checkpoint.optimizer_tensors(self._optimizer)
+        return {name: tensor for name, tensor in states.items() if self._numbers[_number(name)] in indices}
 
     def state(self) -> dict[str, Any]:
         return {"owned": sorted(self._owned), "took_part": self._took_part}

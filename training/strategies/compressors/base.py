@@ -117,11 +117,11 @@ class Compressor(ABC):
         """
         return 0.0
 
-    def __init__(self, place: BucketContext) -> None:
-        self.place = place
+    def __init__(self, context: BucketContext) -> None:
+        self.context = context
 
     @abstractmethod
-    def start(self, values: torch.Tensor, turn: StepContext) -> None:
+    def start(self, values: torch.Tensor, step_context: StepContext) -> None:
         """Start to send.
 
         Args:
@@ -157,7 +157,7 @@ class Compressor(ABC):
 
 
 C = TypeVar("C", bound=Compressor)
-_known: dict[str, type[Compressor]] = {}
+_registered: dict[str, type[Compressor]] = {}
 
 
 def register(compressor: type[C]) -> type[C]:
@@ -166,9 +166,9 @@ def register(compressor: type[C]) -> type[C]:
     Raises:
         ValueError: the name is taken.
     """
-    if compressor.name in _known:
+    if compressor.name in _registered:
         raise ValueError(f"compressor '{compressor.name}': the name is taken")
-    _known[compressor.name] = compressor
+    _registered[compressor.name] = compressor
     return compressor
 
 
@@ -180,9 +180,9 @@ def _load() -> None:
 def compressors() -> dict[str, type[Compressor]]:
     """Return all compressors by name."""
     _load()
-    return dict(sorted(_known.items(), key=lambda one: (one[0] != "none", one[0])))
+    return dict(sorted(_registered.items(), key=lambda item: (item[0] != "none", item[0])))
 
 
 def sections() -> Sequence[type[Section]]:
     """Return the options of all compressors that have some."""
-    return [one.options for one in compressors().values() if one.options is not Section]
+    return [compressor.options for compressor in compressors().values() if compressor.options is not Section]

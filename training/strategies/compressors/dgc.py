@@ -74,46 +74,54 @@ class DGC(Compressor):
     @classmethod
     def price(cls, settings: Owning) -> Price:
         """Return the costs after the warm-up. Beside the codec's work, that of the two sums, which was not measured."""
-        said = "DGC: as with momentum SGD at 0.1 % of the gradient, from scratch, ResNet50 and LSTM (arXiv 1712.01887)"
+        source = (
+            "DGC: as with momentum SGD at 0.1 % of the gradient, from scratch, ResNet50 and LSTM (arXiv 1712.01887)"
+        )
         codec = f"topk:{settings.of(DGCOptions).dgc_share!r}"
-        return Price((codec,), lambda trainable: trainable, 5, 4.0, 0.0, said)
+        return Price((codec,), lambda trainable: trainable, 5, 4.0, 0.0, source)
 
     @classmethod
     def take_over(cls, optimizer: torch.optim.Optimizer) -> float:
         groups = optimizer.param_groups
-        usual = isinstance(optimizer, torch.optim.SGD) and not any(g["nesterov"] or g["dampening"] for g in groups)
-        momenta = {float(group["momentum"]) for group in groups} if usual else set()
+        is_plain_sgd = isinstance(optimizer, torch.optim.SGD) and not any(
+            g["nesterov"] or g["dampening"] for g in groups
+        )
+        momenta = {float(group["momentum"]) for group in groups} if is_plain_sgd else set()
         if len(momenta) != 1:
-            what = f"allreduce.compressor = dgc with {type(optimizer).__name__}: it corrects the momentum of plain SGD"
-            raise BadInput(what, "set optimizer = sgd, or allreduce.compressor = powersgd")
+            problem = (
+                f"allreduce.compressor = dgc with {type(optimizer).__name__}: it corrects the momentum of plain SGD"
+            )
+            raise BadInput(problem, "set optimizer = sgd, or allreduce.compressor = powersgd")
         for group in groups:
             group["momentum"] = 0.0
         return momenta.pop()
 
-    def __init__(self, place: BucketContext) -> None:
-        super().__init__(place)
-        own = place.settings.of(DGCOptions)
-        self._share = own.dgc_share
-        self._warmup = own.dgc_warmup if own.dgc_warmup >= 1 else own.dgc_warmup * place.total_steps
-        self._stream = f"grad/{place.index}"
+    def __init__(self, context: BucketContext) -> None:
+        super().__init__(context)
+        options = context.settings.of(DGCOptions)
+        self._share = options.dgc_share
+        self._warmup = options.dgc_warmup if options.dgc_warmup >= 1 else options.dgc_warmup * context.total_steps
+        self._stream = f"grad/{context.index}"
         self._momentum: torch.Tensor | None = None
         self._unsent: torch.Tensor | None = None
         self._next: tuple[torch.Tensor, torch.Tensor] | None = None
         """Momentum and what is unsent, as this step makes them."""
-        self._turn = StepContext(0, 0.0, b"")
-        self._codec: Codec = place.codec
+        self._step_context = StepContext(0, 0.0, b"")
+        self._codec: Codec = context.codec
         self._pending: Pending[MeanResult] | None = None
         self._result: MeanResult | None = None
 
-    def start(self, values: torch.Tensor, turn: StepContext) -> None:
-        momentum = values if self._momentum is None else values.add_(self._momentum, alpha=self.place.momentum)
+    def start(self, values: torch.Tensor, step_context: StepContext) -> None:
+        momentum = values if self._momentum is None else values.add_(self._momentum, alpha=self.context.momentum)
         unsent = momentum.clone() if self._unsent is None else momentum + self._unsent
-        share = share_at(turn.step, self._share, self._warmup)
-        self._codec = self.place.codec if share == self._share else codec_by_name(f"topk:{share!r}")
-        self._turn, self._next = turn, (momentum, unsent)
-        name = f"grad/{turn.step}/{self.place.index}"
-        exchange = self.place.exchange
-        self._pending = exchange.start_mean(name, unsent, turn.weight, self._codec, turn.flags, self._stream)
+        share = share_at(step_context.step, self._share, self._warmup)
+        self._codec = self.context.codec if share == self._share else codec_by_name(f"topk:{share!r}")
+        self._step_context, self._next = step_context, (momentum, unsent)
+        name = f"grad/{step_context.step}/{self.context.index}"
+        exchange = self.context.exchange
+        self._pending = exchange.start_mean(
+            name, unsent, step_context.weight, self._codec, step_context.flags, self._stream
+        )
 
     def wait(self) -> MeanResult:
         assert self._pending is not None
@@ -126,27 +134,27 @@ class DGC(Compressor):
         self._result = self._next = self._pending = None
         if not result.fit:
             return  # what was kept before stays
-        if self._turn.weight > 0.0:
+        if self._step_context.weight > 0.0:
             sent = roundtrip(self._codec, unsent)
             for start, stop in result.left_out:
                 sent[start:stop] = 0.0
-            for where in unused(self.place.shapes, result.flags):
-                sent[where] = 0.0
+            for span in unused(self.context.shapes, result.flags):
+                sent[span] = 0.0
             unsent -= sent
             momentum[sent != 0] = 0.0
         self._momentum, self._unsent = momentum, unsent
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        index, found = self.place.index, dict[str, torch.Tensor]()
+        index, tensors = self.context.index, dict[str, torch.Tensor]()
         if self._momentum is not None and self._unsent is not None:
-            found = {f"dgc/momentum/{index}": self._momentum, f"dgc/unsent/{index}": self._unsent}
-        owed = self.place.exchange.residual(self._stream)
-        return found | (owed.tensors(f"mean_residual/{index}") if owed is not None else {})
+            tensors = {f"dgc/momentum/{index}": self._momentum, f"dgc/unsent/{index}": self._unsent}
+        residual = self.context.exchange.residual(self._stream)
+        return tensors | (residual.tensors(f"mean_residual/{index}") if residual is not None else {})
 
     def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        index = self.place.index
+        index = self.context.index
         if f"dgc/momentum/{index}" in tensors:
             self._momentum = tensors[f"dgc/momentum/{index}"].to(device, copy=True)
             self._unsent = tensors[f"dgc/unsent/{index}"].to(device, copy=True)
-        if (kept := Residual.of(tensors, f"mean_residual/{index}")) is not None:
-            self.place.exchange.restore_residual(self._stream, kept)
+        if (residual := Residual.of(tensors, f"mean_residual/{index}")) is not None:
+            self.context.exchange.restore_residual(self._stream, residual)

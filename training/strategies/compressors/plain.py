@@ -21,22 +21,26 @@ class Uncompressed(Compressor):
 
     @classmethod
     def price(cls, settings: Owning) -> Price:
-        said = "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)"
-        return Price(("fp32", "bf16"), lambda trainable: trainable, 1, 0.0, 1.0, said)
+        source = "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)"
+        return Price(("fp32", "bf16"), lambda trainable: trainable, 1, 0.0, 1.0, source)
 
-    def __init__(self, place: BucketContext) -> None:
-        super().__init__(place)
-        keeps = place.settings.error_feedback and place.codec.name != "fp32"
-        self._feedback = ErrorFeedback(place.codec, place.exchange, f"grad/{place.index}") if keeps else None
+    def __init__(self, context: BucketContext) -> None:
+        super().__init__(context)
+        keeps_residual = context.settings.error_feedback and context.codec.name != "fp32"
+        self._feedback = (
+            ErrorFeedback(context.codec, context.exchange, f"grad/{context.index}") if keeps_residual else None
+        )
         self._under_way: tuple[StepContext, torch.Tensor | None, Pending[MeanResult]] | None = None
         self._result: MeanResult | None = None
 
-    def start(self, values: torch.Tensor, turn: StepContext) -> None:
-        name, place, feedback = f"grad/{turn.step}/{self.place.index}", self.place, self._feedback
+    def start(self, values: torch.Tensor, step_context: StepContext) -> None:
+        name, context, feedback = f"grad/{step_context.step}/{self.context.index}", self.context, self._feedback
         values = feedback.compensate(values) if feedback is not None else values
         stream = feedback.stream if feedback is not None else ""
-        pending = place.exchange.start_mean(name, values, turn.weight, place.codec, turn.flags, stream)
-        self._under_way = (turn, values if feedback is not None else None, pending)
+        pending = context.exchange.start_mean(
+            name, values, step_context.weight, context.codec, step_context.flags, stream
+        )
+        self._under_way = (step_context, values if feedback is not None else None, pending)
 
     def wait(self) -> MeanResult:
         assert self._under_way is not None
@@ -45,14 +49,14 @@ class Uncompressed(Compressor):
 
     def settle(self) -> None:
         assert self._under_way is not None and self._result is not None
-        turn, sent, _ = self._under_way
+        step_context, sent, _ = self._under_way
         if self._feedback is not None and sent is not None:
-            self._feedback.settle(sent, turn.weight, self._result)
+            self._feedback.settle(sent, step_context.weight, self._result)
         self._under_way = self._result = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {} if self._feedback is None else self._feedback.tensors(f"/{self.place.index}")
+        return {} if self._feedback is None else self._feedback.tensors(f"/{self.context.index}")
 
     def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         if self._feedback is not None:
-            self._feedback.load(tensors, f"/{self.place.index}")
+            self._feedback.load(tensors, f"/{self.context.index}")

@@ -58,12 +58,12 @@ def total(values: torch.Tensor) -> torch.Tensor:
     return values[0]
 
 
-def _random(rows: int, before: torch.Tensor, seed: int) -> torch.Tensor:
+def _random(rows: int, earlier: torch.Tensor, seed: int) -> torch.Tensor:
     """Return a random unit column that is orthogonal to the columns before."""
-    column = torch.rand(rows, generator=torch.Generator().manual_seed(seed)).sub_(0.5).to(before.device)
+    column = torch.rand(rows, generator=torch.Generator().manual_seed(seed)).sub_(0.5).to(earlier.device)
     for _ in range(2):
-        for other in before.unbind(1):
-            column = column - other * total((other * column)[:, None])
+        for earlier_column in earlier.unbind(1):
+            column = column - earlier_column * total((earlier_column * column)[:, None])
     return column / total((column * column)[:, None]).sqrt()
 
 
@@ -75,30 +75,30 @@ def orthonormal(matrix: torch.Tensor, seed: int) -> torch.Tensor:
         seed: of the directions that take the place of columns that depend on those before them.
     """
     rows, columns = matrix.shape
-    for again in range(2):
+    for pass_index in range(2):
         peak = matrix.abs().amax(0)
         matrix = matrix / torch.where(peak > 0, peak, torch.ones_like(peak))
-        whole = total(matrix * matrix)
+        squares = total(matrix * matrix)
         for index in range(columns):
             column = matrix[:, index]
             square = total((column * column)[:, None])[0]
-            if bool(square > _DEPENDENT * whole[index]):
+            if bool(square > _DEPENDENT * squares[index]):
                 column = column / square.sqrt()
             else:
-                column = _random(rows, matrix[:, :index], (2 * seed + again) * 4096 + index)
+                column = _random(rows, matrix[:, :index], (2 * seed + pass_index) * 4096 + index)
             matrix[:, index] = column
             if index + 1 < columns:
-                rest = matrix[:, index + 1 :]
-                matrix[:, index + 1 :] = rest - column[:, None] * total(column[:, None] * rest)
+                remaining = matrix[:, index + 1 :]
+                matrix[:, index + 1 :] = remaining - column[:, None] * total(column[:, None] * remaining)
     return matrix
 
 
 def product(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Return ``p q'`` with the same bits on every processor."""
-    found = p[:, :1] * q[:, 0]
+    result = p[:, :1] * q[:, 0]
     for index in range(1, p.shape[1]):
-        found += p[:, index : index + 1] * q[:, index]
-    return found
+        result += p[:, index : index + 1] * q[:, index]
+    return result
 
 
 @dataclass
@@ -125,13 +125,13 @@ class _Matrix:
 class _Step:
     """What a step holds from its start to its end."""
 
-    turn: StepContext
-    given: torch.Tensor
+    step_context: StepContext
+    contribution: torch.Tensor
     """Gradients and errors."""
     compressed: bool
-    first: Pending[MeanResult]
+    first_mean: Pending[MeanResult]
     first_result: MeanResult | None = None
-    second: Pending[MeanResult] | None = None
+    second_mean: Pending[MeanResult] | None = None
     q: torch.Tensor | None = None
     """The mean, flat."""
     result: MeanResult | None = None
@@ -158,89 +158,89 @@ class PowerSGD(Compressor):
             width: float = (trainable * 64 / 12) ** (1 / 3)
             return math.ceil(trainable * min(1.0, (1.5 * rank + 1.1) / width))
 
-        said = "PowerSGD: as without compression at rank 4, from scratch, ResNet18 and LSTM (arXiv 1905.13727)"
-        return Price(("fp32", "bf16"), elements, 3, 4.0 + 1.5 * rank, 0.5, said)
+        source = "PowerSGD: as without compression at rank 4, from scratch, ResNet18 and LSTM (arXiv 1905.13727)"
+        return Price(("fp32", "bf16"), elements, 3, 4.0 + 1.5 * rank, 0.5, source)
 
-    def __init__(self, place: BucketContext) -> None:
-        super().__init__(place)
-        own = place.settings.of(PowerSGDOptions)
-        self._start = own.powersgd_start
+    def __init__(self, context: BucketContext) -> None:
+        super().__init__(context)
+        options = context.settings.of(PowerSGDOptions)
+        self._start = options.powersgd_start
         self._error: torch.Tensor | None = None
         self._step: _Step | None = None
         self._matrices: list[_Matrix] = []
-        self._whole: list[slice] = []
+        self._uncompressed_spans: list[slice] = []
         """Where the values are that travel as they are."""
         start = 0
-        for number, shape in enumerate(place.shapes):
+        for number, shape in enumerate(context.shapes):
             size, rows = math.prod(shape), shape[0] if shape else 1
             columns = size // max(1, rows)
-            rank = min(own.powersgd_rank, rows, columns)
+            rank = min(options.powersgd_rank, rows, columns)
             if rank * (rows + columns) < size:
-                random = torch.Generator().manual_seed((place.seed * 65_537 + place.index) * 65_537 + number)
+                random = torch.Generator().manual_seed((context.seed * 65_537 + context.index) * 65_537 + number)
                 q = orthonormal(torch.randn(columns, rank, generator=random), number)
                 self._matrices.append(_Matrix(number, start, rows, columns, rank, q))
             else:
-                self._whole.append(slice(start, start + size))
+                self._uncompressed_spans.append(slice(start, start + size))
             start += size
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
-    def start(self, values: torch.Tensor, turn: StepContext) -> None:
-        place, given = self.place, values if self._error is None else values.add_(self._error)
-        compressed = turn.step >= self._start and bool(self._matrices)
-        sent = given
+    def start(self, values: torch.Tensor, step_context: StepContext) -> None:
+        context, contribution = self.context, values if self._error is None else values.add_(self._error)
+        compressed = step_context.step >= self._start and bool(self._matrices)
+        sent = contribution
         if compressed:
-            for one in self._matrices:
-                one.q = one.q.to(given.device)
-            factors = [(one.of(given) @ one.q).reshape(-1) for one in self._matrices]
-            sent = torch.cat([*factors, *(given[where] for where in self._whole)])
-        name = f"grad/{turn.step}/{place.index}"
-        first = place.exchange.start_mean(name, sent, turn.weight, place.codec, turn.flags)
-        self._step = _Step(turn, given, compressed, first)
+            for matrix in self._matrices:
+                matrix.q = matrix.q.to(contribution.device)
+            factors = [(matrix.of(contribution) @ matrix.q).reshape(-1) for matrix in self._matrices]
+            sent = torch.cat([*factors, *(contribution[span] for span in self._uncompressed_spans)])
+        name = f"grad/{step_context.step}/{context.index}"
+        first_mean = context.exchange.start_mean(name, sent, step_context.weight, context.codec, step_context.flags)
+        self._step = _Step(step_context, contribution, compressed, first_mean)
 
     def go_on(self) -> None:
         step = self._now()
-        step.first_result = step.first.wait()
+        step.first_result = step.first_mean.wait()
         if not step.compressed:
             return
         mean, offset = step.first_result.mean, 0
-        for one in self._matrices:
-            part = mean[offset : offset + one.rows * one.rank].view(one.rows, one.rank)
-            one.p = orthonormal(part, self._seed(one))
-            offset += one.rows * one.rank
-        factors = [(one.of(step.given).T @ one.p).reshape(-1) for one in self._matrices]
+        for matrix in self._matrices:
+            mean_factor = mean[offset : offset + matrix.rows * matrix.rank].view(matrix.rows, matrix.rank)
+            matrix.p = orthonormal(mean_factor, self._seed(matrix))
+            offset += matrix.rows * matrix.rank
+        factors = [(matrix.of(step.contribution).T @ matrix.p).reshape(-1) for matrix in self._matrices]
         sent = torch.cat(factors)
         fit = step.first_result.fit
-        name = f"grad/{step.turn.step}/{self.place.index}/q"
-        weight = step.turn.weight if fit else 0.0
+        name = f"grad/{step.step_context.step}/{self.context.index}/q"
+        weight = step.step_context.weight if fit else 0.0
         sent = sent if fit else torch.zeros_like(sent)
-        step.second = self.place.exchange.start_mean(name, sent, weight, self.place.codec)
+        step.second_mean = self.context.exchange.start_mean(name, sent, weight, self.context.codec)
 
     def wait(self) -> MeanResult:
         step = self._now()
-        first = step.first_result
-        assert first is not None
-        step.result = first
-        if step.second is not None:
-            second = step.second.wait()
-            step.q = second.mean if second.weight else None
-            mean = torch.zeros_like(step.given)
-            offset = first.mean.numel() - sum(where.stop - where.start for where in self._whole)
-            left_out = self._left_out(first, second, offset)
-            for where in self._whole:
-                size = where.stop - where.start
-                mean[where] = first.mean[offset : offset + size]
+        first_result = step.first_result
+        assert first_result is not None
+        step.result = first_result
+        if step.second_mean is not None:
+            second_result = step.second_mean.wait()
+            step.q = second_result.mean if second_result.weight else None
+            mean = torch.zeros_like(step.contribution)
+            offset = first_result.mean.numel() - sum(span.stop - span.start for span in self._uncompressed_spans)
+            left_out = self._left_out(first_result, second_result, offset)
+            for span in self._uncompressed_spans:
+                size = span.stop - span.start
+                mean[span] = first_result.mean[offset : offset + size]
                 offset += size
-            for one, q in self._factors(step.q):
-                one.of(mean).copy_(product(one.p, q))
+            for matrix, q in self._factors(step.q):
+                matrix.of(mean).copy_(product(matrix.p, q))
             step.result = MeanResult(
                 mean,
-                first.weight,
-                second.members,
+                first_result.weight,
+                second_result.members,
                 left_out,
-                tuple(sorted({*first.refused, *second.refused})),
-                first.flags,
-                first.fit and second.fit,
+                tuple(sorted({*first_result.refused, *second_result.refused})),
+                first_result.flags,
+                first_result.fit and second_result.fit,
             )
         return step.result
 
@@ -249,63 +249,67 @@ class PowerSGD(Compressor):
         result, self._step = step.result, None
         assert result is not None
         if step.compressed:
-            for one, q in self._factors(step.q):
-                one.q, one.p = orthonormal(q, self._seed(one, step.turn.step)), torch.empty(0)
+            for matrix, q in self._factors(step.q):
+                matrix.q, matrix.p = orthonormal(q, self._seed(matrix, step.step_context.step)), torch.empty(0)
         if not result.fit:
             return  # what was kept before stays
-        self._error = step.given if step.turn.weight == 0.0 else self._lost(step, result)
+        self._error = step.contribution if step.step_context.weight == 0.0 else self._lost(step, result)
 
     def _lost(self, step: _Step, result: MeanResult) -> torch.Tensor:
         """Return what this member gave and the mean does not have of it."""
-        lost = torch.zeros_like(step.given)
+        lost = torch.zeros_like(step.contribution)
         if step.compressed:
-            for one in self._matrices:
-                one.of(lost).copy_(one.of(step.given) - one.of(result.mean))
+            for matrix in self._matrices:
+                matrix.of(lost).copy_(matrix.of(step.contribution) - matrix.of(result.mean))
         for start, stop in result.left_out:
-            lost[start:stop] = step.given[start:stop]
-        for where in unused(self.place.shapes, result.flags):
-            lost[where] = step.given[where]
+            lost[start:stop] = step.contribution[start:stop]
+        for span in unused(self.context.shapes, result.flags):
+            lost[span] = step.contribution[span]
         return lost
 
     def _factors(self, q: torch.Tensor | None) -> Sequence[tuple[_Matrix, torch.Tensor]]:
         """Return the matrices with their parts of the mean Q; none where nobody had one."""
-        found, offset = [], 0
-        for one in self._matrices if q is not None else ():
-            size = one.columns * one.rank
+        factors, offset = [], 0
+        for matrix in self._matrices if q is not None else ():
+            size = matrix.columns * matrix.rank
             assert q is not None
-            found.append((one, q[offset : offset + size].view(one.columns, one.rank)))
+            factors.append((matrix, q[offset : offset + size].view(matrix.columns, matrix.rank)))
             offset += size
-        return found
+        return factors
 
-    def _left_out(self, first: MeanResult, second: MeanResult, vectors: int) -> tuple[tuple[int, int], ...]:
+    def _left_out(
+        self, first_result: MeanResult, second_result: MeanResult, vectors: int
+    ) -> tuple[tuple[int, int], ...]:
         """Return the parts of this member's bucket that are not in the mean: of vectors what the first mean left out,
         of a matrix the columns of which the second one did.
 
         Args:
             vectors: where they begin in the first mean.
         """
-        found = list[tuple[int, int]]()
-        for where in self._whole:
-            size = where.stop - where.start
-            for start, stop in first.left_out:
+        spans = list[tuple[int, int]]()
+        for span in self._uncompressed_spans:
+            size = span.stop - span.start
+            for start, stop in first_result.left_out:
                 begin, end = max(start, vectors), min(stop, vectors + size)
                 if begin < end:
-                    found.append((where.start + begin - vectors, where.start + end - vectors))
+                    spans.append((span.start + begin - vectors, span.start + end - vectors))
             vectors += size
         offset = 0
-        for one in self._matrices:
-            for start, stop in second.left_out:
-                begin = max(0, start - offset) // one.rank
-                end = min(one.columns, -(-(stop - offset) // one.rank))
-                stride = one.columns if end - begin < one.columns else one.rows * one.columns
-                for row in range(one.start, one.start + one.rows * one.columns, stride) if begin < end else ():
-                    found.append((row + begin, row + (end if stride == one.columns else stride)))
-            offset += one.columns * one.rank
-        return tuple(found)
+        for matrix in self._matrices:
+            for start, stop in second_result.left_out:
+                begin = max(0, start - offset) // matrix.rank
+                end = min(matrix.columns, -(-(stop - offset) // matrix.rank))
+                stride = matrix.columns if end - begin < matrix.columns else matrix.rows * matrix.columns
+                for row in (
+                    range(matrix.start, matrix.start + matrix.rows * matrix.columns, stride) if begin < end else ()
+                ):
+                    spans.append((row + begin, row + (end if stride == matrix.columns else stride)))
+            offset += matrix.columns * matrix.rank
+        return tuple(spans)
 
-    def _seed(self, one: _Matrix, after: int = -1) -> int:
+    def _seed(self, matrix: _Matrix, after: int = -1) -> int:
         """Return the seed of directions that are missing in P, or in Q after a step."""
-        return (after + 1) * 1_009 + one.number
+        return (after + 1) * 1_009 + matrix.number
 
     def _now(self) -> _Step:
         assert self._step is not None
@@ -313,19 +317,19 @@ class PowerSGD(Compressor):
 
     # -------------------------------------------------------------------------------------------------------- snapshots
 
-    def _name(self, one: _Matrix) -> str:
-        return f"powersgd/q/{self.place.index}/{one.number}"
+    def _name(self, matrix: _Matrix) -> str:
+        return f"powersgd/q/{self.context.index}/{matrix.number}"
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        own = {} if self._error is None else {f"powersgd/error/{self.place.index}": self._error}
-        return own | self.newcomer_tensors()
+        error = {} if self._error is None else {f"powersgd/error/{self.context.index}": self._error}
+        return error | self.newcomer_tensors()
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
-        return {self._name(one): one.q for one in self._matrices}
+        return {self._name(matrix): matrix.q for matrix in self._matrices}
 
     def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        if (error := tensors.get(f"powersgd/error/{self.place.index}")) is not None:
+        if (error := tensors.get(f"powersgd/error/{self.context.index}")) is not None:
             self._error = error.to(device)
-        for one in self._matrices:
-            if (q := tensors.get(self._name(one))) is not None and q.shape == one.q.shape:
-                one.q = q.to(device)
+        for matrix in self._matrices:
+            if (q := tensors.get(self._name(matrix))) is not None and q.shape == matrix.q.shape:
+                matrix.q = q.to(device)
