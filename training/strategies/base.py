@@ -1,10 +1,10 @@
-"""What a strategy gives to the trainer.
+"""Base class of strategies: the calls between trainer and strategy.
 
-The trainer calls, for every optimizer step::
+For every optimizer step the trainer calls::
 
     strategy.begin_step(step, weight, scale)  # before the first backward
     strategy.last_backward()              # before the backward of the last micro-batch
-    strategy.gradients()                  # after it: gradients are final (exchanged or local)
+    strategy.gradients()                  # after it: makes gradients final (exchanged or local)
     optimizer.step()
     report = strategy.end_step()          # weights may be exchanged here
 """
@@ -39,12 +39,12 @@ def sync_event(
     delta_norm: float | None = None,
     correlation: float | None = None,
 ) -> SyncEvent:
-    """Return what a synchronisation that took this traffic tells; the trainer adds step and compression.
+    """Return the event of a synchronisation with this traffic; the trainer adds step and compression.
 
     Args:
         drift: see :class:`~training.events.SyncEvent`.
-        delta_norm: likewise.
-        correlation: likewise; of weights that do not differ it is 1.
+        delta_norm: see there.
+        correlation: see there; 1 if the weights do not differ.
     """
     return SyncEvent(
         step=0,
@@ -67,64 +67,64 @@ FED_BACK = "which feeds its errors back by itself"
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """What a strategy needs to know of the run."""
+    """What a strategy knows about the run."""
 
     settings: StrategySettings
     total_steps: int
     seed: int
     warn: Callable[[str], None] = field(default=lambda message: None)
-    """Takes one line for the person who watches."""
+    """Called with a line to show to the user."""
     start: Start = "scratch"
-    """What the model is when training begins."""
+    """Whether the model is pretrained or new when training begins."""
     max_grad_norm: float = 0.0
-    """What gradients are clipped to; 0: they are not. For strategies that do it themselves (:attr:`Strategy.clips`)."""
+    """Norm to which gradients are clipped, for strategies that clip (:attr:`Strategy.clips`); 0: no clipping."""
 
 
 class Strategy(ABC):
-    """When members exchange gradients or weights, and how they merge them.
+    """Base class: when members exchange gradients or weights, and how they merge them.
 
-    A strategy is one file of this folder, with everything that others know of it: they find it through the registry.
+    A strategy is one file in this folder; the rest of the program finds it through the registry.
     """
 
     name: ClassVar[str]
-    """In settings."""
+    """Name in settings."""
     summary: ClassVar[str]
-    """What it does, in one line for lists."""
+    """One line for lists."""
     options: ClassVar[type[Section]] = Section
-    """Options of its own, called ``name.option`` in settings; ``context.settings.of(options)`` gives their values."""
+    """Its options, ``name.option`` in settings; ``context.settings.of(options)`` returns their values."""
     costs: ClassVar[CostModel | None] = None
-    """What it costs; ``None``: not known, so that it is only taken where a person asks for it."""
+    """Its cost model; ``None``: unknown, so that the planner never chooses it by itself."""
     merges: ClassVar[Literal["gradients", "weights"]] = "weights"
-    """What members exchange: gradients, which are final after :meth:`gradients`, or weights between two steps."""
+    """What members exchange: gradients (final after :meth:`gradients`), or weights between two steps."""
     raises_rate: ClassVar[tuple[Start, ...]] = ("pretrained",)
-    """Which models ``lr_scaling = auto`` trains at a rate that follows the batch of all members: both, where a step
-    sees that batch. Where it sees a member's own, that helped trained models whose weights were merged often; models
-    from scratch ended worse than on one machine alone (docs/reference/strategies.md)."""
+    """For which models ``lr_scaling = auto`` scales the learning rate with the global batch: for both if a step sees
+    that batch. If it sees a member's own batch, scaling helped pretrained models whose weights were merged often;
+    models from scratch ended worse than on one machine (docs/reference/strategies.md)."""
     equal: ClassVar[Literal["always", "synchronised", "never"]] = "synchronised"
-    """When all members hold the same weights, bit for bit: after every step, where :attr:`synchronised` is true, or
-    nowhere but in :meth:`consensus`."""
+    """When all members hold the same weights, bit for bit: after every step, when :attr:`synchronised` is true, or only
+    inside :meth:`consensus`."""
 
     @classmethod
     def alike(cls, settings: StrategySettings) -> bool:
-        """Whether the snapshots of all members after a step hold the same, so that any of them serves all."""
+        """Return whether the snapshots of all members after a step are equal, so that one of them is enough."""
         return False
 
     anchored: ClassVar[bool] = False
-    """Whether members go on from weights that it keeps by itself, and not from those that it finds: another strategy
-    beside it that does so, too, would undo what it did, or do it again."""
+    """Whether members continue from an anchor that the strategy keeps, and not from the weights it finds in the model:
+    two such strategies in a composition would undo each other's merges."""
     updates: ClassVar[bool] = False
-    """Whether it is the optimizer as well: :meth:`gradients` leaves the step itself, which is made by the learning
-    rate, with decoupled weight decay. What it finds in ``p.grad`` is clipped already."""
+    """Whether it replaces the optimizer: :meth:`gradients` leaves the update direction in ``p.grad``, applied with the
+    learning rate and decoupled weight decay. The gradients it gets are clipped already."""
     ends_whole: ClassVar[bool] = True
-    """Whether a member whose exchange in :meth:`end_step` fails can go on from what it holds, as after a step without
-    that exchange. A member that loses its group writes its snapshot there."""
+    """Whether a member whose exchange in :meth:`end_step` fails still holds a valid state, as after a step without that
+    exchange. A member that loses its group writes its snapshot then."""
     is_usual: ClassVar[bool] = False
-    """Whether it is the one for workers between whom links cost nothing, and for one machine alone."""
+    """Whether it is the default if links cost nothing, and for a single machine."""
 
     @classmethod
     def only_own_codecs(cls, settings: StrategySettings) -> str:
-        """Return why no codec but those of its costs goes with these settings, as words after ``codec = NAME``; empty:
-        others do too."""
+        """Return why only the codecs of its cost model work with these settings, as words after ``codec = NAME``;
+        empty: all codecs work."""
         return ""
 
     @classmethod
@@ -134,7 +134,7 @@ class Strategy(ABC):
 
     @classmethod
     def codec(cls, settings: StrategySettings) -> str:
-        """Return the name of the codec: the one that is set, or its own.
+        """Return the name of the codec: the configured one, or the first of the cost model.
 
         Raises:
             BadInput: see :meth:`only_own_codecs` and :meth:`no_feedback`.
@@ -150,7 +150,7 @@ class Strategy(ABC):
 
     @classmethod
     def check(cls, settings: StrategySettings) -> None:
-        """Refuse settings with which no group can train.
+        """Reject settings with which a group cannot train.
 
         Raises:
             BadInput: see :meth:`codec`; names the option.
@@ -159,19 +159,18 @@ class Strategy(ABC):
 
     @classmethod
     def resumed(cls, settings: StrategySettings) -> StrategySettings:
-        """Return the settings with which a run goes on that may be older than :meth:`no_feedback`: without what had no
-        effect."""
+        """Return the settings for resuming a run: without ``error_feedback`` if it has no effect."""
         idle = settings.error_feedback and cls.no_feedback(settings)
         return settings.model_copy(update={"error_feedback": False}) if idle else settings
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        """Return when members synchronise with these settings."""
+        """Return how often members synchronise with these settings."""
         return Rhythm()
 
     @classmethod
     def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        """Return settings with which synchronisations are at most ``interval`` steps apart, to try them out."""
+        """Return settings for a short trial, with synchronisations at most ``interval`` steps apart."""
         return settings
 
     @classmethod
@@ -186,12 +185,15 @@ class Strategy(ABC):
         self._refusals = Refusals(context.warn)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
-        """Get to know the optimizer that makes the steps, before :meth:`attach`: a strategy may take away the state of
-        weights that this member does not step, and bring it from where it is."""
+        """Receive the optimizer, before :meth:`attach`: a strategy may drop the state of weights that this member does
+        not update, and fetch it from another member."""
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        """Take hold of the trainable parameters. They are equal on all members where a run begins; a partial strategy
-        may be attached to others after a resume, or as a newcomer."""
+        """Bind to a model's trainable parameters and an exchange.
+
+        The weights are equal on all members when a run begins; after a resume, and on a newcomer, strategies with
+        ``equal != "always"`` may find different ones.
+        """
         self._exchange, self._members, self._alone = exchange, exchange.members, exchange.engine == "solo"
         self._parameters = trainable(model)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -217,92 +219,93 @@ class Strategy(ABC):
         return ()
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
-            weight: what this member's loss is a mean over in this step.
-            scale: what its loss is multiplied by; ``None`` without loss scaling.
+            step: number of the step, from 0.
+            weight: samples (or tokens) that this member's loss is a mean over.
+            scale: factor of the loss; ``None``: no loss scaling.
         """
 
     def last_backward(self) -> None:
-        """The next backward completes the step's gradients."""
+        """Called before the backward that completes the step's gradients."""
 
     def backward_again(self) -> None:
-        """The step's backward passes begin anew, from gradients of zero: one of them ran out of memory.
+        """Called if the step's backward passes are repeated from zero gradients, after one ran out of memory.
 
-        What was exchanged already holds whole gradients of this step, and stays.
+        What was sent already holds complete gradients of this step, and stays valid.
         """
 
     def gradients(self) -> None:
-        """Make ``p.grad`` final: before clipping, but for :attr:`updates`, and before the optimizer."""
+        """Make ``p.grad`` final; called before the optimizer, and before clipping unless :attr:`updates`."""
 
     @property
     def clips(self) -> bool:
-        """Whether :meth:`gradients` clips, each member's own gradient; the caller does not, then."""
+        """Whether :meth:`gradients` clips each member's own gradient; the caller does not clip then."""
         return False
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of this step's whole gradient, after :meth:`gradients`, without the loss scale.
+        """Norm of this step's complete gradient, after :meth:`gradients`, without the loss scale.
 
-        ``None``: this member holds all of it, and everybody can see. Where the strategy clips it is that of this
-        member's own gradient before that, ``None`` if nothing is clipped.
+        ``None``: this member holds all of the gradient, and the caller computes the norm. If the strategy clips, the
+        norm of this member's own gradient before clipping; ``None`` if clipping is off.
         """
         return None
 
     @property
     def steps_to_average(self) -> int | None:
-        """How many steps after the one that ends next all hold the average of what this member holds now.
+        """After how many steps all members hold the average of what this member holds at the end of the next step.
 
-        ``None``: its weights are not averaged then.
+        ``None``: the weights of that step are not averaged.
         """
         return 0
 
     @abstractmethod
     def end_step(self) -> SyncEvent | None:
-        """Called after the optimizer step; a report if a synchronisation ended here (without its step)."""
+        """Called after the optimizer step; return an event if a synchronisation ended here (its ``step`` is unset)."""
 
     def finish(self) -> SyncEvent | None:
-        """Synchronise what is left at the end of the training; the result is what :meth:`consensus` holds after it."""
+        """Synchronise what is left at the end of training; afterwards the result is in :meth:`consensus`."""
         return None
 
     @property
     @abstractmethod
     def synchronised(self) -> bool:
-        """Whether members stand at a synchronisation point: all after the same step, with no exchange under way and no
-        step of their own since the last one. The answer is the same on all; the weights need not be."""
+        """Whether members are at a synchronisation point: all after the same step, no exchange in flight and no local
+        step since the last one. The answer is equal on all members; the weights need not be."""
 
     def meets(self, report: SyncEvent | None) -> bool:
-        """Whether members meet after the step that ended with this report: they evaluate, and newcomers begin."""
+        """Return whether members meet after the step with this report: they evaluate there, and newcomers join."""
         return self.synchronised or report is not None
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks whose contributions the last synchronisation of this strategy held, ascending."""
+        """Ranks that contributed to the last synchronisation, ascending."""
         return self._members
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors of the strategy's own state for a snapshot (outer momentum, error feedback, anchor)."""
+        """Return the strategy's tensors for a snapshot (outer momentum, residual, anchor)."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state for a snapshot (round, steps since the last synchronisation)."""
+        """Return JSON-able state for a snapshot (round, steps since the last synchronisation)."""
         return {}
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
-        """The part of :meth:`tensors` that belongs to the group, not to this member."""
+        """Return the subset of :meth:`tensors` that belongs to the group, not to this member."""
         return {}
 
     def newcomer_state(self) -> dict[str, Any]:
-        """The part of :meth:`state` that belongs to the group, not to this member."""
+        """Return :meth:`state` with only what belongs to the group, not to this member."""
         return {}
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Hold in the model the weights that stand for the group: they are evaluated, and saved at the end.
+        """Hold the group's weights in the model: those that are evaluated, and saved at the end.
 
-        Entered at a synchronisation point by all members or by none, so it may exchange. All hold the same weights in
-        it, and their own again after it.
+        Entered at a synchronisation point by all members or by none, so it may exchange. Inside, all members hold the
+        same weights; afterwards each holds its own again.
         """
         yield
 
@@ -310,9 +313,9 @@ class Strategy(ABC):
     def for_newcomer(self) -> Iterator[None]:
         """Hold in the model the weights that a newcomer starts from, at a synchronisation point.
 
-        Entered by one member alone, so it exchanges nothing.
+        Entered by one member alone, so it must not exchange.
         """
         yield
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`tensors` and :meth:`state` gave."""
+        """Restore what :meth:`tensors` and :meth:`state` returned."""

@@ -1,8 +1,8 @@
-"""The trainable parameters of a model in fragments, each of which members merge by itself.
+"""Division of a model's trainable parameters into fragments, each of which is synchronised by itself.
 
-The layers of a stack (what has a number in its name) go to the fragments in turns: fragment ``p`` holds every ``P``-th
-layer from the ``p``-th on, the strided pattern of Streaming DiLoCo (arXiv 2501.18512, section 2.2). What is in no layer
-goes where least is, the largest first, and a tensor is cut where a fragment has its share.
+The layers of a stack (parameters with a number in their name) are dealt out in turn: fragment ``p`` holds every
+``P``-th layer from the ``p``-th on, the strided pattern of Streaming DiLoCo (arXiv 2501.18512, section 2.2). Other
+parameters go to the smallest fragment, the largest parameter first; a tensor is cut where a fragment is full.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from training.lazy import nn, torch
 
-_LEAST = 16
-"""No tensor is cut for less than this part of a fragment."""
+_SMALLEST_CUT = 16
+"""No tensor is cut to fill less than one 16th of a fragment."""
 _LAYER = re.compile(r"((?:.*?\.)?\d+)\.")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter, or a run of its elements."""
+    """A parameter, or a contiguous range of its elements."""
 
     name: str
     parameter: nn.Parameter
@@ -34,16 +34,16 @@ class Piece:
 
     @property
     def values(self) -> torch.Tensor:
-        """The parameter, or a view of what is meant of it."""
+        """The parameter, or a flat view of the range."""
         if self.elements == self.parameter.numel():
             return self.parameter
         return self.parameter.detach().view(-1)[self.start : self.stop]
 
 
 def fragments_of(model: nn.Module, count: int) -> list[list[Piece]]:
-    """Return the trainable parameters in ``count`` fragments, fewer where there are not so many elements.
+    """Divide the trainable parameters into ``count`` fragments, or fewer if there are too few elements.
 
-    The same on all members: it follows from names and shapes. In each fragment embeddings come last.
+    Depends on names and shapes only, so the result is equal on all members. In a fragment, embeddings come last.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     pieces = [
@@ -67,18 +67,18 @@ def fragments_of(model: nn.Module, count: int) -> list[list[Piece]]:
 
 
 def size_of(pieces: Sequence[Piece]) -> int:
-    """Return the elements of a fragment."""
+    """Return the number of elements of a fragment."""
     return sum(piece.elements for piece in pieces)
 
 
 def _fill(fragments: Sequence[list[Piece]], loose: Sequence[Piece], share: int) -> None:
-    """Give each piece to the fragment with the least; of one that is too large what brings that to its ``share``."""
+    """Add each piece to the smallest fragment; cut a piece that is too large where that fragment reaches ``share``."""
     for piece in loose:
         remainder: Piece | None = piece
         while remainder is not None:
             smallest = min(fragments, key=size_of)
             capacity = share - size_of(smallest)
-            cuts = remainder.elements > capacity >= share // _LEAST and remainder.parameter.is_contiguous()
+            cuts = remainder.elements > capacity >= share // _SMALLEST_CUT and remainder.parameter.is_contiguous()
             middle = remainder.start + capacity if cuts else remainder.stop
             smallest.append(replace(remainder, stop=middle))
             remainder = replace(remainder, start=middle) if cuts else None

@@ -1,11 +1,11 @@
-"""Local SGD: each member trains alone, and every so many steps all go on from the mean of their weights.
+"""Local SGD: each member trains alone; every H steps all continue from the mean of their weights.
 
-Stich 2018 (arXiv 1805.09767), algorithm 1: ``theta_i <- theta_i - eta g_i``, and where ``H`` divides the step
+Stich 2018 (arXiv 1805.09767), algorithm 1: ``theta_i <- theta_i - eta g_i``, and in every ``H``-th step
 ``theta_i <- sum_k w_k theta_k / W``, with ``w_k`` samples (or tokens) of member ``k`` since the last mean. The state of
 each member's optimizer stays with it.
 
-Nothing overlaps with the exchange. The strategy with an outer optimizer does the same with a rate of 1 and no momentum,
-and may overlap.
+Training does not overlap with the exchange. DiLoCo with an outer learning rate of 1 and no momentum computes the same,
+and can overlap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LocalSGDCosts(AveragingCosts):
 
 @register
 class LocalSGD(Averaging):
-    """Average the weights of all every ``H`` steps."""
+    """Average all weights every ``H`` steps."""
 
     name: ClassVar[str] = "local_sgd"
     summary: ClassVar[str] = "weights averaged every so many steps, each machine's optimizer its own"

@@ -1,7 +1,7 @@
-"""Outer optimizers: what the merged change of a round does to the weights that members share.
+"""Outer optimizers: how the averaged pseudo-gradient of a round moves the anchor.
 
-All work in place on flat fp32 vectors. Products, sums, roots and quotients stay separate operations, so that every
-processor rounds alike and members on different hardware keep the same bits.
+All work in place on flat fp32 vectors. Products, sums, roots and quotients stay separate operations (no fused
+multiply-add), so that members on different hardware compute the same bits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from training.tasks.user_code import call_factory, find_factory
 
 MANY_ROUNDS = 100
 _AT_ONCE = 1 << 18
-"""Elements of an outer step whose four vectors stay in a processor's cache until the step is done."""
+"""Elements a tile of an outer step, whose four vectors fit into a processor's cache."""
 _ADAM_RATE, _ADAM_MOMENTUM, _ADAM_SECOND, _ADAM_EPSILON = 0.3, 0.9, 0.99, 0.1
-"""In DiLoCo (arXiv 2311.08105) the outer Adam needed so large an epsilon; the second beta is that of FedAdam."""
+"""The large epsilon is what DiLoCo (arXiv 2311.08105) needed for an outer Adam; the second beta is FedAdam's."""
 
 
 def rate_option(alias: str = "") -> Any:
@@ -65,9 +65,9 @@ class OuterOptions(Section):
         return self
 
     def outer_rates(self, rounds: int, start: Start, alone: bool = False) -> tuple[float, float]:
-        """Return outer learning rate and momentum of a run with so many rounds.
+        """Return outer learning rate and momentum of a run with this many rounds.
 
-        Where nobody sets them, one member alone trains as without a strategy.
+        With the defaults, a member that trains alone trains as without a strategy.
 
         A trained model takes the plain mean (1.0 / 0): momentum adds to a learning rate that is right already, and a
         published Whisper ended worse with it than on one machine (docs/inside/planning.md). From scratch the paper's
@@ -82,7 +82,7 @@ class OuterOptions(Section):
         return self.outer_lr or rate, self.outer_momentum if self.outer_momentum >= 0 else momentum
 
     def make_outer(self, rounds: int, start: Start, alone: bool = False) -> OuterOptimizer:
-        """Return a new outer optimizer for one vector."""
+        """Return a new outer optimizer for one flat vector."""
         rate, momentum = self.outer_rates(rounds, start, alone)
         if self.outer_optimizer not in _OPTIMIZERS:
             return OwnOuter(self.outer_optimizer, rate, momentum)
@@ -90,41 +90,41 @@ class OuterOptions(Section):
 
 
 class OuterOptimizer(ABC):
-    """The outer optimizer of one vector.
+    """Base class: the outer optimizer of one flat vector.
 
     Args:
         rate: outer learning rate.
         momentum: below 1.
-        decay: decoupled weight decay, where it has one.
+        decay: decoupled weight decay; ignored by optimizers without one.
     """
 
     names: tuple[str, ...]
-    """Of its vectors in a snapshot."""
+    """Names of its state vectors in a snapshot."""
 
     def __init__(self, rate: float, momentum: float, decay: float = 0.0) -> None:
         self.rate, self.momentum, self.decay = rate, momentum, decay
         self._vectors: tuple[torch.Tensor, ...] = ()
 
     def attach(self, anchor: torch.Tensor) -> None:
-        """Begin with zeros for this vector."""
+        """Allocate zero state for ``anchor``."""
         self._vectors = tuple(torch.zeros_like(anchor) for _ in self.names)
 
     @abstractmethod
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
-        """Move ``anchor`` by the merged change.
+        """Move ``anchor`` in place by the averaged pseudo-gradient.
 
         Args:
             anchor: flat fp32.
-            mean: flat fp32, anchor minus weights, over the members; stays as it is.
-            round_: of this vector, from 1 on.
+            mean: pseudo-gradient (anchor minus weights, mean over the members), flat fp32; not modified.
+            round_: number of the round, from 1.
         """
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return its vectors by name."""
+        """Return the state vectors by name."""
         return dict(zip(self.names, self._vectors, strict=True))
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take back what :meth:`tensors` gave."""
+        """Restore what :meth:`tensors` returned."""
         for name, vector in self.tensors().items():
             vector.copy_(tensors[name])
 
@@ -149,7 +149,7 @@ class Nesterov(OuterOptimizer):
 
 
 class HeavyBall(Nesterov):
-    """``m = mu m + d``, ``anchor -= rate m`` (Polyak 1964); with ``mu = 0`` plain averaging at a rate."""
+    """``m = mu m + d``, ``anchor -= rate m`` (Polyak 1964); with ``mu = 0`` averaging with a step size."""
 
     def _direction(self, velocity: torch.Tensor, delta: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
         return velocity
@@ -178,10 +178,10 @@ class AdamW(OuterOptimizer):
 
 
 class OwnOuter(OuterOptimizer):
-    """A function of the user's own: ``function(anchor, mean, state, rate, momentum)``.
+    """A user-defined outer optimizer: ``function(anchor, mean, state, rate, momentum)``.
 
-    It moves ``anchor`` in place, and keeps in ``state``, which is empty at first, flat fp32 vectors for the next round.
-    Members stay equal if it does the same on all: elements by themselves, products and sums apart, no random numbers.
+    The function moves ``anchor`` in place and may keep flat fp32 vectors in ``state`` (at first empty) for the next
+    round. Members stay bit-equal if it is elementwise, without fused operations and without random numbers.
     """
 
     names = ()
@@ -192,8 +192,12 @@ class OwnOuter(OuterOptimizer):
         self._state: dict[str, torch.Tensor] = {}
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
-        """Raise BadInput where the function raises, or keeps something else; RunFailed where its weights are no
-        numbers."""
+        """See :meth:`OuterOptimizer.step`.
+
+        Raises:
+            BadInput: the function raised, or kept something other than flat fp32 tensors.
+            RunFailed: it made weights that are not finite.
+        """
         with torch.no_grad():
             call_factory(self._function, self._path, anchor, mean, self._state, self.rate, self.momentum)
         for name, value in self._state.items():
@@ -214,7 +218,7 @@ _OPTIMIZERS: dict[str, type[OuterOptimizer]] = {"nesterov": Nesterov, "sgd": Hea
 
 
 def _power(base: float, exponent: int) -> float:
-    """Return a power by products alone: libraries of mathematics differ in the last bit."""
+    """Return ``base ** exponent`` by repeated multiplication: math libraries differ in the last bit."""
     product = 1.0
     for _ in range(exponent):
         product *= base

@@ -1,4 +1,4 @@
-"""Trainable parameters as one flat fp32 vector, and what members do about those that are not finite or not equal."""
+"""Trainable parameters as one flat fp32 vector, and what members do when values are not finite or not equal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ else:
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters to train, each once, in the model's order."""
+    """Return the trainable parameters, each once, in the model's order."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
-    """Concatenate to a new flat fp32 vector on ``device`` (default: where they are)."""
+    """Concatenate tensors to a new flat fp32 vector on ``device`` (default: the tensors' own)."""
     if device is not None and device.type == "cpu":
         return to_host(list(tensors), torch.float32)
     pieces = [t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors]
@@ -36,7 +36,7 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
 
 
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
-    """Copy a flat vector back into the tensors it came from."""
+    """Copy a flat vector back into the tensors that it was made of."""
     offset, original = 0, values
     values = reachable(values, parameters[0].device) if parameters else values
     with torch.no_grad():
@@ -44,7 +44,7 @@ def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> 
             values_of_parameter = values[offset : offset + parameter.numel()]
             parameter.copy_(values_of_parameter.view_as(parameter), non_blocking=is_asynchronous(parameter.device))
             offset += parameter.numel()
-    if values is original and values.device.type == "cpu":  # it may be written to as soon as this returns
+    if values is original and values.device.type == "cpu":  # the caller may overwrite it as soon as this returns
         for device in {parameter.device for parameter in parameters}:
             when_done(device)
 
@@ -60,15 +60,15 @@ class Differences(NamedTuple):
 
 NOT_COMPARED = (None, None, None)
 _TILE = 65_536
-"""Elements that a processor's cache holds while they are gone over several times."""
+"""Elements that stay in a processor's cache while they are read several times."""
 _TILE_OF_A_DEVICE = 1 << 22
-"""Likewise of a device, for which each costs several launches."""
+"""The same for a device, where each tile costs several kernel launches."""
 
 
 def differences(values: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None = None) -> Differences:
-    """Compare flat vectors; ``out`` takes their difference and may be ``own``.
+    """Compare flat vectors; ``out`` takes their difference and may be ``values``.
 
-    From ``2 cov(a, b) = var(a) + var(b) - var(a - b)``, which is exact where the two are nearly equal.
+    The correlation is from ``2 cov(a, b) = var(a) + var(b) - var(a - b)``, exact if the two are nearly equal.
     """
     if not values.numel():
         return Differences(0.0, 0.0, None)
@@ -93,15 +93,17 @@ def differences(values: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | No
 
 
 def mean_of_all(values: torch.Tensor, exchange: Exchange, name: str) -> MeanResult:
-    """Return the plain mean of all members' flat vectors; this member's ``own`` where nobody has one to give."""
+    """Return the plain mean of all members' flat vectors, or ``values`` if no member contributed."""
     result = exchange.mean(name, values, 1.0, codec_by_name("fp32"))
     return result if result.weight else replace(result, mean=values)
 
 
 @contextmanager
 def mean_held(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str) -> Iterator[None]:
-    """Hold the plain mean of all members' parameters in them, and this member's own again after it; all do this
-    together."""
+    """Hold the plain mean of all members in ``parameters``, and restore this member's values afterwards.
+
+    A collective: all members enter it together.
+    """
     weights = flatten(parameters, torch.device("cpu"))
     unflatten_into(parameters, mean_of_all(weights, exchange, name).mean)
     try:
@@ -111,7 +113,7 @@ def mean_held(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str)
 
 
 def weight_hash(values: torch.Tensor) -> str:
-    """Return 16 hex digits of XXH3 over the little-endian fp32 bytes: tells a difference, and withstands no attack."""
+    """Return 16 hex digits of XXH3 over the little-endian fp32 bytes: detects differences, resists no attack."""
     if values.device.type != "cpu":
         values = to_host([values], torch.float32)
     data = values.detach().to(torch.float32).contiguous().numpy()
@@ -119,16 +121,16 @@ def weight_hash(values: torch.Tensor) -> str:
 
 
 MOST_REFUSALS = 3
-"""With so many contributions in a row that are not finite the member leaves the run."""
+"""After this many contributions in a row that are not finite the member leaves the run."""
 MOST_OVERFLOWS = 32
-"""Likewise under loss scaling, where some are usual: so many halvings make a scale of 65,536 useless."""
+"""The same under loss scaling, where some are normal: after so many halvings a scale of 65,536 is used up."""
 
 
 class Refusals:
-    """Counts this member's contributions that were not finite one after another.
+    """Counts consecutive contributions of this member that are not finite.
 
     Args:
-        warn: takes one line for each.
+        warn: called with one line for each.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -136,14 +138,14 @@ class Refusals:
         self._count = 0
 
     def note(self, problem: str, scaled: bool = False) -> None:
-        """Note a contribution.
+        """Count one contribution.
 
         Args:
-            what: of it is not finite; empty if all is.
-            scaled: whether loss scaling is on, which makes that nothing to speak of.
+            problem: names what is not finite, for the message; empty: everything is finite.
+            scaled: whether loss scaling is on, under which an overflow is normal and not reported.
 
         Raises:
-            RunFailed: it was one too many.
+            RunFailed: there were too many in a row.
         """
         self._count = self._count + 1 if problem else 0
         if not problem:
@@ -158,7 +160,7 @@ class Refusals:
 
 
 def unfit_parameter(names: Sequence[str], parameters: Sequence[torch.Tensor], flat: torch.Tensor, codec: Codec) -> str:
-    """Return the name of the first of the ``parameters`` that make up ``flat`` whose part ``codec`` cannot carry."""
+    """Return the name of the first of ``parameters``, concatenated in ``flat``, that ``codec`` cannot encode."""
     offset = 0
     for name, parameter in zip(names, parameters, strict=True):
         if not codec.carries(flat[offset : offset + parameter.numel()]):
@@ -168,18 +170,18 @@ def unfit_parameter(names: Sequence[str], parameters: Sequence[torch.Tensor], fl
 
 
 def usual(hashes: Mapping[int, bytes]) -> int:
-    """Return the lowest rank of those that hold what most members hold; where all differ, the lowest."""
+    """Return the lowest rank among the members with the most frequent hash; if all differ, the lowest rank."""
     votes = Counter(hashes.values())
     return min(hashes, key=lambda rank: (-votes[hashes[rank]], rank))
 
 
 def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -> tuple[torch.Tensor, float]:
-    """Return member ``source``'s flat fp32 vector, bit for bit, and how far the farthest member's was from it.
+    """Return member ``source``'s flat fp32 vector, bit for bit, and the largest distance of any member from it.
 
-    All members do this together.
+    A collective: all members call it together.
 
     Raises:
-        ExchangeError: that member hands over something else.
+        ExchangeError: the member sends a vector of another size, or values that are not finite.
     """
     values = flat.detach().to("cpu", torch.float32).contiguous()
     own_data = values.numpy().tobytes()
@@ -197,10 +199,10 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
 
 
 def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
-    """Give all members the weights that most hold, or the lowest rank; they are sent only where hashes differ.
+    """Make all members hold the weights of the majority, else of the lowest rank; sent only if hashes differ.
 
     Returns:
-        Their hash, by how much the members differed, and whose they are where they did.
+        Their hash, the largest difference between members, and the rank they were taken from (``None``: all agreed).
     """
     flat = flatten(parameters, torch.device("cpu"))
     digest = weight_hash(flat)
@@ -214,7 +216,7 @@ def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str)
 
 
 def _distance(report: bytes) -> float:
-    """Read what a member says of its distance; what can be none is 0."""
+    """Parse the distance that a member reports; 0 if it is malformed."""
     try:
         value = float(report)
     except ValueError:
@@ -223,18 +225,17 @@ def _distance(report: bytes) -> float:
 
 
 def difference_mended(drift: float, source: int) -> str:
-    """The sentence for :func:`taken_from` where weights differed."""
+    """Return the warning for weights that differed and were replaced by :func:`taken_from`."""
     return f"weights differed by up to {drift:.3g} between the members and were set to member {source}'s"
 
 
 def agreement_flags(digest: str) -> bytes:
-    """Return flags that tell, joined by "or" over the members, whether all had the same hash: its bits, and their
-    inverse."""
+    """Return a hash's bits and their inverse: combined by "or" over the members they show whether all were equal."""
     bits = bytes.fromhex(digest)
     return bits + bytes(255 - byte for byte in bits)
 
 
 def disagree(flags: bytes) -> bool:
-    """Return whether joined :func:`agreement_flags` are of different hashes."""
+    """Return whether combined :func:`agreement_flags` come from different hashes."""
     half = len(flags) // 2
     return any(map(int.__and__, flags[:half], flags[half:]))
