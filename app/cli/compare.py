@@ -35,7 +35,7 @@ from training.data_findings import check_data
 from training.resources import whole_cores
 from training.run_folder import RunFolder
 from training.runs import size_of
-from training.strategies.composition import parts_of
+from training.strategies.composition import component_names
 from training.strategies.registry import check_strategy
 
 _USUAL_LINKS = "20,100,1000"
@@ -126,7 +126,7 @@ class CompareRequest:
             raise BadInput("--strategies names none", "write for example --strategies allreduce,diloco")
         if "auto" in asked:
             raise BadInput("auto is no strategy of its own", "name those that are to be compared")
-        names = [" + ".join(map(check_strategy, parts_of(name))) for name in asked]
+        names = [" + ".join(map(check_strategy, component_names(name))) for name in asked]
         return list(dict.fromkeys(names))
 
     @property

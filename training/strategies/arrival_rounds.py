@@ -1,9 +1,9 @@
-"""How deltas come to all members in one order while everybody goes on training.
+"""Delivery of deltas to all members in one order, while all continue training.
 
-A thread of every member takes part in rounds: each says whether a delta waits at its side, and those that wait are
-handed to all at the same time, and applied in the order of ranks. The threads are always there, whatever the training
-does, so nobody waits for the step of a slower member: only for the way of its own delta, and for what is under way just
-then. In a round a member also says whether all are to meet soon.
+A background thread of every member takes part in rounds: each member reports whether it has a delta; those deltas are
+broadcast at the same time and applied in rank order. The threads run independently of the training, so no member waits
+for the step of a slower one, only for the transfer of its own delta and of those in flight at that time. In a round a
+member also reports whether it requests a meeting.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from training.exchange.codecs import Codec, all_finite, chunk_bounds
 from training.exchange.untimed import untimed
 from training.lazy import torch
 
-_SAID = struct.Struct("<??d")
-_LEAST_PAUSE, _MOST_PAUSE, _SHARE_OF_PAUSE = 0.02, 1.0, 0.01
-"""Seconds between two rounds without a delta, and what they are of the time in which a member makes one."""
-_MOST_SPEED = 1e9
+_REPORT = struct.Struct("<??d")
+_MIN_PAUSE, _MAX_PAUSE, _PAUSE_SHARE = 0.02, 1.0, 0.01
+"""Seconds between two rounds without a delta, and their share of the time in which a member makes a delta."""
+_MAX_SPEED = 1e9
 
 
 def believed(speed: float | bytes) -> float:
-    """Return the speed, in steps a second, that a member says it has; what can be none is 0: not known."""
+    """Return a reported speed in steps a second; 0 (not known) if it is malformed or out of range."""
     try:
         reported_speed = float(speed)
     except ValueError:
         return 0.0
-    return reported_speed if 0.0 <= reported_speed < _MOST_SPEED else 0.0
+    return reported_speed if 0.0 <= reported_speed < _MAX_SPEED else 0.0
 
 
 class Stretch(Protocol):
-    """What rounds change. All of it is called by their thread, with :attr:`Rounds.changed` held."""
+    """What rounds act on. The thread of :class:`Rounds` calls it, holding :attr:`Rounds.changed`."""
 
     @property
     def version(self) -> int:
-        """How many deltas were applied."""
+        """Number of deltas that were applied."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether the stretch is at its end."""
+        """Whether the segment is over."""
         ...
 
     @property
     def seconds(self) -> float:
-        """In which the fastest member makes a delta, as far as that is known."""
+        """Seconds in which the fastest member makes a delta; 0: not known."""
         ...
 
     def asked(self) -> bool:
-        """Whether this member is to meet the others soon."""
+        """Return whether this member requests a meeting."""
         ...
 
     def cut(self) -> None:
-        """Some member is: the stretch ends as soon as it can."""
+        """A member requested a meeting: end the segment as early as possible."""
         ...
 
     def apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
-        """Apply the delta of a member, if it can be used; that member has this speed."""
+        """Apply a member's delta (``None``: unusable), and note its speed."""
         ...
 
     def are_there(self, ranks: Collection[int]) -> None:
-        """These members have taken part in the round."""
+        """Called after a round with the ranks that took part."""
         ...
 
 
@@ -84,14 +84,14 @@ class DeltaTransport:
         self._max_bytes = sum(codec.max_encoded_bytes(stop - start) for start, stop in chunk_bounds(elements))
 
     def encoded(self, delta: torch.Tensor) -> bytes:
-        """Return a delta as it goes to the others; nothing if it has what is no number."""
+        """Return the encoded delta; empty if it is not finite."""
         if not self._codec.carries(delta):
             return b""
         chunks = (self._codec.encode(delta[start:stop]) for start, stop in chunk_bounds(self._elements))
         return b"".join(chunk.numpy().tobytes() for chunk in chunks)
 
     def decoded(self, data: bytes) -> torch.Tensor | None:
-        """Return the delta, the same bits on all members; ``None`` if it is none."""
+        """Return the decoded delta, with the same bits on all members; ``None`` if it is invalid."""
         delta, offset = torch.empty(self._elements), 0
         try:
             for start, stop in chunk_bounds(self._elements):
@@ -104,12 +104,14 @@ class DeltaTransport:
         return delta if offset == len(data) and all_finite(delta) else None
 
     def handed_over(self, version: int, data: bytes, sources: Collection[int]) -> dict[int, bytes]:
-        """Return the encoded deltas of some members, by rank; all do this together. What did not come whole is not
-        there, on any member."""
+        """Broadcast the encoded deltas of some members; return them by rank, without incomplete ones.
+
+        A collective: all members call it together, and all get the same.
+        """
         start = time.monotonic()
         try:
             return broadcasts(self._exchange, f"{self._name}/{version}", data, sources, self._max_bytes)
-        except ExchangeError:  # a lost group is found next
+        except ExchangeError:  # the next operation finds a lost group
             return {}
         finally:
             if self._in_background:
@@ -117,16 +119,16 @@ class DeltaTransport:
 
 
 class Rounds:
-    """The rounds of one stretch, and the thread that takes part in them.
+    """The rounds of one segment, and the thread that takes part in them.
 
     Args:
-        wire: for the deltas.
-        stretch: that they move on.
+        wire: transports the deltas.
+        stretch: the segment that they advance.
     """
 
     def __init__(self, exchange: Exchange, wire: DeltaTransport, stretch: Stretch) -> None:
         self.changed = threading.Condition()
-        """Held by whoever looks at what the deltas change."""
+        """Held to access what the deltas change."""
         self._exchange, self._wire, self._stretch = exchange, wire, stretch
         self._waiting: tuple[bytes, float] | None = None
         self._error: Exception | None = None
@@ -135,10 +137,10 @@ class Rounds:
         self._thread.start()
 
     def give(self, delta: bytes, speed: float) -> bool:
-        """Give a delta and wait until it is applied; return whether it was: not if the others are at the end.
+        """Submit a delta and wait until it is applied; return ``False`` if the segment ended before.
 
         Raises:
-            ExchangeError: the exchange cannot go on.
+            ExchangeError: the exchange failed.
         """
         with self.changed:
             if not self._ended:
@@ -150,11 +152,13 @@ class Rounds:
         return applied
 
     def wait_for_end(self, has_work: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until all members are at the end of the stretch, or there is ``more`` to do before; return whether it is
-        the end.
+        """Wait until the segment is over, or this member has work again; return whether it is over.
+
+        Args:
+            has_work: returns whether this member was assigned work of a lost one.
 
         Raises:
-            ExchangeError: the exchange cannot go on.
+            ExchangeError: the exchange failed.
         """
         with self.changed:
             self.changed.wait_for(lambda: self._ended or has_work())
@@ -173,24 +177,24 @@ class Rounds:
             with untimed():
                 while not self._round():
                     pass
-        except Exception as error:  # noqa: BLE001 - raised again where the training waits
+        except Exception as error:  # noqa: BLE001 - raised again in the training thread
             self._error = error
         with self.changed:
             self._ended = True
             self.changed.notify_all()
 
     def _round(self) -> bool:
-        """Take part in one round; return whether it was the last."""
+        """Take part in one round; return whether the segment is over."""
         stretch = self._stretch
         with self.changed:
             if stretch.over:
                 return True
-            pause = min(max(stretch.seconds * _SHARE_OF_PAUSE, _LEAST_PAUSE), _MOST_PAUSE)
+            pause = min(max(stretch.seconds * _PAUSE_SHARE, _MIN_PAUSE), _MAX_PAUSE)
             self.changed.wait_for(lambda: self._waiting is not None, pause)
             pending_delta, asked = self._waiting, stretch.asked()
-        payload = _SAID.pack(pending_delta is not None, asked, pending_delta[1] if pending_delta else 0.0)
+        payload = _REPORT.pack(pending_delta is not None, asked, pending_delta[1] if pending_delta else 0.0)
         payloads = self._exchange.gather("async_diloco/round", payload)
-        reports = {rank: _SAID.unpack(one) for rank, one in payloads.items() if len(one) == _SAID.size}
+        reports = {rank: _REPORT.unpack(data) for rank, data in payloads.items() if len(data) == _REPORT.size}
         with self.changed:
             version = stretch.version
             if any(asked for _, asked, _ in reports.values()):
@@ -213,25 +217,25 @@ class Rounds:
 
 
 class Stopwatch:
-    """How fast a member is: the time of its own steps, without what it waited."""
+    """Measures a member's speed: the time of its own steps, without waiting."""
 
     def __init__(self) -> None:
         self._seconds, self._steps, self._speed = 0.0, 0, 0.0
         self._since = 0.0
 
     def start(self) -> None:
-        """A step begins now."""
+        """Begin a step."""
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """A step has ended; another one begins at once, unless the watch is started again."""
+        """End a step; the next one begins at once unless :meth:`start` is called."""
         self._seconds += time.monotonic() - self._since
         self._steps += 1
         self.start()
 
     @property
     def speed(self) -> float:
-        """Steps a second, of those since this was asked last if there were any; 0: not known."""
+        """Steps a second since the last access, or the value of then if there were none; 0: not known."""
         if self._seconds:
             self._speed = self._steps / self._seconds
         self._seconds, self._steps = 0.0, 0

@@ -1,14 +1,12 @@
-"""What members that train at their own pace hold alike: who takes which part of the work, and the anchor that their
-deltas move in the order in which they arrive.
+"""State that asynchronous members replicate: who does which work, and the anchor that deltas move as they arrive.
 
-A run is cut into *stretches*, between which all members meet. The work of a stretch from step ``a`` to ``b`` is cut
-into *places*: place ``j`` of ``n`` members is what the ``j mod n``-th of them would take of the data in step
-``a + j // n``, if all went in lockstep. So every sample of an epoch is taken once, whoever takes it, and a stretch ends
-when its samples are used up. Whenever a delta of a member is applied, it takes the next places: ``H_i`` of them by its
-speed, fewer where the others would have to wait for it at the end of the stretch. The places of a member that is lost
-are taken by the others.
+A run is cut into *segments*, between which all members meet. The work of a segment from step ``a`` to ``b`` is cut into
+*work units*: unit ``j`` of ``n`` members is what the ``j mod n``-th of them would take of the data in step ``a + j //
+n`` if all went in lockstep. So every sample of an epoch is used once, and a segment ends when its samples are used up.
+Whenever a delta of a member is applied, that member takes the next units: ``H_i`` of them by its speed, fewer if the
+others would have to wait for it at the end of the segment. The units of a lost member are taken by the others.
 
-Everything here follows from the deltas and speeds in their order, so all members have the same without a message.
+Everything here is a function of the deltas and speeds in their order, so members stay equal without messages.
 """
 
 from __future__ import annotations
@@ -21,51 +19,51 @@ from typing import Any, NamedTuple
 
 from training.lazy import torch
 
-_LEAST_SHARE = 4
-"""At the end of a stretch a member takes no less than this part of its usual work, so that it sends not much more."""
+_SMALLEST_SHARE = 4
+"""At the end of a segment a member takes at least a quarter of its usual work, so that it does not send much more."""
 _AT_ONCE = 1 << 18
 
 
 class WorkUnit(NamedTuple):
-    """One step's work."""
+    """One member's work of one step."""
 
     step: int
-    """Steps of the whole run before it."""
+    """Steps of the run before it."""
     rank: int
-    """Whose part of that step's samples it is."""
+    """Rank to which these samples of the step are assigned."""
 
 
 @dataclass
 class WorkAssignment:
-    """Who takes which places.
+    """Assigns work units to members.
 
     Args:
-        interval: places that the fastest member takes at once, ``H``.
+        interval: units that the fastest member takes at once, ``H``.
     """
 
     interval: int
     speeds: dict[int, float] = field(default_factory=dict)
-    """Steps a second, or in any other unit, of the members; 0: not known yet."""
+    """Speed by rank, in steps a second or any other unit; 0: not known yet."""
     taken: dict[int, deque[WorkUnit]] = field(default_factory=dict)
-    """What every member has taken and not given its delta for."""
-    _owed: deque[WorkUnit] = field(default_factory=deque)
-    """Those of members that are gone; they are taken first."""
+    """Units by rank whose delta was not applied yet."""
+    _abandoned: deque[WorkUnit] = field(default_factory=deque)
+    """Units of lost members; they are assigned first."""
     _begin: int = 0
     _owners: tuple[int, ...] = ()
     _next: int = 0
     _end: int = 0
 
     def open(self, begin: int, end: int, owners: Sequence[int], speeds: Mapping[int, float]) -> None:
-        """Begin a stretch; all members take their first places, in the order of their ranks.
+        """Begin a segment: all members take their first units, in rank order.
 
         Args:
-            begin: steps before it.
-            end: steps after it.
-            owners: ranks among whom the samples of a step are divided.
-            speeds: of all members.
+            begin: steps of the run before it.
+            end: steps of the run after it.
+            owners: ranks among which the samples of a step are divided.
+            speeds: by rank, of all members.
         """
         self._begin, self._owners, self._next, self._end = begin, tuple(owners), 0, (end - begin) * len(owners)
-        self.speeds, self.taken, self._owed = dict(sorted(speeds.items())), {}, deque()
+        self.speeds, self.taken, self._abandoned = dict(sorted(speeds.items())), {}, deque()
         for rank in self.speeds:
             self.take(rank)
 
@@ -76,7 +74,7 @@ class WorkAssignment:
         return max(1, math.floor(self.interval * speed / fastest + 1e-9)) if speed and fastest else 1
 
     def take(self, rank: int) -> None:
-        """Let a member take its next places, if any are left."""
+        """Assign the next units to a member, if any are left."""
         usual_count, remaining = self.usual(rank), self.left
         assigned_to_others = sum(len(units) for other_rank, units in self.taken.items() if other_rank != rank)
         total_speed = sum(self.speeds.values())
@@ -85,53 +83,53 @@ class WorkAssignment:
             if total_speed
             else usual_count
         )
-        count = min(usual_count, max(share, math.ceil(usual_count / _LEAST_SHARE)), remaining)
+        count = min(usual_count, max(share, math.ceil(usual_count / _SMALLEST_SHARE)), remaining)
         self.taken[rank] = deque(self._following() for _ in range(count))
 
     def _following(self) -> WorkUnit:
-        if self._owed:
-            return self._owed.popleft()
+        if self._abandoned:
+            return self._abandoned.popleft()
         step, index = divmod(self._next, len(self._owners))
         self._next += 1
         return WorkUnit(self._begin + step, self._owners[index])
 
     def keep(self, ranks: Collection[int]) -> list[int]:
-        """Take the places of members that are gone back; return who has none and is to take some, ascending."""
+        """Take back the units of members other than ``ranks``; return the ranks that are idle and can take some."""
         for rank in self.speeds.keys() - set(ranks):
             del self.speeds[rank]
-            self._owed.extend(self.taken.pop(rank, ()))
-        self._owed = deque(sorted(self._owed))
+            self._abandoned.extend(self.taken.pop(rank, ()))
+        self._abandoned = deque(sorted(self._abandoned))
         return [rank for rank, units in self.taken.items() if not units] if self.left else []
 
     @property
     def reached(self) -> int:
-        """Steps of the run that the places up to now belong to: there the stretch ends at the soonest."""
+        """Step of the run that the assigned units reach: the earliest end of the segment."""
         return self._begin - -self._next // len(self._owners)
 
     def cut(self) -> int:
-        """End the stretch as soon as that can be; return the steps of the run before its end."""
+        """End the segment as early as possible; return the steps of the run before its end."""
         self._end = (self.reached - self._begin) * len(self._owners)
         return self.reached
 
     @property
     def left(self) -> int:
-        return self._end - self._next + len(self._owed)
+        return self._end - self._next + len(self._abandoned)
 
     @property
     def over(self) -> bool:
-        """Whether the stretch is at its end: nothing is left, and nobody has taken anything; or nobody is there."""
+        """Whether the segment is over: no units are left and none are assigned, or no member is left."""
         return not any(self.taken.values()) and not (self.left and self.taken)
 
 
 class DelayedNesterov:
-    """The anchor and how deltas move it (algorithm 3 of the paper, with its usual c = 0).
+    """The anchor, moved by one delta at a time (algorithm 3 of the paper, with its default c = 0).
 
     Args:
-        anchor: flat fp32 of the host, taken over.
+        anchor: flat fp32 on the host; moved in place.
         rate: outer learning rate, epsilon.
         momentum: beta.
-        period: deltas from one update of the momentum to the next, N.
-        damping: exponent by which a delta counts less for the deltas that came before it while it was made; 0: not.
+        period: deltas between two updates of the momentum, N.
+        damping: exponent that lowers the weight of a delta with its age; 0: no damping.
     """
 
     def __init__(self, anchor: torch.Tensor, rate: float, momentum: float, period: int, damping: float) -> None:
@@ -144,11 +142,11 @@ class DelayedNesterov:
         """Deltas that were applied."""
 
     def apply(self, delta: torch.Tensor, age: int) -> None:
-        """Apply one delta, which is given away.
+        """Apply one delta, which may be overwritten.
 
         Args:
-            delta: flat fp32, anchor of then minus weights.
-            age: deltas that were applied since then.
+            delta: flat fp32, the anchor it started from minus the weights.
+            age: deltas that were applied since that anchor.
         """
         if self._damping:
             delta.mul_((1.0 + age) ** -self._damping)
@@ -174,11 +172,11 @@ class DelayedNesterov:
         return {"anchor": self.anchor} | ({"momentum": self.speed, "sum": self._sum} if self._mu else {})
 
     def state(self) -> dict[str, Any]:
-        """Return the rest of it."""
+        """Return the JSON-able state of a snapshot."""
         return {"version": self.version, "collected": self._collected, "period": self.period}
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`tensors` and :meth:`state` gave."""
+        """Restore what :meth:`tensors` and :meth:`state` returned."""
         for name, vector in self.tensors().items():
             vector.copy_(tensors[name])
         self.version, self._collected = int(state["version"]), int(state["collected"])

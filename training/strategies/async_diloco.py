@@ -1,32 +1,32 @@
-"""Asynchronous DiLoCo: every member trains at its own pace, and its change is applied when it comes.
+"""Asynchronous DiLoCo: every member trains at its own pace, and its pseudo-gradient is applied when it arrives.
 
-Liu et al. 2024 (arXiv 2401.09135). A member trains for ``H_i`` steps from the anchor, sends ``g = anchor - theta_i``,
-and goes on from the newest anchor, whatever the others do meanwhile. Two things make that as good as synchronous steps:
+Liu et al. 2024 (arXiv 2401.09135). A member makes ``H_i`` steps from the anchor, sends ``g = anchor - theta_i``, and
+continues from the newest anchor without waiting for the others. Two techniques make that as good as synchronous rounds:
 
-*Delayed Nesterov* (algorithm 3, with its usual c = 0). With ``Delta`` the sum of the last N deltas, in each arrival::
+*Delayed Nesterov* (algorithm 3, with its default c = 0). With ``Delta`` the sum of the last N deltas, on each arrival::
 
     every N-th:  m <- beta m + Delta / N,   anchor <- anchor - epsilon (beta m + g / N)
     else:                                   anchor <- anchor - epsilon g / N
 
-so that N of them move the anchor as one outer Nesterov step by their mean, and no stale one adds to the momentum alone.
-``outer_lr`` is epsilon, ``outer_momentum`` beta, ``momentum_period`` N, by default the number of members.
-``damping`` is not of that paper: a delta before which s others were applied counts ``(1 + s) ** -damping`` (FedAsync,
-Xie et al. 2019, arXiv 1903.03934, its polynomial).
+so that N deltas move the anchor like one outer Nesterov step by their mean, and no single stale delta drives the
+momentum. ``outer_lr`` is epsilon, ``outer_momentum`` beta, ``momentum_period`` N, by default the number of members.
+``damping`` is not from that paper: a delta that s others overtook is weighted by ``(1 + s) ** -damping`` (FedAsync, Xie
+et al. 2019, arXiv 1903.03934, polynomial).
 
-*Dynamic local updates* (section 5): ``H_i = H v_i / max v`` with the speed v_i, at least 1. A member whose speed nobody
-knows yet makes one step first.
+*Dynamic local updates* (section 5): ``H_i = H v_i / max v`` with the speed v_i, at least 1. A member of unknown
+speed makes one step first.
 
-There is no server that could be lost: all members hold the anchor, and get every delta in the same order
-(:mod:`training.strategies.arrival_rounds`), so that equal versions of it are the same bits; a report has version and
-hash. A member sends its delta to n - 1 others and gets theirs: ``(n - 1) S`` each way where each gives one, which is
-what DiLoCo sends with two members, and n / 2 times as much with n.
+There is no server that could be lost: all members hold the anchor and get every delta in the same order
+(:mod:`training.strategies.arrival_rounds`), so that equal versions of the anchor are the same bits; a report has
+version and hash. A member sends each delta to n - 1 others and gets theirs: ``(n - 1) S`` in each direction a delta, as
+much as DiLoCo with two members and n / 2 times as much with n.
 
-All meet every ``meet_every`` intervals, where something is evaluated or written, and, where somebody asks for it, as
-soon as each has given the delta that it is at. Only there are orders carried out, newcomers let in and snapshots taken;
-a member waits there for the last delta of the others, which is a short one (:mod:`training.strategies.arrivals`). The
-learning rate follows the samples of all. What a lost member was at is done by the others.
+All members meet every ``meet_every`` intervals, where the run evaluates or writes a snapshot, and on request as soon as
+each has sent its current delta. Orders, newcomers and snapshots are handled only there; a member waits for the last
+deltas of the others, which are short (:mod:`training.strategies.arrivals`). The learning rate follows the samples of
+all members. The work of a lost member is done by the others.
 
-In a simulation there are no real speeds: ``speeds`` gives them, and the order of deltas follows from them alone.
+A simulation has no real speeds: ``speeds`` sets them, and the order of deltas follows from them alone.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ class AsyncDiLoCoOptions(Section):
 
 
 _MORE_LOSS = 0.019
-"""Than DiLoCo's, with 10 exchanges of a fine-tune: ``benchmarks/strategies.py``, means of three seeds."""
+"""Loss over DiLoCo's, with 10 exchanges of a fine-tune: ``benchmarks/strategies.py``, means of three seeds."""
 
 
 class AsyncDiLoCoCosts(IntervalCosts):
-    """All trainable parameters of everybody to everybody, in the time in which each makes its steps."""
+    """All trainable parameters from every member to all others, while each makes its steps."""
 
     codecs = ("bf16", "mxfp4", "fp32")
     waits = False
-    vectors = 8  # anchor, momentum, sum of deltas, the anchor it trains from, own delta, one that comes, both encoded
+    vectors = 8  # anchor, momentum, sum of deltas, start weights, own delta, received delta, both encoded
     gathers = True
     interval_option = "async_diloco.sync_interval"
     sources: ClassVar[Mapping[str, str]] = {
@@ -127,7 +127,7 @@ class AsyncDiLoCoCosts(IntervalCosts):
 
 @register
 class AsyncDiLoCo(Strategy):
-    """Nobody waits: each member's change is applied when it comes."""
+    """DiLoCo without waiting: each member's pseudo-gradient is applied when it arrives."""
 
     name = "async_diloco"
     summary = "as diloco, but nobody waits: a machine's change is applied when it comes; with many it sends more"
@@ -141,9 +141,9 @@ class AsyncDiLoCo(Strategy):
         self._work = WorkAssignment(self._options.sync_interval)
         self._places: deque[WorkUnit] = deque()
         self._since: dict[int, int] = {}
-        """The version of the anchor from which each member trains."""
+        """Version of the anchor that each member trains from, by rank."""
         self._due: dict[int, float] = {}
-        """When each member's delta comes, where speeds are given and not measured."""
+        """Time at which each member's delta arrives, if speeds are configured and not measured."""
         self._rounds: Rounds | None = None
         self._watch = Stopwatch()
         self._residual: torch.Tensor | None = None
@@ -179,7 +179,7 @@ class AsyncDiLoCo(Strategy):
     def _weights(self) -> torch.Tensor:
         return flatten(self._parameters, torch.device("cpu"))
 
-    # ------------------------------------------------------------------------------------------------------ a stretch
+    # ------------------------------------------------------------------------------------------------------ a segment
 
     def begin_stretch(
         self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
@@ -209,7 +209,7 @@ class AsyncDiLoCo(Strategy):
         self._watch.start()
 
     def _agree(self, source: int) -> None:
-        """Take what a member holds, with which most agree."""
+        """Take the state of a member of the majority."""
         drifts = []
         for name, vector in self._server.tensors().items():
             majority_vector, drift = taken_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
@@ -220,7 +220,7 @@ class AsyncDiLoCo(Strategy):
         self.context.warn(f"version {self._version}: {difference_mended(max(drifts), source)}")
 
     def _speed(self) -> float:
-        """Return this member's speed; 0: nobody knows it."""
+        """Return this member's speed; 0: not known."""
         configured_speeds = list(map(float, self._options.speeds.split(","))) if self._options.speeds else []
         if configured_speeds:
             return dict(enumerate(configured_speeds)).get(self._exchange.rank, min(configured_speeds))
@@ -280,8 +280,7 @@ class AsyncDiLoCo(Strategy):
         self._version = self.version
 
     def _meet(self) -> None:
-        """Wait until all members have done the work of the stretch, or this one is to do some of what a lost one had
-        taken."""
+        """Wait until the segment is over, or this member was assigned work of a lost one."""
         if self._rounds is not None:
             start = time.monotonic()
             is_over = self._rounds.wait_for_end(lambda: bool(self._places))
@@ -297,24 +296,24 @@ class AsyncDiLoCo(Strategy):
 
     @property
     def version(self) -> int:
-        """Deltas that were applied."""
+        """Number of deltas that were applied."""
         return self._server.version
 
     @property
     def over(self) -> bool:
-        """Whether the stretch is at its end."""
+        """Whether the segment is over."""
         return self._work.over
 
     def asked(self) -> bool:
-        """Whether somebody wants this member to meet the others at the soonest."""
+        """Return whether this member requests a meeting as early as possible."""
         return self._asked(self._work.reached)
 
     def cut(self) -> None:
-        """End the stretch as soon as that can be."""
+        """End the segment as early as possible."""
         self._ends(self._work.cut())
 
     def apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
-        """Apply a member's delta, and give it its next places."""
+        """Apply a member's delta, and assign its next work units."""
         if delta is not None:
             self._server.apply(delta, self.version - self._since.get(rank, self.version))
         self._work.speeds[rank] = speed or self._work.speeds.get(rank, 0.0)
@@ -328,15 +327,15 @@ class AsyncDiLoCo(Strategy):
             self._places = deque(self._work.taken[rank])
 
     def are_there(self, ranks: Collection[int]) -> None:
-        """Let those who have nothing to do take what others had taken who are gone."""
+        """Assign the units of lost members to idle ones."""
         self._members = tuple(sorted(ranks))
         for rank in self._work.keep(ranks):
             self._take(rank)
 
-    # ----------------------------------------------------------------------------------------- where speeds are given
+    # ----------------------------------------------------------------------------------------- if speeds are configured
 
     def _go_to_turn(self) -> None:
-        """Take the others' deltas until this member is the next, or the stretch is at its end."""
+        """Apply the others' deltas until it is this member's turn, or the segment is over."""
         while not self.over:
             rank = min((rank for rank, units in self._work.taken.items() if units), key=lambda r: (self._due[r], r))
             if rank == self._exchange.rank:
@@ -350,7 +349,7 @@ class AsyncDiLoCo(Strategy):
         self.apply(rank, self._wire.decoded(encoded_deltas.get(rank, b"")), 0.0)
         self._due[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
 
-    # -------------------------------------------------------------------------------------------- where all have met
+    # -------------------------------------------------------------------------------------------- at a meeting
 
     @property
     def synchronised(self) -> bool:

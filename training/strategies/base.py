@@ -175,8 +175,7 @@ class Strategy(ABC):
 
     @classmethod
     def stretch(cls, settings: StrategySettings) -> int:
-        """Return how many steps of the run members make at their own pace until they meet, at most; 0: all make the
-        same steps, one after another."""
+        """Return the most steps of a segment in which members train at their own pace; 0: all make the same steps."""
         return 0
 
     def __init__(self, context: StrategyContext) -> None:
@@ -201,21 +200,21 @@ class Strategy(ABC):
     def begin_stretch(
         self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
     ) -> None:
-        """Members begin to train at their own pace, all together, with a :meth:`stretch`: each makes the steps that
-        :attr:`places` names, and where it names none all have met, and :attr:`synchronised` is true.
+        """Begin a segment in which members train at their own pace (see :meth:`stretch`); all members call it together.
+
+        Each makes the steps of :attr:`places`. If it is empty, all have met, and :attr:`synchronised` is true.
 
         Args:
-            begin: steps of the run before it.
-            end: steps of the run after it, unless one of them is asked for something.
-            owners: ranks among whom the samples of a step are divided.
-            asked: returns whether this member is to meet the others if that can be after so many steps of the run; any
-                thread may call it.
-            ends: takes the steps of the run after which they meet sooner than planned, likewise.
+            begin: steps of the run before the segment.
+            end: steps of the run after it, unless a member requests an earlier meeting.
+            owners: ranks among which the samples of a step are divided.
+            asked: returns whether this member requests a meeting after so many steps of the run; called by any thread.
+            ends: called with the steps of the run after which they meet earlier than planned; called by any thread.
         """
 
     @property
     def places(self) -> Sequence[WorkUnit]:
-        """What this member trains on in the next steps of a stretch, as far as it is known."""
+        """Work units that this member trains on in its next steps of the segment, as far as they are known."""
         return ()
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:

@@ -1,18 +1,18 @@
-"""SparseLoCo: many local steps, then a few values of every member's change, in 2 bits, to all.
+"""SparseLoCo: DiLoCo with sparse pseudo-gradients: every member sends its largest values in 2 bits to all.
 
-Sarfi et al. 2025 (arXiv 2508.15706), algorithm 1. Every ``H`` inner steps a member ``r`` with ``delta_r = anchor -
-theta_r`` and what it has not sent yet, ``e_r``::
+Sarfi et al. 2025 (arXiv 2508.15706), algorithm 1. Every ``H`` inner steps member ``r`` has the pseudo-gradient
+``delta_r = anchor - theta_r`` and the residual ``e_r`` of what it has not sent::
 
     e_r = beta e_r + delta_r
     sent_r = Q(top_k(e_r))        # in blocks of 4096; the codec topk2bit has the definition
     e_r = e_r - sent_r
     anchor = anchor - outer_lr (sum_r w_r sent_r) / sum_r w_r
 
-Error feedback takes the place of outer momentum. ``w_r`` is what the member's losses were means over: where all have
-seen as many samples, that is the paper's mean. Every member sends its own values to all others and sums all in the
-order of ranks, so all hold the same bits; a mean by owners would send the union of all members' positions back. ``Q``
-works on each large tensor by itself, as in the code that is published with the paper; small ones share four levels with
-their neighbours. One member alone sends nothing, and nothing is left out.
+Error feedback replaces outer momentum. ``w_r`` counts the member's samples (or tokens); with equal counts this is the
+paper's mean. Every member sends its values to all others and sums in rank order, so all get the same bits; a mean by
+owners of shards would have to send the union of all members' positions back. ``Q`` works on each large tensor alone, as
+in the paper's published code; small ones share four levels with their neighbours. A member alone sends nothing and
+drops nothing.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from training.exchange.codecs import Codec
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.costs import INTERVALS, ONLY_TEXTS, Course, Learning, Rhythm, intervals
-from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
+from training.strategies.diloco import DiLoCo
 from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OuterCosts
-from training.strategies.outer_strategy import OuterStrategy
+from training.strategies.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
 from training.strategies.registry import register
 
 FEWEST_ROUNDS = 100
 _SEGMENT = 1 << 16
-"""Elements from which a tensor has levels of its own."""
+"""Elements from which a tensor is encoded with quantization levels of its own."""
 _WEIGHT = struct.Struct("<d")
 
 
@@ -60,7 +60,7 @@ class SparseLoCoOptions(Section):
 
 
 class SparseLoCoCosts(OuterCosts):
-    """A few values of all trainable parameters every H steps, from every member to all; many rounds or none.
+    """A few values of all trainable parameters every H steps, from every member to all; not for few rounds.
 
     Args:
         force: see :class:`SparseLoCoOptions`.
@@ -114,29 +114,29 @@ class Descent(OuterOptimizer):
         anchor.sub_(mean * self.rate)
 
 
-class SumOfAll(MeanOfDeltas):
-    """Merges what every member sends to all, and keeps what this one has not sent.
+class GatheredMean(PseudoGradientMean):
+    """Averages deltas that every member sends to all others, with a decaying residual.
 
     Args:
         sizes: elements of the segments, each of which is encoded by itself.
-        decay: of what was not sent.
+        decay: factor of the residual in every round.
     """
 
     def __init__(self, exchange: Exchange, codec: Codec, sizes: Sequence[int], decay: float) -> None:
         super().__init__(exchange, codec, "")
         self._sizes, self._decay = sizes, decay
-        self._total = torch.empty(0)
+        self._contribution = torch.empty(0)
         self._flags = 0
         self._gathers: list[Pending[dict[int, bytes]]] = []
 
     @property
-    def takes_coded(self) -> bool:
+    def accepts_encoded(self) -> bool:
         return False
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         if (residual := self.feedback.residual) is not None:
             delta = (residual * self._decay).add_(delta)
-        self._total, self._weight, self._flags = delta, weight, len(flags)
+        self._contribution, self._weight, self._flags = delta, weight, len(flags)
         if self.exchange.engine == "solo":
             return
         payload = self._encoded(weight, flags) if self.codec.carries(delta) else b""
@@ -147,7 +147,7 @@ class SumOfAll(MeanOfDeltas):
         ]
 
     def _encoded(self, weight: float, flags: bytes) -> bytes:
-        segments = torch.split(self._total, list(self._sizes))
+        segments = torch.split(self._contribution, list(self._sizes))
         return (
             _WEIGHT.pack(weight)
             + flags
@@ -155,12 +155,12 @@ class SumOfAll(MeanOfDeltas):
         )
 
     def wait(self) -> tuple[MeanResult, torch.Tensor]:
-        total, rank_here = self._total, self.exchange.rank
+        total, own_rank = self._contribution, self.exchange.rank
         if self.exchange.engine == "solo":
             is_finite = self.codec.carries(total)
             mean = total if is_finite else torch.zeros_like(total)
             return MeanResult(
-                mean.clone(), self._weight, (rank_here,), refused=() if is_finite else (rank_here,), fit=is_finite
+                mean.clone(), self._weight, (own_rank,), refused=() if is_finite else (own_rank,), fit=is_finite
             ), total
         pieces = [pending.wait() for pending in self._gathers]
         members = tuple(sorted(pieces[-1]))
@@ -171,7 +171,7 @@ class SumOfAll(MeanOfDeltas):
                 continue
             weight, flags, values = contribution
             contributions[rank] = weight, flags
-            if rank == rank_here:
+            if rank == own_rank:
                 self.feedback.residual = total.sub(values) if weight else total
             mean.add_(values.mul_(weight))  # two operations, so that every processor rounds alike
         weight = sum(member_weight for member_weight, _ in contributions.values())
@@ -179,11 +179,11 @@ class SumOfAll(MeanOfDeltas):
             mean.div_(weight)
         refused = tuple(rank for rank in members if rank not in contributions)
         flags = joined([flags for _, flags in contributions.values()], self._flags)
-        left_out = () if rank_here in contributions else ((0, total.numel()),)
-        return MeanResult(mean, weight, members, left_out, refused, flags, rank_here in contributions), total
+        left_out = () if own_rank in contributions else ((0, total.numel()),)
+        return MeanResult(mean, weight, members, left_out, refused, flags, own_rank in contributions), total
 
     def _read(self, payload: bytes) -> tuple[float, bytes, torch.Tensor] | None:
-        """Return a member's weight, flags and values; ``None`` if it says nothing that can be."""
+        """Return a member's weight, flags and values; ``None``: the payload is invalid."""
         if len(payload) < _WEIGHT.size:
             return None
         (weight,), data = _WEIGHT.unpack_from(payload), torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -199,8 +199,8 @@ class SumOfAll(MeanOfDeltas):
 
 
 @register
-class SparseLoCo(OuterStrategy):
-    """Send a few values of the change of ``H`` steps, and what was not sent with the next ones."""
+class SparseLoCo(DiLoCo):
+    """Send the largest values of the pseudo-gradient; the others stay in the residual."""
 
     name: ClassVar[str] = "sparseloco"
     summary: ClassVar[str] = (
@@ -208,12 +208,10 @@ class SparseLoCo(OuterStrategy):
     )
     options = SparseLoCoOptions
     costs = SparseLoCoCosts("sparseloco", OuterOptions())
-    delay = 0
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._options = context.settings.of(SparseLoCoOptions)
-        self.interval = self._options.sync_interval
         rounds = context.total_steps // self.interval
         if rounds < FEWEST_ROUNDS and not self._options.force:
             raise BadInput(
@@ -235,23 +233,23 @@ class SparseLoCo(OuterStrategy):
         shorter = min(interval, cls.rhythm(settings).interval)
         return settings.with_own("sparseloco", sync_interval=shorter, force=True)
 
-    def new_outer(self) -> OuterOptimizer:
+    def make_outer(self) -> OuterOptimizer:
         return Descent(self._options.outer_lr, 0.0)
 
-    def parts(self, model: nn.Module) -> list[MergedPart]:
+    def make_fragments(self, model: nn.Module) -> list[OuterFragment]:
         sizes = segments([parameter.numel() for parameter in self._parameters])
 
-        def merge(exchange: Exchange, codec: Codec, stream: str) -> MeanOfDeltas:
-            return SumOfAll(exchange, codec, sizes, self._options.error_decay)
+        def make_mean(exchange: Exchange, codec: Codec, stream: str) -> PseudoGradientMean:
+            return GatheredMean(exchange, codec, sizes, self._options.error_decay)
 
-        return [self.make_part(PartSpec("sparseloco", "", self._names, lambda: self._parameters), merge)]
+        return [self.make_fragment(FragmentSpec("sparseloco", "", self._names, lambda: self._parameters), make_mean)]
 
-    def kept(self, fragment: MergedPart) -> torch.Tensor:
+    def local_after_merge(self, fragment: OuterFragment) -> torch.Tensor:
         return fragment.anchor
 
 
 def segments(sizes: Sequence[int]) -> list[int]:
-    """Return the elements of runs of tensors that are encoded together: a large one alone, small ones joined."""
+    """Return the sizes of the segments that are encoded separately: a large tensor alone, small ones joined."""
     segment_sizes: list[int] = []
     current_size = 0
     for size in sizes:

@@ -1,21 +1,21 @@
-"""Streaming DiLoCo: the weights are merged in fragments, one after the other, while training goes on.
+"""Streaming DiLoCo: the weights are merged in fragments, one after the other, while training continues.
 
-Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. Fragment ``p`` of ``P`` has its turn at the steps
-``t = t_p mod H`` with ``t_p = p H / P``: every member sends ``anchor_p - theta_p`` of it, and ``tau`` steps later the
-outer step on the mean moves the anchor, which is mixed with what the member has by then (equation 3)::
+Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. A round of fragment ``p`` of ``P`` starts at the steps ``t = t_p
+mod H`` with ``t_p = p H / P``: every member sends the pseudo-gradient ``anchor_p - theta_p``; ``tau`` steps later the
+outer step on the mean moves the anchor, which is mixed with the member's weights (equation 3)::
 
     theta_p = alpha theta_p + (1 - alpha) anchor_p
 
-So the same bytes as with DiLoCo are spread over the whole interval, and ``tau`` steps of compute hide each exchange.
-The anchors are equal on all members. They are evaluated and saved, and what a newcomer starts from; between the members
-the weights differ: ``drift`` of a report is how far the farthest of this member's weights in the fragment was from the
-anchor when they were mixed. After the last step all fragments are merged once more, by their mean alone: momentum would
-move them as far as a whole round does, and no training follows to correct that.
+So the bytes of DiLoCo are spread over the interval, and ``tau`` steps of compute hide each exchange. The anchors are
+equal on all members: they are evaluated and saved, and newcomers start from them. The weights differ between members:
+``drift`` of a report is the largest distance of this member's weights from the anchor when they were mixed. After the
+last step all fragments are merged once more, by their mean alone: momentum would move them as far as in a full round,
+and no training follows to correct that.
 
-From Decoupled DiLoCo (arXiv 2604.21428): ``merge = rda`` averages norm and direction apart
+From Decoupled DiLoCo (arXiv 2604.21428): ``merge = rda`` averages norm and direction separately
 (:mod:`training.strategies.rda`), and ``weighting = tokens-squared-per-step`` counts a member's work as
-``tokens^2 / steps``, the amount times how much of it is in a step, where members did unequal work since the fragment's
-last turn. A member alone overlaps nothing, and trains as without a strategy unless outer rates are set.
+``tokens^2 / steps`` (its tokens times its tokens per step), for members that did unequal work since the fragment's last
+round. A member alone overlaps nothing, and trains as without a strategy unless outer rates are set.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from training.exchange.base import Exchange
 from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Compute, Course, Learning, Rhythm
+from training.strategies.diloco import DiLoCo
 from training.strategies.fragments import Piece, fragments_of
-from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
 from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OVERLAP, OuterCosts
-from training.strategies.outer_strategy import OuterStrategy
+from training.strategies.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
 from training.strategies.rda import RadialDirectional
 from training.strategies.registry import register
 from training.strategies.weights import differences
 
 _NAME = "streaming_diloco"
 _MIXING = 0.5
-"""Of an overlapped exchange, as in the paper."""
-_ONE = 1
-"""Steps of overlap of which so little is dropped in a merge that nothing need be mixed: so it ends as ``diloco`` does
+"""Alpha of an overlapped merge, as in the paper."""
+_SHORT_OVERLAP = 1
+"""Steps of overlap up to which a merge drops so little that nothing needs mixing: it ends as ``diloco`` does
 (``benchmarks/strategies.py``)."""
-_ONE_OF = 8
+_SHORT_OVERLAP_INTERVAL = 8
 """The shortest interval for which that was measured."""
 
 
@@ -87,20 +87,20 @@ class StreamingOptions(OuterOptions):
 
     @property
     def overlap(self) -> int:
-        """Steps that an exchange overlaps with, tau."""
+        """Steps that a mean overlaps with, tau."""
         chosen = min(OVERLAP, self.sync_interval // self.fragments) if self.sync_delay < 0 else self.sync_delay
         return min(chosen, self.sync_interval - 1)
 
     @property
     def alpha(self) -> float:
-        """Share of a member's own weights in a merge."""
+        """Share of a member's own weights that stays in a merge."""
         if self.mixing >= 0:
             return self.mixing
-        return _MIXING if self.overlap > _ONE else 0.0
+        return _MIXING if self.overlap > _SHORT_OVERLAP else 0.0
 
 
 class StreamingCosts(OuterCosts):
-    """The bytes of DiLoCo in fragments, each hidden by the steps that it overlaps with."""
+    """The bytes of DiLoCo, in fragments that are each hidden behind the steps they overlap with."""
 
     losses: ClassVar = {**OuterCosts.losses, "texts": {10: 0.078, 30: 0.052, 176: 0.0}}
     gains: ClassVar = {**OuterCosts.gains, "texts": {10: 0.21, 30: 0.49, 176: 1.0}}
@@ -135,14 +135,16 @@ class StreamingCosts(OuterCosts):
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         usual = [rhythm for rhythm in super().rhythms(course) if not self.refused(course, rhythm)]
-        brief = {Rhythm(rhythm.interval, _ONE) for rhythm in usual if rhythm.interval >= _ONE_OF}
+        brief = {
+            Rhythm(rhythm.interval, _SHORT_OVERLAP) for rhythm in usual if rhythm.interval >= _SHORT_OVERLAP_INTERVAL
+        }
         return iter(sorted({*usual, *brief}, key=lambda rhythm: (rhythm.interval, rhythm.delay)))
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, self._fragments * rhythm.delay * compute.seconds, rhythm.interval * compute.seconds)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        if rhythm.delay > _ONE:
+        if rhythm.delay > _SHORT_OVERLAP:
             learnt = super().learning(course, rhythm, worth)
         else:
             learnt = OuterCosts(self._name, self._options).learning(course, rhythm, worth)
@@ -154,19 +156,20 @@ def _tokens_squared_per_step(tokens: float, steps: int) -> float:
 
 
 @register
-class StreamingDiLoCo(OuterStrategy):
-    """Merge the weights in fragments that take turns."""
+class StreamingDiLoCo(DiLoCo):
+    """DiLoCo in fragments that are merged in turn."""
 
     name: ClassVar[str] = _NAME
     summary: ClassVar[str] = "as diloco, in fragments that take turns while training goes on; nobody waits for links"
     options = StreamingOptions
     costs = StreamingCosts(_NAME, StreamingOptions())
-    merges_alone_at_the_end: ClassVar[bool] = True
+    has_one_fragment = False
+    final_merge_is_mean: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._options = context.settings.of(StreamingOptions)
-        self.interval, self.delay, self._alpha = self._options.sync_interval, self._options.overlap, self._options.alpha
+        self._alpha = self._options.alpha
         self._drift = 0.0
 
     @classmethod
@@ -185,37 +188,37 @@ class StreamingDiLoCo(OuterStrategy):
             self.delay, self._alpha = 0, 0.0
         super().attach(model, exchange)
 
-    def new_outer(self) -> OuterOptimizer:
+    def make_outer(self) -> OuterOptimizer:
         return self._options.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
-    def parts(self, model: nn.Module) -> list[MergedPart]:
+    def make_fragments(self, model: nn.Module) -> list[OuterFragment]:
         fragments = fragments_of(model, self._options.fragments)
-        return [self._make_fragment(index, len(fragments), pieces) for index, pieces in enumerate(fragments)]
+        return [self._fragment_of(index, len(fragments), pieces) for index, pieces in enumerate(fragments)]
 
-    def _make_fragment(self, index: int, count: int, pieces: list[Piece]) -> MergedPart:
+    def _fragment_of(self, index: int, count: int, pieces: list[Piece]) -> OuterFragment:
         names = [piece.name for piece in pieces]
         label = f"fragment {index + 1} of {count}, " if count > 1 else ""
-        spec = PartSpec(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
+        spec = FragmentSpec(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
         directed_sizes = [piece.elements for piece in pieces if not piece.is_embedding]
         is_rda = self._options.merge == "rda" and directed_sizes and not self._alone
-        fragment = self.make_part(
-            spec, functools.partial(RadialDirectional, sizes=directed_sizes) if is_rda else MeanOfDeltas
+        fragment = self.make_fragment(
+            spec, functools.partial(RadialDirectional, sizes=directed_sizes) if is_rda else PseudoGradientMean
         )
-        fragment.keeps_start = fragment.carries_idle = False
+        fragment.keeps_sent_weights = fragment.carries_idle_delta = False
         if self._options.weighting == "tokens-squared-per-step":
             fragment.weigh = _tokens_squared_per_step
-        fragment.inner = -(index * self.interval // count) % self.interval
+        fragment.inner_steps = -(index * self.interval // count) % self.interval
         return fragment
 
-    def merge(self, fragment: MergedPart, is_final: bool = False) -> float | None:
+    def merge(self, fragment: OuterFragment, is_final: bool = False) -> float | None:
         self._drift = 0.0
         anchor_drift = super().merge(fragment, is_final)
         return anchor_drift if is_final or self._alone else self._drift
 
-    def kept(self, fragment: MergedPart) -> torch.Tensor:
-        current, anchor = fragment.flat_with_anchor()
+    def local_after_merge(self, fragment: OuterFragment) -> torch.Tensor:
+        current, anchor = fragment.weights_and_anchor()
         self._drift, _, fragment.correlation = differences(current, anchor)
         return current.mul_(self._alpha).add_(anchor, alpha=1.0 - self._alpha) if self._alpha else anchor
 
-    def holds_anchor(self, fragment: MergedPart) -> bool:
+    def holds_anchor(self, fragment: OuterFragment) -> bool:
         return not self._alpha and super().holds_anchor(fragment)
