@@ -1,15 +1,14 @@
 """Per-step averaging of gradients, exact data parallelism.
 
-Gradients are packed into flat buckets in the order in which backward makes them, and a bucket is sent while backward
-still runs (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2).
-The mean is weighted by what each member's loss is a mean over (samples, or tokens), so ``n`` members equal one worker
-with the joint batch: ``g = sum_i (w_i / W) g_i``. Gradients travel without their loss scale. Under loss scaling a
-gradient that is not finite makes all members pass over the step, as a single worker would; without it the mean is made
-of the others' gradients.
+Gradients are packed into flat buckets in the order in which backward computes them, and a bucket is sent while backward
+still runs (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2). The
+mean is weighted by each member's samples (or tokens), so ``n`` members equal one worker with the joint batch: ``g =
+sum_i (w_i / W) g_i``. Gradients are sent without their loss scale. With loss scaling, a gradient that is not finite
+makes all members skip the step, as a single worker would; without it, the mean is over the others' gradients.
 
-A compressor (:mod:`training.strategies.compressors`) may make a bucket smaller on its way. What it has not sent stays
-with the member and is in a later mean. One that clips holds each member's own gradient to ``max_grad_norm / sqrt(n)``;
-nothing is clipped after it, and what it sends waits for the end of backward then.
+A compressor (:mod:`training.strategies.compressors`) may compress a bucket. What it has not sent stays with the
+member and is part of a later mean. A compressor that clips limits each member's own gradient to ``max_grad_norm /
+sqrt(n)``; nothing is clipped after it, and sending then waits for the end of backward.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from training.strategies.registry import register
 OVERLAP = 0.4
 """Share of a pass's compute that hides an exchange; measured with buckets of 25 MB."""
 BACKWARD = 2 / 3
-"""Share of a pass's compute that is backward: two products of matrices for each of forward."""
+"""Share of a pass's compute that is backward: two matrix products for each one of forward."""
 _ASKED = "with a compressor it is used only where you ask for it: --set strategy=allreduce"
 
 
@@ -58,7 +57,7 @@ def _with_compressors() -> type[_Options]:
     available_compressors = compressors()
     summaries = "; ".join(f"{name}: {one.summary}" for name, one in available_compressors.items())
     choice: Any = Literal[tuple(available_compressors)]
-    create: Any = create_model  # its types know no bases that are found at run time
+    create: Any = create_model  # its types do not allow bases computed at run time
     options_class = create(
         "AllReduceOptions",
         __base__=(*reversed(sections()), _Options),
@@ -74,10 +73,10 @@ AllReduceOptions = _with_compressors()
 
 
 class AllReduceCosts(CostModel):
-    """Gradients of all trainable parameters in every step, partly hidden by backward.
+    """Gradients of all trainable parameters in every step, partly hidden behind backward.
 
     Args:
-        settings: with the options; ``None``: their defaults.
+        settings: holds the options; ``None``: their defaults.
     """
 
     sources: ClassVar[Mapping[str, str]] = {
@@ -117,13 +116,15 @@ class AllReduceCosts(CostModel):
 
 
 def overlap_credit(compute: float, exchange: float, bucket: float) -> float:
-    """Return how much of an exchange the compute of its pass hides.
+    """Return how many seconds of an exchange the compute of its pass hides.
 
-    At most :data:`OVERLAP` of it, and what backward has left to do when the first bucket is full; never the last
-    bucket, which leaves when backward has ended: a model that fits in one bucket hides nothing.
+    At most :data:`OVERLAP` of the compute, and what is left of backward when the first bucket is full; never the last
+    bucket, which is sent after backward: a model that fits in one bucket hides nothing.
 
     Args:
-        bucket: share of all gradients that fill one, 1 for all of them.
+        compute: seconds of the pass.
+        exchange: seconds of the exchange.
+        bucket: share of all gradients in one bucket, at most 1.
     """
     first_bucket = min(1.0, bucket)
     last_bucket = 1.0 - (math.ceil(1.0 / first_bucket) - 1) * first_bucket
@@ -137,11 +138,11 @@ class _StepState:
     armed: bool = False
     launched: int = 0
     shrunk: float = 1.0
-    """What this member's gradient is multiplied by, where that is clipped."""
+    """Clipping factor of this member's gradient; 1: not clipped."""
     norm: float | None = None
-    """That of this member's gradient, then."""
+    """Norm of this member's gradient before clipping; ``None``: not clipped."""
     starting: list[Future[None]] = field(default_factory=list)
-    """Buckets on their way to the host, in a side queue."""
+    """Buckets that are copied to the host in a side queue."""
 
 
 @register
@@ -158,9 +159,7 @@ class AllReduce(GradientStrategy):
         super().__init__(context)
         self._side: SideQueue | None = None
         self._kind = compressors()[context.settings.of(AllReduceOptions).compressor]
-        requested_codec = (
-            context.settings.codec
-        )  # a plan for one machine alone says fp32, whatever the compressor needs
+        requested_codec = context.settings.codec  # fp32 in a plan for one machine, whatever the compressor needs
         self._codec: Codec = codec_by_name(
             requested_codec if requested_codec == "fp32" else self.codec(context.settings)
         )
@@ -243,7 +242,7 @@ class AllReduce(GradientStrategy):
             return
         bucket.add(index)
         if self.clips and self.context.max_grad_norm:
-            return  # its norm is known when all are there
+            return  # the norm needs all buckets
         while self._state.launched < len(self._buckets) and self._buckets[self._state.launched].complete:
             self._launch(self._buckets[self._state.launched])
 
@@ -254,7 +253,7 @@ class AllReduce(GradientStrategy):
         start = functools.partial(self._compressors[self._state.launched].start, step_context=step_context)
         if self._side is None:
             start(values)
-        else:  # else backward, in whose middle this is, would wait until the bucket is on the host
+        else:  # otherwise backward would wait here until the bucket is on the host
             self._state.starting.append(self._side.submit(start, values))
         bucket.under_way = True
         self._state.launched += 1
@@ -274,7 +273,7 @@ class AllReduce(GradientStrategy):
         refused_buckets = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
         self._note_unfit(refused_buckets, self._codec, self._state.scale)
         if self._state.scale is not None and any(result.refused for result in results):
-            # Too large a loss scale, as it happens: all pass over the step, and what was kept stays as it was.
+            # The loss scale is too large, which is normal: all skip the step, and residuals stay as they were.
             for bucket in self._buckets:
                 bucket.overflow()
             return
@@ -291,8 +290,11 @@ class AllReduce(GradientStrategy):
             self._side.join()
 
     def _clipped(self) -> float:
-        """Return by what to multiply this member's gradient, so that its norm is its part of the joint one's bound: the
-        sum of ``n`` independent ones is ``sqrt(n)`` times as long. What is not finite is refused elsewhere."""
+        """Return the clipping factor of this member's gradient, to a norm of ``max_grad_norm / sqrt(n)``.
+
+        The sum of ``n`` independent gradients is ``sqrt(n)`` times as long as one. Values that are not finite are
+        handled elsewhere.
+        """
         scale = self._state.scale or 1.0
         bucket_norms = [torch.linalg.vector_norm(bucket.pack(scale)) for bucket in self._buckets]
         norms: list[float] = torch.stack([norm.to(bucket_norms[0].device) for norm in bucket_norms]).tolist()

@@ -1,10 +1,10 @@
-"""Weights averaged every so many steps: what local SGD and federated averaging share.
+"""Weights averaged every H steps: the base of local SGD and federated averaging.
 
-With a codec that loses nothing the weights themselves travel. With another one it is their difference to the last mean,
-which is small, so that little is lost; all members hold that mean then, and compare it in every round.
+A lossless codec sends the weights themselves. With a lossy one the difference to the last mean is sent, which is small,
+so that little is lost; all members then hold that mean, and compare it in every round.
 
-Where means are those of a few members, new ones in every round, who meets whom follows from the run's seed, the round,
-and who is there (:func:`shuffled`, :func:`islands`): everybody finds it out alone.
+If means are over groups that change in every round, the groups follow from the run's seed, the round and the members
+(:func:`shuffled`, :func:`islands`), so that each member computes them without messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOSS = {1: 0.0, 8: 0.058, 30: 0.062, 100: 0.067}
 """Loss from scratch over per-step averaging, by interval: 2.875 against 2.717 (``benchmarks/strategies.py``, three
 seeds), 2.664 and 2.676 against 2.508, one seed; an average in every step is one of gradients."""
 _GAIN = {1: 1.0, 8: 0.36, 30: 0.11, 100: 0.04}
-"""Share of the gain of per-step averaging over one machine (2.683 from scratch) that is kept, by interval."""
+"""Share of per-step averaging's gain over one machine (2.683 from scratch), by interval."""
 
 
 class AveragingOptions(Section):
@@ -54,7 +54,7 @@ class AveragingOptions(Section):
 class AveragingCosts(IntervalCosts):
     """One mean of all trainable parameters every H steps."""
 
-    vectors = 4  # the weights and their mean; with a lossy codec the last mean and the difference to it as well
+    vectors = 4  # the weights and their mean; with a lossy codec also the last mean and the difference to it
     sources: ClassVar[Mapping[str, str]] = {
         "averaging-scratch": "plain averages from scratch by H: own check, 0.9 M parameters, 4 members, 1 to 3 seeds",
     }
@@ -71,7 +71,7 @@ class AveragingCosts(IntervalCosts):
 
 
 class InRounds(Strategy):
-    """Each member trains alone for ``H`` steps, and then they do something with their weights together."""
+    """Base class: each member trains alone for ``H`` steps, and then a round of synchronisation follows."""
 
     options: ClassVar[type[AveragingOptions]] = AveragingOptions
 
@@ -106,7 +106,7 @@ class InRounds(Strategy):
 
     @abstractmethod
     def _end_round(self) -> SyncEvent:
-        """End a round, which begins another one; all members do this together."""
+        """Synchronise, and begin the next round; a collective of all members."""
 
     def _begin_round(self) -> None:
         self._round += 1
@@ -127,12 +127,11 @@ class InRounds(Strategy):
 
 
 class Averaging(InRounds):
-    """Each member trains alone for ``H`` steps, then all go on from a mean of their weights.
+    """Base class: each member trains alone for ``H`` steps, then all continue from a mean of their weights.
 
-    The mean is by what their losses were means over in these steps. A member that comes too late, or whose weights are
-    not finite, is not in it, and goes on from it like the others; with a lossy codec what came too late is added to its
-    next difference. ``drift`` of a report is how far the farthest of this member's weights was from the mean before it
-    was taken over.
+    The mean is weighted by samples (or tokens) of these steps. A member that is too late, or whose weights are not
+    finite, is not in the mean but continues from it like the others; with a lossy codec its late difference is added to
+    the next one. ``drift`` of a report is the largest distance of this member's weights from the mean.
     """
 
     def __init__(self, context: StrategyContext) -> None:
@@ -155,7 +154,7 @@ class Averaging(InRounds):
         self._begin_round()
         if self._last_mean is not None:
             mean = self._last_mean.add_(result.mean)
-        else:  # where nobody had weights to average, all are as they were
+        else:  # if no member contributed, weights stay as they are
             mean = result.mean if result.weight else weights
         self._tell(weights, result)
         unflatten_into(self._parameters, mean)
@@ -169,7 +168,7 @@ class Averaging(InRounds):
         return sync_event(traffic, self._round, result.members, weight_hash(mean), *comparison)
 
     def _exchanged(self, weights: torch.Tensor) -> MeanResult:
-        """Return the mean that this member goes on from; all members do this together."""
+        """Return the mean from which this member continues; a collective of all members."""
         result = self._mean(weights)
         self._members = result.members
         return result
@@ -215,11 +214,11 @@ class Averaging(InRounds):
 
 
 def shuffled(ranks: Sequence[int], seed: int, round_: int) -> list[int]:
-    """Return ranks in the order of their hashes, which no version of anything changes."""
+    """Return ranks in a pseudo-random order by SHA-256, which is the same with every library version."""
     return sorted(ranks, key=lambda rank: hashlib.sha256(f"{seed}/{round_}/{rank}".encode()).digest())
 
 
 def islands(ranks: Sequence[int], size: int) -> list[list[int]]:
-    """Cut ranks, in their order, into as few islands of at most ``size`` as there must be; 0: one of all."""
+    """Cut ranks, in their order, into the fewest islands of at most ``size``; 0: one island of all."""
     count = math.ceil(len(ranks) / size) if size else 1
     return [list(ranks[len(ranks) * i // count : len(ranks) * (i + 1) // count]) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What a strategy states of its costs, looked at before the planner reckons with it: anybody may write a strategy."""
+"""Validation of a strategy's cost model before the planner uses it, since anyone may write a strategy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ MOST_RHYTHMS = 1000
 
 
 class CheckedCosts(CostModel):
-    """The costs that a strategy states, held to what they are by definition. A guess that is possible passes: the run
-    measures what comes of it, which corrects the next plan.
+    """A cost model whose answers are checked to be possible.
+
+    A wrong but possible guess passes: the run measures the real figure, which corrects the next plan.
 
     Args:
-        stated: by the strategy.
+        stated: the strategy's cost model.
         name: of the strategy, for messages.
 
     Raises:
-        BadInput: (from every function) they raise, or give what cannot be: a share above 1, an interval of 0, NaN.
+        BadInput: (from every function) it raised, or returned an impossible value: a share above 1, an interval of 0,
+            NaN.
     """
 
     def __init__(self, stated: CostModel, name: str) -> None:
@@ -46,7 +48,7 @@ class CheckedCosts(CostModel):
         try:
             answer = ask()
             right = is_right(answer)
-        except Exception as error:  # code of somebody's own may raise anything
+        except Exception as error:  # user code may raise anything
             reason = error.message if isinstance(error, MusterError) else where_it_failed(error)
             raise BadInput(f"{problem}: {reason}", hint) from error
         if not right:

@@ -36,13 +36,13 @@ _NAMES = re.compile(r"\w+(\+\w+)+")
 
 
 def component_names(text: str) -> list[str]:
-    """Return what is put together; a file's path may hold a plus sign without blanks."""
+    """Return the names in ``a + b``; a file's path may contain a plus sign without blanks."""
     text = text.strip()
     return text.split("+") if _NAMES.fullmatch(text) else _AND.split(text)
 
 
 def check_components(components: Sequence[type[Strategy]]) -> None:
-    """Refuse strategies that do not go together.
+    """Reject strategies that cannot be combined.
 
     Raises:
         BadInput: says why.
@@ -52,11 +52,11 @@ def check_components(components: Sequence[type[Strategy]]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"{together}: {name} is there twice", f"take {name} once")
-    own_pace = next(
-        (component.name for component in components if component.costs is not None and not component.costs.waits), ""
-    )
-    if own_pace and len(names) > 1:
-        message = f"with {own_pace} machines make steps of their own, so that there is none in which all could exchange"
+    asynchronous = next((kind.name for kind in components if kind.costs is not None and not kind.costs.waits), "")
+    if asynchronous and len(names) > 1:
+        message = (
+            f"with {asynchronous} machines make steps of their own, so that there is none in which all could exchange"
+        )
         raise BadInput(f"{together}: {message}", hint)
     anchored = [component.name for component in components if component.anchored]
     if len(anchored) > 1:
@@ -74,18 +74,16 @@ def check_components(components: Sequence[type[Strategy]]) -> None:
 
 
 class Composition(Strategy):
-    """Some strategies, each as if it were alone."""
+    """Base class of combined strategies; each component works as if it were alone."""
 
     summary = "several strategies at once, each with its own interval and options"
     components: ClassVar[tuple[type[Strategy], ...]]
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        components = [
-            component(replace(context, settings=self._settings_for(component, context.settings)))
-            for component in self.components
-        ]
-        self._components = sorted(components, key=lambda one: one.rhythm(context.settings).interval)
+        settings = context.settings
+        components = [kind(replace(context, settings=self._settings_for(kind, settings))) for kind in self.components]
+        self._components = sorted(components, key=lambda component: component.rhythm(settings).interval)
         self._leader = self._components[-1]
         self._round, self._led = 0, False
         self._before = Traffic()
@@ -102,16 +100,16 @@ class Composition(Strategy):
 
     @classmethod
     def _settings_for(cls, component: type[Strategy], settings: StrategySettings) -> StrategySettings:
-        """Return the settings for a component: where some of them can feed errors back, it is left to those."""
+        """Return the settings for a component: only components that support error feedback get it, if any does."""
         return settings if cls.no_feedback(settings) else component.resumed(settings)
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return min((component.rhythm(settings) for component in cls.components), key=lambda one: one.interval)
+        return min((component.rhythm(settings) for component in cls.components), key=lambda rhythm: rhythm.interval)
 
     @classmethod
     def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return functools.reduce(lambda found, component: component.rehearsed(found, interval), cls.components, settings)
+        return functools.reduce(lambda shortened, kind: kind.rehearsed(shortened, interval), cls.components, settings)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         for component in self._components:
@@ -155,8 +153,8 @@ class Composition(Strategy):
         return self._combine_reports({component.name: component.end_step() for component in self._components})
 
     def finish(self) -> SyncEvent | None:
-        """The one that leads ends as if it were alone, where it makes all weights equal: of the others only what is
-        under way is ended, and changes nothing then."""
+        """Finish the leader as if it were alone, if it makes all weights equal; the others then only end what is in
+        flight, without changing weights."""
         equal = self._leader.equal != "never"
         weights = flatten(self._parameters) if equal else None
         reports = {
@@ -168,7 +166,7 @@ class Composition(Strategy):
         return self._combine_reports({**reports, self._leader.name: self._leader.finish()})
 
     def _combine_reports(self, reports: Mapping[str, SyncEvent | None]) -> SyncEvent | None:
-        """Return one report of all that ended here, with the traffic since the report before."""
+        """Return one report of all synchronisations that ended, with the traffic since the last report."""
         leader_report = reports[self._leader.name]
         self._led = self._leader.meets(leader_report)
         ended = {name: report for name, report in reports.items() if report is not None}
@@ -179,9 +177,7 @@ class Composition(Strategy):
         self._before = self._exchange.traffic.copy()
         drifts, norms, correlations = (
             [value for value in column if value is not None]
-            for column in zip(
-                *((report.drift, report.delta_norm, report.correlation) for report in ended.values()), strict=True
-            )
+            for column in zip(*((one.drift, one.delta_norm, one.correlation) for one in ended.values()), strict=True)
         )
         members, digest = list(ended.values())[-1].members, leader_report.weight_hash if leader_report else ""
         max_drift, min_correlation = max(drifts, default=None), min(correlations, default=None)
@@ -200,37 +196,31 @@ class Composition(Strategy):
         return self._leader.members
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{component.name}/{name}": tensor
-            for component in self._components
-            for name, tensor in component.tensors().items()
-        }
+        return self._by_name([component.tensors() for component in self._components])
+
+    def newcomer_tensors(self) -> dict[str, torch.Tensor]:
+        return self._by_name([component.newcomer_tensors() for component in self._components])
+
+    def _by_name(self, tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        pairs = zip(self._components, tensors, strict=True)
+        return {f"{component.name}/{name}": tensor for component, own in pairs for name, tensor in own.items()}
 
     def state(self) -> dict[str, Any]:
         return {"round": self._round, "parts": {component.name: component.state() for component in self._components}}
 
-    def newcomer_tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{component.name}/{name}": tensor
-            for component in self._components
-            for name, tensor in component.newcomer_tensors().items()
-        }
-
     def newcomer_state(self) -> dict[str, Any]:
-        return {
-            "round": self._round,
-            "parts": {component.name: component.newcomer_state() for component in self._components},
-        }
+        states = {component.name: component.newcomer_state() for component in self._components}
+        return {"round": self._round, "parts": states}
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """What leads says which weights stand for the group."""
+        """Hold the consensus of the leader."""
         with self._leader.consensus():
             yield
 
     @contextmanager
     def for_newcomer(self) -> Iterator[None]:
-        """As in :meth:`consensus`."""
+        """Hold the leader's weights for newcomers."""
         with self._leader.for_newcomer():
             yield
 
@@ -238,41 +228,41 @@ class Composition(Strategy):
         self._round = int(state["round"])
         for component in self._components:
             prefix, component_state = f"{component.name}/", state["parts"][component.name]
-            component_tensors = {
-                name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
-            }
-            if component_tensors or component_state:
-                component.load(component_tensors, component_state)
+            named = (item for item in tensors.items() if item[0].startswith(prefix))
+            own = {name.removeprefix(prefix): tensor for name, tensor in named}
+            if own or component_state:
+                component.load(own, component_state)
 
 
 class ComposedCosts(CostModel):
-    """The sum of the parts' costs: exchanges are as far apart as the most frequent ones, and carry what all parts send
-    from one to the next, on average. Where all parts merge weights, what they learn together is what the best of them
-    learns alone: ``sparta + diloco`` was no worse than ``diloco`` (docs/reference/strategies.md)."""
+    """The sum of the components' costs.
+
+    The interval is that of the most frequent exchange, which carries what all components send in it on average. If all
+    merge weights, they learn as well as the best of them alone: ``sparta + diloco`` was no worse than ``diloco``
+    (docs/reference/strategies.md).
+    """
 
     def __init__(self, components: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
-        settings_of_components = StrategySettings()
-        settings_of_components = settings_of_components.model_copy(
-            update={"owned": settings_of_components.owned | (settings.owned if settings else {})}
+        own_settings = StrategySettings()
+        own_settings = own_settings.model_copy(
+            update={"owned": own_settings.owned | (settings.owned if settings else {})}
         )
         models = [component.costs for component in components if component.costs is not None]
         self._components = components
         self._models = [
-            (model.with_options(settings_of_components), component.rhythm(settings_of_components))
+            (model.with_options(own_settings), component.rhythm(own_settings))
             for component, model in zip(components, models, strict=True)
         ]
-        self._shortest_interval = min(rhythm.interval for _, rhythm in self._models)
+        self._interval = min(rhythm.interval for _, rhythm in self._models)
         self._own_codecs = getattr(settings, "codec", "auto") == "auto"
         common = [codec for codec in models[0].codecs if all(codec in model.codecs for model in models)]
         totals = {
             "codecs": tuple(common) or models[0].codecs,
             "exact": all(model.exact for model in models),
             "vectors": sum(model.vectors for model in models),
-            "uneven": any(rhythm.interval != self._shortest_interval for _, rhythm in self._models),
+            "uneven": any(rhythm.interval != self._interval for _, rhythm in self._models),
             "on_device": any(model.on_device for model in models),
-            "merge_ns": sum(
-                model.merge_ns * self._shortest_interval / rhythm.interval for model, rhythm in self._models
-            ),
+            "merge_ns": sum(model.merge_ns * self._interval / rhythm.interval for model, rhythm in self._models),
             "sources": {key: source for model in models for key, source in model.sources.items()},
         }
         for name, value in totals.items():
@@ -282,40 +272,28 @@ class ComposedCosts(CostModel):
         return "what its parts learn together is not known"
 
     def refused(self, course: Course, rhythm: Rhythm) -> str:
-        reasons = [model.refused(course, component_rhythm) for model, component_rhythm in self._models]
-        return next(
-            (
-                f"has {component.name}, which {why}"
-                for component, why in zip(self._components, reasons, strict=True)
-                if why
-            ),
-            "",
-        )
+        reasons = [model.refused(course, own_rhythm) for model, own_rhythm in self._models]
+        pairs = zip(self._components, reasons, strict=True)
+        return next((f"has {component.name}, which {reason}" for component, reason in pairs if reason), "")
 
     def with_options(self, settings: Owning) -> CostModel:
         return ComposedCosts(self._components, settings)
 
     def elements(self, trainable: int) -> int:
-        elements_a_round = (
-            model.elements(trainable) * self._shortest_interval / rhythm.interval for model, rhythm in self._models
+        return math.ceil(
+            sum(model.elements(trainable) * self._interval / rhythm.interval for model, rhythm in self._models)
         )
-        return math.ceil(sum(elements_a_round))
 
     def carried(self, trainable: int, codec: str) -> int:
-        """Without a codec that is asked for, each component has its own."""
+        """See :meth:`CostModel.carried`; if no codec is configured, each component uses its own."""
         if not self._own_codecs or codec in self.codecs[1:] or all(codec in model.codecs for model, _ in self._models):
             return self.elements(trainable)
         total = 0.0
         for model, rhythm in self._models:
             elements = model.elements(trainable)
             size = codec_by_name(model.codecs[0]).expected_bytes(elements)
-            total += (
-                elements
-                * size
-                / codec_by_name(codec).expected_bytes(elements)
-                * self._shortest_interval
-                / rhythm.interval
-            )
+            values = elements * size / codec_by_name(codec).expected_bytes(elements)
+            total += values * self._interval / rhythm.interval
         return math.ceil(total)
 
     def longest(self, trainable: int) -> int:
@@ -323,22 +301,18 @@ class ComposedCosts(CostModel):
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         if all(any(True for _ in model.rhythms(course)) for model, _ in self._models):
-            yield min((rhythm for _, rhythm in self._models), key=lambda one: one.interval)
+            yield min((rhythm for _, rhythm in self._models), key=lambda rhythm: rhythm.interval)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         total_elements = max(1, self.elements(compute.trainable))
         hidden_seconds = 0.0
-        for model, component_rhythm in self._models:
+        for model, own_rhythm in self._models:
             burst = exchange * model.elements(compute.trainable) / total_elements
-            hidden_seconds += (
-                model.hidden(burst, compute, component_rhythm, settings)
-                * self._shortest_interval
-                / component_rhythm.interval
-            )
+            hidden_seconds += model.hidden(burst, compute, own_rhythm, settings) * self._interval / own_rhythm.interval
         return min(exchange, hidden_seconds)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        learnings = [model.learning(course, component_rhythm, worth) for model, component_rhythm in self._models]
+        learnings = [model.learning(course, own_rhythm, worth) for model, own_rhythm in self._models]
         sources = dict.fromkeys(source for learning in learnings for source in learning.sources)
         shares, losses = [learning.share for learning in learnings], [learning.loss for learning in learnings]
         if all(component.merges == "weights" for component in self._components):
@@ -346,21 +320,14 @@ class ComposedCosts(CostModel):
         return Learning(min(shares), sum(losses), tuple(sources))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        options_by_component = [model.settings(course, component_rhythm) for model, component_rhythm in self._models]
-        options = {
-            name: value for component_options in options_by_component for name, value in component_options.items()
-        }
+        options: dict[str, str | int | float | bool] = {}
+        feeds_back = False
+        for model, own_rhythm in self._models:
+            own_options = model.settings(course, own_rhythm)
+            feeds_back |= bool(own_options.get("error_feedback"))
+            options |= own_options
         share_codec = not self._own_codecs or all(course.codec in model.codecs for model, _ in self._models)
-        codec_option = {} if share_codec else {"codec": "auto"}
-        return (
-            options
-            | {
-                "error_feedback": any(
-                    component_options.get("error_feedback") for component_options in options_by_component
-                )
-            }
-            | codec_option
-        )
+        return options | {"error_feedback": feeds_back} | ({} if share_codec else {"codec": "auto"})
 
 
 @functools.cache
@@ -382,19 +349,19 @@ def _composed(text: str) -> type[Composition]:
 
 
 def composed(text: str) -> type[Composition]:
-    """Return the strategy that ``a + b`` means.
+    """Return the class of the combined strategy ``a + b``.
 
     Raises:
-        BadInput: one of them is not known, or they do not go together.
+        BadInput: one of them is unknown, or they cannot be combined.
     """
     return _composed(written(text))
 
 
 def written(text: str) -> str:
-    """Return ``text`` as it is kept.
+    """Return the normalized ``text``.
 
     Raises:
-        BadInput: one of them is not known, or they do not go together, as far as that is known without their code.
+        BadInput: one of them is unknown, or they cannot be combined, as far as that is known without user code.
     """
     names = [check_strategy(name) for name in component_names(text)]
     check_components([strategies()[name] for name in names if name in strategies()])

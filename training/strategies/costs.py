@@ -1,9 +1,9 @@
-"""What a strategy costs: pure functions of sizes, seconds and settings, which the planner puts together with links and
+"""Cost models of strategies: pure functions of sizes, seconds and settings, which the planner combines with links and
 machines (:mod:`distributed.planning.prediction`).
 
-A strategy states its costs beside its algorithm. Loss tables hold what was measured or published, are interpolated over
-the logarithm of their variable, and are never better than their best entry; those by interval go on rising beyond the
-longest one. They come from small models and few seeds: they order strategies, they promise nothing.
+A strategy states its costs next to its algorithm. Loss tables hold measured or published values; they are interpolated
+over the logarithm of their variable and are never better than their best entry, and tables by interval keep rising
+beyond the longest one. They come from small models and few seeds: good for ranking strategies, not for predicting loss.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Options = TypeVar("Options", bound=Section)
 
 
 def start_of(profile: Profile) -> Start:
-    """Return what a profile's model is when training begins. Nobody but the person knows it of a custom one: it counts
-    as new, which asks for more frequent exchanges than a trained one needs."""
+    """Return whether a profile's model is pretrained or new when training begins.
+
+    For a custom model only the user knows: it counts as new, which leads to more frequent exchanges.
+    """
     if profile.strategy.planned_as != "auto":
         return profile.strategy.planned_as
     return "scratch" if profile.model.from_scratch or profile.model.trait == "own code" else "pretrained"
@@ -33,13 +35,13 @@ def start_of(profile: Profile) -> Start:
 
 BATCH_SOURCE = {"batch": "larger batch by the learning-rate rule: own check, 0.87 M parameters, one seed, batch x 4"}
 _BATCH_GAIN = {"off": 0.37, "sqrt": 0.80, "linear": 1.0, "auto": 0.80}
-"""Share of four times the batch that counts, in steps of one machine to the same loss: 635, 1023 and over 1200 to 300.
-Own check, a fine-tune at 1, 2 and 4 times the learning rate."""
+"""Effective share of a batch four times as large, by steps of one machine to the same loss: 635, 1023 and over 1200
+to 300. Own check, a fine-tune at 1, 2 and 4 times the learning rate."""
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """When members exchange."""
+    """How often members exchange."""
 
     interval: int = 1
     """Steps between exchanges, H."""
@@ -49,12 +51,12 @@ class Rhythm:
 
 @dataclass(frozen=True)
 class Course:
-    """The run in which a strategy is to work."""
+    """What a cost model needs to know about the run."""
 
     steps: int
     """Optimizer steps."""
     start: Start = "pretrained"
-    """What the model is when training begins."""
+    """Whether the model is pretrained or new when training begins."""
     lora: bool = False
     codec: str = "fp32"
     texts: bool = False
@@ -66,7 +68,7 @@ class Course:
         return self.texts and self.start == "pretrained"
 
     def rounds(self, rhythm: Rhythm) -> int:
-        """Return how many exchanges there will be, one at least."""
+        """Return the number of exchanges, at least 1."""
         return max(1, self.steps // rhythm.interval)
 
 
@@ -76,93 +78,97 @@ class Compute:
 
     seconds: float
     passes: int
-    """Forward and backward passes that it is made of (gradient accumulation)."""
+    """Forward and backward passes a step (gradient accumulation)."""
     trainable: int
-    """Parameters."""
+    """Trainable parameters."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What a strategy learns from the group's samples."""
+    """How well a strategy learns from the group's samples."""
 
     share: float = 1.0
-    """Share of them that counts: 1 as with per-step averaging."""
+    """Effective share of the samples: 1 as with per-step averaging."""
     loss: float = 0.0
-    """How much higher than with per-step averaging the loss may be expected to end, as a share."""
+    """Expected increase of the final loss over per-step averaging, as a share."""
     sources: tuple[str, ...] = ()
     """Keys of :attr:`CostModel.sources` and of the codecs'."""
 
 
 class CostModel:
-    """What a strategy costs. As it stands: all trainable parameters in every step, exact, and nothing hides it."""
+    """Base class of cost models. By default: all trainable parameters in every step, exact, nothing hidden."""
 
     codecs: tuple[str, ...] = ("fp32", "bf16")
-    """What it may send; its own first."""
+    """Codecs that it may use; its default first."""
     exact: ClassVar[bool] = True
-    """Whether it equals one machine with the joint batch, but for what the codec loses."""
+    """Whether it equals one machine with the joint batch, except for the codec's loss."""
     vectors: int = 1
-    """Vectors of all trainable parameters in fp32 that it keeps beside the optimizer."""
+    """Fp32 vectors of all trainable parameters that it keeps, besides the optimizer's."""
     on_device: ClassVar[bool] = True
-    """Whether they are in the memory of the device that trains, or in the processor's."""
+    """Whether these vectors are in the memory of the training device, or of the host."""
     gathers: ClassVar[bool] = False
-    """Whether every member sends what it has to every other one, and not to those who average it."""
+    """Whether every member sends its values to all others, instead of to the owners of shards."""
     waits: ClassVar[bool] = True
-    """Whether a member waits for slower ones; if not, a step of the group takes the mean of their paces."""
+    """Whether a member waits for slower ones; if not, a step of the group takes the mean of their step times."""
     uneven: bool = False
-    """Whether some of its exchanges carry more than others: a step costs what it does on average then."""
+    """Whether its exchanges differ in size: then a step costs the average."""
     group: int = 0
-    """How many members exchange with each other at once, each time others; 0: all do."""
+    """Size of the changing groups in which members exchange; 0: all members together."""
     interval_option: str = ""
-    """The option that holds the steps between exchanges, where a person may choose them."""
+    """Option with the number of steps between exchanges; empty: there is none."""
     merge_ns: ClassVar[float] = 0.0
-    """Nanoseconds of one core for a trainable parameter at an exchange, that nothing hides."""
+    """Nanoseconds of one core for each trainable parameter of an exchange, not hidden behind compute."""
     sources: ClassVar[Mapping[str, str]] = {}
-    """Where the figures of :meth:`learning` are from, in a line each."""
+    """Sources of the figures of :meth:`learning`, one line each."""
 
     def with_options(self, settings: Owning) -> CostModel:
-        """Return the costs with these options of the strategy; as they stand, whatever the options are."""
+        """Return the cost model for these options of the strategy."""
         return self
 
     def unsound(self, course: Course) -> str:
-        """Return why ``strategy = auto`` does not rank it in such a run, as words after its name; empty: it does, for
-        what it costs in loss there is known from measurements (:meth:`learning`). It is predicted where a person asks.
-        """
+        """Return why ``strategy = auto`` leaves it out for such a run, as words after its name.
+
+        Empty: it is ranked, because its loss in such runs was measured (:meth:`learning`). A strategy that the user
+        asks for is predicted in any case."""
         return ""
 
     def refused(self, course: Course, rhythm: Rhythm) -> str:
-        """Return why the strategy does not train in this rhythm, as words after its name; empty: it does."""
+        """Return why the strategy does not work with this rhythm, as words after its name; empty: it works."""
         return ""
 
     def elements(self, trainable: int) -> int:
-        """Return how many parameters one exchange carries."""
+        """Return how many values one exchange carries."""
         return trainable
 
     def carried(self, trainable: int, codec: str) -> int:
-        """Return how many parameters in this codec have the size of one exchange: as :meth:`elements`, unless part of
-        it goes in another codec."""
+        """Return how many values in this codec have the size of one exchange.
+
+        Differs from :meth:`elements` if part of the exchange uses another codec.
+        """
         return self.elements(trainable)
 
     def longest(self, trainable: int) -> int:
-        """Return the elements of the longest vector that is exchanged at once."""
+        """Return the number of elements of the longest vector of one operation."""
         return self.elements(trainable)
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        """Yield the rhythms to choose from; none where the strategy makes no sense in this run."""
+        """Yield the rhythms that the planner may choose from; none: the strategy makes no sense in this run."""
         yield Rhythm()
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        """Return how many seconds of an exchange of so many a member's compute hides.
+        """Return how many seconds of an exchange a member's compute hides.
 
         Args:
-            settings: with the strategy's own options.
+            exchange: seconds of one exchange.
+            settings: hold the strategy's options.
         """
         return 0.0
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        """Return what is learnt.
+        """Return how well the strategy learns.
 
         Args:
-            worth: how many of its fastest machine the group is worth.
+            worth: speed of the group in units of its fastest machine.
         """
         return Learning()
 
@@ -172,7 +178,7 @@ class CostModel:
 
 
 class OwnCosts(CostModel, Generic[Options]):
-    """Costs that follow from the strategy's own options."""
+    """Base class of cost models that depend on the strategy's options."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -182,17 +188,18 @@ class OwnCosts(CostModel, Generic[Options]):
 
 
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
-"""Steps between two exchanges of weights that a plan chooses from."""
+"""Steps between two exchanges of weights, from which a plan chooses."""
 LOSS_UNKNOWN = "what it costs in loss is not known"
 ONLY_TEXTS = "what it costs in loss was measured for trained language models only"
 FEWEST_ROUNDS = 3
-"""With fewer nothing was measured."""
+"""Fewer were not measured."""
 LORA_INTERVAL = 20
-"""The mean of two adapters is not the adapter of the mean, and the difference grows with the interval."""
+"""Longest interval for LoRA: the mean of two adapters is not the adapter of the mean weights, and the difference grows
+with the interval."""
 
 
 def intervals(course: Course) -> Iterator[int]:
-    """Yield the :data:`INTERVALS` with which a run that merges weights has rounds enough."""
+    """Yield the :data:`INTERVALS` that leave enough rounds for a run that merges weights."""
     fewest = max(FEWEST_ROUNDS, codec_by_name(course.codec).fewest_rounds)
     for interval in INTERVALS:
         if course.steps // interval >= fewest and not (course.lora and interval > LORA_INTERVAL):
@@ -200,10 +207,10 @@ def intervals(course: Course) -> Iterator[int]:
 
 
 def interpolate(table: Mapping[int, float], x: float, extended: bool = False) -> float:
-    """Return a table's value at ``x``, linear in log x; extended below its begin, and its last entry beyond its end.
+    """Return a table's value at ``x``, linear in log x; extrapolated below its start, constant beyond its end.
 
     Args:
-        extended: beyond its end, too: what is rarer than anything that was measured is no better than that.
+        extended: extrapolate beyond the end as well.
     """
     points = sorted(table.items())
     if x >= points[-1][0] and not extended:
@@ -224,11 +231,11 @@ def merge_efficiency(members: float, gain: float) -> float:
 
 
 def batch_efficiency(ratio: float, rule: str) -> float:
-    """Return the share of a larger batch's samples that count: ``(1 + (k - 1) g) / k``; 1 for no larger batch.
+    """Return the effective share of a larger batch's samples: ``(1 + (k - 1) g) / k``; 1 if it is not larger.
 
     Args:
         ratio: global batch over the batch of one member alone, ``k``.
-        rule: how the learning rate follows it (``lr_scaling``): off, sqrt or linear.
+        rule: how the learning rate is scaled (``lr_scaling``): off, sqrt or linear.
     """
     k = max(1.0, ratio)
     return (1.0 + (k - 1.0) * _BATCH_GAIN[rule]) / k

@@ -66,7 +66,7 @@ class DiLoCo(OuterStrategy):
     summary: ClassVar[str] = "weights merged every so many steps by an outer Nesterov step; sends little"
     options: ClassVar[type[Section]] = DiLoCoOptions
     costs = OuterCosts("diloco", DiLoCoOptions())
-    has_one_fragment = True
+    numbers_fragments = False
     final_merge_is_mean: ClassVar[bool] = False
     """Whether the last, shorter rounds move the anchor by the mean delta alone, without an outer step."""
 

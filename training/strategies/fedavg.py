@@ -1,17 +1,17 @@
-"""Federated averaging: every so many steps the mean of some members' weights, of all or within islands.
+"""Federated averaging: every H steps all take the mean of some members' weights, overall or within islands.
 
-McMahan et al. 2016 (arXiv 1602.05629), algorithm 1: in round ``t`` of ``H`` steps a random set ``S_t`` of
-``max(C K, 1)`` of the ``K`` members counts, ``theta <- sum_{k in S_t} n_k theta_k / sum_{k in S_t} n_k`` with ``n_k``
-samples (or tokens) of the round. Here the others train as well, because nobody knows before the end of a round who is
-still there: their steps of that round count for nothing, and they go on from the mean like everybody else. If nobody of
-``S_t`` had a sample, or came in time with finite weights, all members count in this round.
+McMahan et al. 2016 (arXiv 1602.05629), algorithm 1: in round ``t`` of ``H`` steps a random set ``S_t`` of ``max(C K,
+1)`` of the ``K`` members is averaged, ``theta <- sum_{k in S_t} n_k theta_k / sum_{k in S_t} n_k`` with ``n_k`` samples
+(or tokens) of the round. Here the other members train as well, since the set of live members is known only at the end
+of a round: their steps of that round are discarded, and they continue from the mean like all others. If no member of
+``S_t`` had samples, or arrived in time with finite weights, the round averages all members.
 
-With ``island_size`` the members are divided anew in every round, into as few islands of at most that many as there must
-be, whose sizes differ by one at most. A mean is that of an island, of which ``C`` counts (if nothing of that can, the
-others keep their own), and nothing but a greeting goes from one island to another. So members hold different weights:
-evaluated and saved is the mean of all, each counting once. A newcomer starts from the weights of one of them.
+With ``island_size`` the members are divided anew in every round into the fewest islands of at most that size, with
+sizes that differ by at most one. A mean is over the share ``C`` of an island (if none of those can contribute, members
+keep their own weights), and only a greeting without content is exchanged between islands. So members hold different
+weights; evaluated and saved is the plain mean of all. A newcomer starts from the weights of one of them.
 
-Who counts and who meets whom follow from the seed of the run, the round, and who is there, which the greeting tells.
+The set ``S_t`` and the islands follow from the run's seed, the round, and the live members, which the greeting shows.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class FedAvgOptions(AveragingOptions):
 
 
 class FedAvgCosts(AveragingCosts):
-    """As if all members counted, and all were one island but for what is sent: less is learnt than that.
+    """Learning as if all members were averaged in one island, which is optimistic; bytes of the islands.
 
     Args:
-        island_size: 0 for one island.
+        island_size: 0: one island.
     """
 
     interval_option = "fedavg.sync_interval"

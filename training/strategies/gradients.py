@@ -1,5 +1,4 @@
-"""What strategies share that average gradients in every step: flat vectors of them, and the proof that weights stay
-equal."""
+"""Base of strategies that average gradients in every step: flat buckets, and the check that weights stay equal."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from training.strategies.weights import difference_mended, equalised, unfit_para
 
 
 class GradientStrategy(Strategy):
-    """Members hold the same weights after every step, and compare them now and then."""
+    """Base class: members hold the same weights after every step, and compare their hashes at an interval."""
 
     merges = "gradients"
     raises_rate = ("pretrained", "scratch")
@@ -34,7 +33,8 @@ class GradientStrategy(Strategy):
         self._step, self._before = step, self._exchange.traffic.copy()
 
     def _note_unfit(self, buckets: Sequence[Bucket], codec: Codec, scale: float | None) -> None:
-        """Note of which buckets this member's gradients are not in the mean, because they are not finite."""
+        """Count a step in which this member's gradients of some buckets are not in the mean, since they are not
+        finite."""
         parameter_name = ""
         if buckets:
             first_bucket = buckets[0]
@@ -54,10 +54,10 @@ class GradientStrategy(Strategy):
         return None if self._alone else self._verified()
 
     def _verified(self) -> SyncEvent:
-        """Compare weights over the members and mend a difference.
+        """Compare the members' weights, and repair a difference.
 
-        The same gradients give the same weights on equal hardware; two kinds of processor may differ in the last bit
-        of an optimizer step, so those that most members hold are taken where hashes differ.
+        Equal gradients give equal weights on equal hardware; different processors may differ in the last bit of an
+        optimizer step. If hashes differ, all take the weights of the majority.
         """
         digest, drift, source = equalised(self._parameters, self._exchange, "verify")
         if source is not None:
@@ -72,35 +72,35 @@ class GradientStrategy(Strategy):
 
 @dataclass
 class Bucket:
-    """Some parameters whose gradients are one flat vector, with a flag each beside it: "it has a gradient".
+    """Parameters whose gradients form one flat vector, with a flag for each: "it has a gradient".
 
-    A gradient is complete when it was added to as often as in the backward before: once, however often the parameter is
-    used, but once for every use of a layer whose activations are recomputed by reentrant checkpointing. In the first
-    backward nobody knows that, and the bucket is complete at its end.
+    A gradient is complete when it was accumulated as often as in the backward before: once, however often the parameter
+    is used, but once for each use of a layer that reentrant checkpointing recomputes. In the first backward that is not
+    known, and the bucket is complete at its end.
     """
 
     parameters: list[nn.Parameter]
     under_way: bool = False
-    """Whether this step's gradients are sent."""
+    """Whether this step's gradients were sent."""
     added_late: int | None = None
-    """A parameter whose gradient was added to after it had been sent."""
+    """Index of a parameter whose gradient was accumulated after it had been sent; ``None``: none was."""
     _added: list[int] = field(default_factory=list)
     _expected: list[int] | None = None
     _stays: bool = False
 
     def arm(self) -> None:
-        """The backward that completes the gradients begins."""
+        """Called before the backward that completes the gradients."""
         if any(self._added):
             self._expected = [max(1, times) for times in self._added]
         self._added = [0] * len(self.parameters)
         self._stays = self.under_way
 
     def disarm(self) -> None:
-        """That backward broke off; what was sent before stays, and what was counted in it says nothing."""
+        """Called if that backward failed; what was sent before stays valid, and its counts are discarded."""
         self._added = [0] * len(self.parameters)
 
     def add(self, index: int) -> None:
-        """The gradient of a parameter was added to."""
+        """Count an accumulation into the gradient of a parameter."""
         self._added[index] += 1
         if self.under_way and not self._stays:
             self.added_late = index
@@ -111,12 +111,12 @@ class Bucket:
 
     @property
     def complete(self) -> bool:
-        """Whether all gradients are final, as far as the backward before tells."""
+        """Whether all gradients are final, judged by the backward before."""
         return self._expected is not None and all(map(int.__ge__, self._added, self._expected))
 
     @property
     def flags(self) -> bytes:
-        """One bit a parameter, the first one in the lowest bit of the first byte."""
+        """One bit for each parameter with a gradient, the first in the lowest bit of the first byte."""
         bits = sum((parameter.grad is not None) << index for index, parameter in enumerate(self.parameters))
         return bits.to_bytes(math.ceil(len(self.parameters) / 8), "little")
 
@@ -133,13 +133,12 @@ class Bucket:
         return flat if scale == 1.0 else flat.div_(scale)
 
     def _split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return what of a flat vector is each parameter's, in its shape."""
+        """Return views of a flat vector in the shapes of the parameters."""
         pieces = torch.split(flat, [parameter.numel() for parameter in self.parameters])
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self.parameters, strict=True)]
 
     def unpack(self, result: MeanResult, scale: float = 1.0) -> None:
-        """Give every parameter the mean gradient times ``scale``; none where no member had one, as a single worker
-        would."""
+        """Set every parameter's gradient to the mean times ``scale``; ``None`` if no member had one."""
         mean = result.mean if scale == 1.0 else result.mean * scale
         used = int.from_bytes(result.flags, "little")
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -154,13 +153,13 @@ class Bucket:
             torch._foreach_copy_([gradient for gradient, _ in copies], [mean_gradient for _, mean_gradient in copies])
 
     def overflow(self) -> None:
-        """Make all gradients infinite: every member's loss scaler passes over the step, and lowers its scale."""
+        """Make all gradients infinite, so that every member's loss scaler skips the step and lowers its scale."""
         for parameter in self.parameters:
             parameter.grad = torch.full_like(parameter, torch.inf)
 
 
 def grouped(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[Bucket]:
-    """Cut ``parameters`` into runs on one device of about ``limit`` elements."""
+    """Yield buckets of consecutive parameters on one device, of about ``limit`` elements each."""
     group: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:

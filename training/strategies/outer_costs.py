@@ -1,4 +1,4 @@
-"""What merging weights every so many steps costs: shared by the strategies that do so."""
+"""Cost models of strategies that merge weights every H steps."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _GAIN_BY_ROUNDS: Mapping[str, Mapping[int, float]] = {
     "texts": {10: 0.34, 30: 0.65, 176: 1.0},
     "scratch": {3: 0.04, 10: 0.43, 30: 0.43, 176: 0.55},
 }
-"""Share of the gain of per-step averaging over one machine (0.119 to 0.097 in the fine-tune) that is kept."""
+"""Share of per-step averaging's gain over one machine (0.119 to 0.097 in the fine-tune)."""
 _GAIN_BY_INTERVAL: Mapping[str, Mapping[int, float]] = {"texts": {8: 0.65, 24: 0.34, 50: 0.25}}
 _LOSS_OF_OVERLAP = 0.002
 
 
 class IntervalCosts(CostModel):
-    """All trainable parameters merged every H steps, by the processors, while nothing else goes on."""
+    """All trainable parameters merged every H steps on the host, with nothing hidden."""
 
     exact = False
     on_device = False
@@ -68,16 +68,16 @@ class IntervalCosts(CostModel):
 
 
 class OuterCosts(IntervalCosts):
-    """All trainable parameters exchanged every H steps, at a loss that depends on rounds and interval.
+    """All trainable parameters exchanged every H steps, with a loss that depends on rounds and interval.
 
     Args:
-        name: of the strategy, whose options ``sync_interval``, ``sync_delay``, ``outer_lr`` and ``outer_momentum`` are
-            meant.
-        options: of the strategy.
+        name: of the strategy, which has the options ``sync_interval``, ``sync_delay``, ``outer_lr`` and
+            ``outer_momentum``.
+        options: their values.
     """
 
     codecs: tuple[str, ...] = ("mxfp4", "bf16")
-    vectors = 6  # anchor, momentum, delta, the weights it was taken from, mean and outer update
+    vectors = 6  # anchor, momentum, delta, the weights it was computed from, mean and outer update
     sources: ClassVar[Mapping[str, str]] = {
         "diloco-pretrained": "DiLoCo in a fine-tune by rounds: own check, Whisper tiny.en, three seeds, 2 members",
         "diloco-texts": "DiLoCo in a fine-tune of a language model, by rounds and H: own check, 0.9 M, 4 members",
@@ -133,5 +133,5 @@ class OuterCosts(IntervalCosts):
 
 
 def learnt_as_with_diloco(course: Course, rhythm: Rhythm, worth: float) -> Learning:
-    """Return what DiLoCo learns at an interval with its usual options."""
+    """Return how well DiLoCo with default options learns at an interval."""
     return OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)

@@ -25,8 +25,8 @@ class OuterStrategy(Strategy):
     """
 
     anchored = True
-    has_one_fragment: ClassVar[bool] = False
-    """Whether a snapshot holds the state of the only fragment itself, and not that of a numbered list of fragments."""
+    numbers_fragments: ClassVar[bool] = True
+    """Whether a snapshot has a numbered list of fragments, or the state of the only fragment itself."""
     interval: int
     """Inner steps from round to round of a fragment, H."""
     delay: int
@@ -120,7 +120,7 @@ class OuterStrategy(Strategy):
         return self._by_name([fragment.newcomer_tensors() for fragment in self._fragments])
 
     def _prefix(self, index: int) -> str:
-        return "" if self.has_one_fragment else f"{index}/"
+        return f"{index}/" if self.numbers_fragments else ""
 
     def _by_name(self, tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         return {
@@ -136,11 +136,11 @@ class OuterStrategy(Strategy):
         return self._document([fragment.newcomer_state() for fragment in self._fragments])
 
     def _document(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        return states[0] if self.has_one_fragment else {"parts": states, "rounds": self._rounds}
+        return {"parts": states, "rounds": self._rounds} if self.numbers_fragments else states[0]
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        states = [state] if self.has_one_fragment else state["parts"]
-        self._rounds = int(state["round" if self.has_one_fragment else "rounds"])
+        states = state["parts"] if self.numbers_fragments else [state]
+        self._rounds = int(state["rounds" if self.numbers_fragments else "round"])
         for index, (fragment, fragment_state) in enumerate(zip(self._fragments, states, strict=True)):
             prefix = self._prefix(index)
             named = (item for item in tensors.items() if item[0].startswith(prefix))

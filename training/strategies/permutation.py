@@ -1,9 +1,9 @@
-"""Pseudo-random orders of many numbers, of which any part can be had without the rest.
+"""Pseudo-random permutations of which any range can be computed without the rest.
 
 A Feistel network over mixed radices (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"), with the
-finalizer of SplitMix64 (Steele et al. 2014) as its round function: k places cost O(k) and no memory, however many
-numbers there are. It is made of additions, products and shifts of 64-bit integers alone, so every operating system,
-processor and version of a library gives the same order; no library's generator promises that.
+finalizer of SplitMix64 (Steele et al. 2014) as its round function: k positions cost O(k), independent of the length
+of the permutation. It uses only additions, products and shifts of 64-bit integers, so every operating system, processor
+and library version computes the same order, which no library's generator guarantees.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ _ROUNDS = 8
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _AT_ONCE = 1 << 14
-"""Places whose intermediate results stay in a processor's cache."""
-MOST = 1 << 62
-"""Numbers at most."""
+"""Positions whose intermediate results stay in a processor's cache."""
+MAX_SIZE = 1 << 62
+"""Longest permutation."""
 
 
 def permuted(start: int, stop: int, size: int, seed: int, order: int = 0) -> NDArray[np.int64]:
-    """Return places ``start`` to ``stop`` of an order of the numbers below ``size``.
+    """Return positions ``start`` to ``stop`` of a permutation of the numbers below ``size``.
 
     Args:
-        seed: and ``order``: which order; each pair of them has one of its own.
+        seed: selects the permutation, together with ``order``.
+        order: see ``seed``.
 
     Raises:
-        ValueError: there are no such places, or more than :data:`MOST` numbers.
+        ValueError: there are no such positions, or more than :data:`MAX_SIZE` numbers.
     """
-    if not 0 <= start <= stop <= size <= MOST:
+    if not 0 <= start <= stop <= size <= MAX_SIZE:
         raise ValueError(f"places {start} to {stop} of {size}")
     keys = [_mixed(_mixed(_mixed(seed & _MASK) + order) + round_index) for round_index in range(_ROUNDS)]
     numbers = np.empty(stop - start, dtype=np.int64)
@@ -47,7 +48,7 @@ def permuted(start: int, stop: int, size: int, seed: int, order: int = 0) -> NDA
 
 
 def _walked(numbers: NDArray[np.uint64], size: int, keys: list[int]) -> NDArray[np.uint64]:
-    """Permute the numbers below a product that is hardly larger than ``size``, until all are below ``size``."""
+    """Permute the numbers below the next product ``rows * columns``, again until all are below ``size``."""
     rows = math.isqrt(max(size - 1, 0)) + 1
     columns = -(-size // rows)
     numbers = _network(numbers, rows, columns, keys)
@@ -70,7 +71,7 @@ def _network(numbers: NDArray[np.uint64], rows: int, columns: int, keys: list[in
 
 
 def _added(value: NDArray[np.uint64], round_input: NDArray[np.uint64], radix: int, key: int) -> NDArray[np.uint64]:
-    """Add a function of ``other`` to ``one``, modulo ``radix``, which is below 2^32."""
+    """Add a hash of ``round_input`` to ``value``, modulo ``radix``, which is below 2^32."""
     mixed: NDArray[np.uint64] = round_input + np.uint64(key)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed ^= mixed >> np.uint64(shift)
@@ -83,7 +84,7 @@ def _added(value: NDArray[np.uint64], round_input: NDArray[np.uint64], radix: in
 
 
 def _mixed(value: int) -> int:
-    """SplitMix64: the number after ``value``."""
+    """Return the SplitMix64 output for state ``value``."""
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ value >> 30) * _FIRST) & _MASK
     value = ((value ^ value >> 27) * _SECOND) & _MASK

@@ -1,4 +1,4 @@
-"""Strategies by name: files of this folder register them. Nothing here imports torch."""
+"""Registry of strategies by name; the files of this folder register them. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _installed: dict[str, str] = {}
 
 
 def register(strategy: type[S]) -> type[S]:
-    """Make a strategy known under its name, with its options: a decorator.
+    """Register a strategy and its options under its name; a decorator.
 
     Raises:
         ValueError: the name is taken.
@@ -40,7 +40,7 @@ def register(strategy: type[S]) -> type[S]:
 
 
 def forget(name: str) -> None:
-    """Take a strategy out again."""
+    """Unregister a strategy."""
     del _registered[name]
     _installed.pop(name, None)
     withdraw("strategy", name)
@@ -48,13 +48,13 @@ def forget(name: str) -> None:
 
 @dataclass(frozen=True)
 class Form:
-    """Texts that mean a strategy without being the name of one."""
+    """A syntax for strategies other than a name, such as ``A + B``."""
 
     written: str
-    """How they look, in lists."""
+    """How it is shown in lists."""
     matches: Callable[[str], bool]
     check: Callable[[str], str]
-    """Returns the text as it is kept; raises BadInput for one that cannot be used. Runs nobody's code."""
+    """Returns the normalized text, or raises BadInput. Runs no user code."""
     make: Callable[[str], type[Strategy]]
     """Returns the class, or raises BadInput."""
 
@@ -63,7 +63,7 @@ _forms: list[Form] = []
 
 
 def register_form(form: Form) -> None:
-    """Make a form known: a strategy is then what its text says."""
+    """Register a form: its texts are then accepted as strategies."""
 
     def accepts(text: str) -> bool:
         if form.matches(text):
@@ -93,10 +93,10 @@ def load() -> None:
 
 
 def register_installed(point: EntryPoint) -> None:
-    """Make the strategy of an installed package known.
+    """Register the strategy of an installed package.
 
     Raises:
-        BadInput: it cannot be imported, or is no strategy of a new name.
+        BadInput: it cannot be imported, is no strategy, or its name is taken.
     """
     package = point.dist.name if point.dist is not None else point.module
     problem, hint = f"package {package}: its strategy '{point.name}' cannot be used", "repair the package, or remove it"
@@ -106,13 +106,13 @@ def register_installed(point: EntryPoint) -> None:
             raise TypeError(f"{point.value} is no Strategy")
         if _registered.get(loaded.name) is not loaded:
             register(loaded)
-    except Exception as error:  # code of somebody's own may raise anything
+    except Exception as error:  # user code may raise anything
         raise BadInput(f"{problem}: {where_it_failed(error)}", hint) from error
     _installed[loaded.name] = point.value
 
 
 def installed() -> dict[str, str]:
-    """Return the strategies of installed packages by name, as ``module:Class``: other machines may lack them."""
+    """Return the strategies of installed packages, ``module:Class`` by name; other machines may lack them."""
     load()
     return dict(_installed)
 
@@ -124,10 +124,10 @@ def strategies() -> dict[str, type[Strategy]]:
 
 
 def check_strategy(name: str) -> str:
-    """Return ``name``, as it is kept, if it means a strategy.
+    """Return the normalized ``name`` of a strategy.
 
     Raises:
-        BadInput: unknown; names the nearest known one.
+        BadInput: it is unknown; suggests the nearest name.
     """
     if (form := _form_of(name)) is not None:
         return form.check(name)
@@ -150,7 +150,7 @@ def strategy_class(name: str) -> type[Strategy]:
 
 
 def check_settings(settings: StrategySettings) -> None:
-    """Refuse what the strategy does not train with; code of a person's own is asked only where it runs.
+    """Reject settings that the strategy does not work with; user code is not run here.
 
     Raises:
         BadInput: names the option.
@@ -163,24 +163,23 @@ declare_check("strategy", check_settings)
 
 
 def stretch_of(settings: StrategySettings) -> int:
-    """Return :meth:`Strategy.stretch`; 0 where it is a person's own strategy, whose code not everybody runs."""
+    """Return :meth:`Strategy.stretch`; 0 for a user-defined strategy, whose code is run only where it trains."""
     return 0 if settings.own_strategy else strategy_class(settings.strategy).stretch(settings)
 
 
 def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:
-    """Return how the learning rate follows the batch with a strategy; ``auto`` stays for code of a person's own, which
-    only those run who train."""
+    """Return how the learning rate is scaled with the batch; ``auto`` stays for user code, which only workers run."""
     return asked if own_code_in(strategy) else scaling_rule(asked, start in strategy_class(strategy).raises_rate)
 
 
 def cost_model(name: str, settings: Owning | None = None) -> CostModel | None:
-    """Return what a strategy costs; ``None`` where that is not known, or the strategy is not.
+    """Return a strategy's cost model; ``None``: it has none, or the strategy is unknown.
 
     Args:
-        settings: with the strategy's own options; ``None``: their defaults.
+        settings: hold the strategy's options; ``None``: their defaults.
 
     Raises:
-        BadInput: what it states cannot be.
+        BadInput: it states impossible costs.
     """
     if name not in strategies() and _form_of(name) is None:
         return None
@@ -194,18 +193,18 @@ def _checked(strategy: type[Strategy]) -> CostModel | None:
 
 
 def interval_options() -> tuple[str, ...]:
-    """Return the options that hold the steps between exchanges, of all strategies that have one."""
+    """Return the options with the steps between exchanges, of all strategies that have one."""
     models = (strategy.costs for strategy in strategies().values())
     return tuple(model.interval_option for model in models if model is not None and model.interval_option)
 
 
 def loss_sources() -> dict[str, str]:
-    """Return where the figures of learning are from, by their keys: of all strategies and codecs."""
+    """Return the sources of learning figures of all strategies and codecs, by key."""
     models = [strategy.costs for strategy in strategies().values() if strategy.costs is not None]
     sources = [*(model.sources for model in models), *(codec.sources for codec in one_of_each())]
     return {key: line for lines in (BATCH_SOURCE, *sources) for key, line in lines.items()}
 
 
 def usual_strategy() -> str:
-    """Return the strategy of workers between whom links cost nothing, and of one machine alone."""
+    """Return the default strategy: for links that cost nothing, and for a single machine."""
     return next(name for name, strategy in strategies().items() if strategy.is_usual)

@@ -208,6 +208,7 @@ class SparseLoCo(DiLoCo):
     )
     options = SparseLoCoOptions
     costs = SparseLoCoCosts("sparseloco", OuterOptions())
+    numbers_fragments = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

@@ -163,7 +163,7 @@ class StreamingDiLoCo(DiLoCo):
     summary: ClassVar[str] = "as diloco, in fragments that take turns while training goes on; nobody waits for links"
     options = StreamingOptions
     costs = StreamingCosts(_NAME, StreamingOptions())
-    has_one_fragment = False
+    numbers_fragments = True
     final_merge_is_mean: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:

@@ -1,19 +1,19 @@
-"""ZeRO stage 1: every member keeps the optimizer's state of a part of the weights, and steps that part for all.
+"""ZeRO stage 1: every member keeps the optimizer state of a shard of the weights, and updates that shard for all.
 
-Rajbhandari et al. 2019 (arXiv 1910.02054), section 5.1: the mean gradient of each part goes to its owner alone
-(reduce-scatter), ``g = sum_i (w_i / W) g_i`` in rank order as in per-step averaging; the owner makes the optimizer's
-step; and the new weights go to all (all-gather). A member sends ``2 (n - 1) / n`` times the weights in a step, as with
-per-step averaging, and all hold the same bits as with it. The state of an optimizer such as AdamW falls to an ``n``-th.
+Rajbhandari et al. 2019 (arXiv 1910.02054), section 5.1: the mean gradient of each shard goes to its owner only
+(reduce-scatter), ``g = sum_i (w_i / W) g_i`` in rank order as in per-step averaging; the owner makes the optimizer step;
+the new weights go to all members (all-gather). A member sends ``2 (n - 1) / n`` times the weights in a step and all hold
+the same bits, both as with per-step averaging. The state of an optimizer such as AdamW shrinks to one ``n``-th.
 
-A parameter is never cut, so that optimizers of whole matrices stay exact; parts are made as even as that allows, the
-largest parameters first. Gradients are clipped by the norm of all parts, and a gradient that is not finite makes all
-pass over the step under loss scaling; without it the mean is made of the others' gradients. Nothing overlaps with
-backward.
+A parameter is never split, so that optimizers of whole matrices stay exact; shards are as even as that allows, by
+assigning the largest parameters first. Gradients are clipped by the norm over all shards. With loss scaling, a gradient
+that is not finite makes all members skip the step; without it the mean is over the others' gradients. Nothing overlaps
+with backward.
 
-In the begin of a step all say which parts they own. Where members came or went the parts are divided anew: who owned a
-parameter goes on with it as far as parts stay even, else its state moves to the new owner. What was lost with a member
-begins anew, with a warning, as if the optimizer had made no step there. If an owner is lost in the middle of a step,
-its part makes none in this step. A snapshot of a member has the state of its own part.
+At the begin of a step all members announce which parameters they own. If members joined or left, shards are divided
+anew: an owner keeps a parameter as far as shards stay even, else its state moves to the new owner. State that was lost
+with a member starts anew, with a warning. If an owner is lost in the middle of a step, its shard is not updated in that
+step. A snapshot of a member holds the state of its own shard.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ else:
     checkpoint, payloads = lazy("training.checkpoint"), lazy("training.exchange.payloads")
 
 _AT_ONCE = 4
-"""Pieces that are under way at the same time."""
+"""Pieces that are in flight at the same time."""
 _FP32 = 4
 _NORM = struct.Struct("<d?")
 """Sum of the squares of the owned part's mean gradient, and whether all gradients of this member were finite."""
 
 
 class ZeRO1Costs(CostModel):
-    """Gradients to their owners and weights back in every step, which nothing hides. That the optimizer's state is
-    divided is not counted: what is predicted of the memory is more than is needed."""
+    """Gradients to their owners and weights back in every step, with nothing hidden. The predicted memory is too high:
+    the division of the optimizer state is not counted."""
 
     codecs = ("fp32",)
-    vectors = 3  # gradients, what of them goes to others, and what comes
+    vectors = 3  # gradients, those sent to others, and those received
     on_device = False
-    merge_ns = 18.0  # of 1.3 M weights: gradients and weights to the wire and from it, and the words of a step
+    merge_ns = 18.0  # of 1.3 M weights: encoding and decoding of gradients and weights, and the handshakes of a step
     sources: ClassVar[Mapping[str, str]] = {
         "zero1": "zero1: the step of the joint batch, exact (Rajbhandari et al. 2019, section 5.1)"
     }
@@ -87,14 +87,14 @@ class ZeRO1Costs(CostModel):
 
 @dataclass(frozen=True)
 class StepHandshake:
-    """What a member says in the begin of a step."""
+    """What a member announces at the begin of a step."""
 
     weight: float
-    """What its loss is a mean over."""
+    """Samples (or tokens) of its gradient."""
     took_part: bool
-    """In the last division."""
+    """Whether it took part in the last division."""
     owned: frozenset[int]
-    """Parameters, by number."""
+    """Indices of the parameters that it owns."""
 
     def to_bytes(self, parameters: int) -> bytes:
         mask = sum(1 << index for index in self.owned)
@@ -102,7 +102,7 @@ class StepHandshake:
 
     @classmethod
     def read(cls, data: bytes, parameters: int) -> StepHandshake | None:
-        """Return what somebody said; ``None`` if it is something else."""
+        """Return the decoded handshake; ``None`` if it is malformed."""
         fixed = struct.calcsize("<d?")
         if len(data) != fixed + math.ceil(parameters / 8):
             return None
@@ -113,22 +113,21 @@ class StepHandshake:
 
 
 def divided(sizes: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> list[int]:
-    """Return the owner of each parameter, the same for all who heard the same.
+    """Return the owner of each parameter; members with the same handshakes get the same owners.
 
-    The division stays as it is if nobody came or went. Else each parameter, the largest first, stays with its owner if
-    that one has not more than its share then, or goes to who has least; those without an owner go last.
+    The division stays if no member joined or left. Otherwise each parameter, the largest first, stays with its owner
+    unless that exceeds its share, else goes to the least loaded member; parameters without an owner come last.
     """
     ranks = sorted(handshakes)
-    previous_owners = [
-        next((rank for rank in ranks if index in handshakes[rank].owned), -1) for index in range(len(sizes))
-    ]
+    owned = {index: rank for rank in reversed(ranks) for index in handshakes[rank].owned}
+    owners_before = [owned.get(index, -1) for index in range(len(sizes))]
     are_disjoint = sum(len(handshakes[rank].owned) for rank in ranks) == len(sizes)
-    if are_disjoint and -1 not in previous_owners and all(handshakes[rank].took_part for rank in ranks):
-        return previous_owners
+    if are_disjoint and -1 not in owners_before and all(handshakes[rank].took_part for rank in ranks):
+        return owners_before
     load, share = dict.fromkeys(ranks, 0), math.ceil(sum(sizes) / len(ranks))
-    owners = list(previous_owners)
-    for index in sorted(range(len(sizes)), key=lambda i: (previous_owners[i] < 0, -sizes[i], i)):
-        previous, size = previous_owners[index], sizes[index]
+    owners = list(owners_before)
+    for index in sorted(range(len(sizes)), key=lambda i: (owners_before[i] < 0, -sizes[i], i)):
+        previous, size = owners_before[index], sizes[index]
         least_loaded = min(ranks, key=lambda rank: (load[rank], rank))
         stays = previous >= 0 and load[previous] + size <= max(share, load[least_loaded] + size)
         owners[index] = previous if stays else least_loaded
@@ -137,8 +136,10 @@ def divided(sizes: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> li
 
 
 def partner(position: int, round_index: int, size: int) -> int:
-    """Return whom one of ``size`` meets in round ``number`` of a tournament in which each pair meets once; itself where
-    it sits out. There are ``size - 1`` rounds, or ``size`` if that is odd."""
+    """Return the opponent of ``position`` in a round of a round-robin tournament of ``size``; itself in a bye.
+
+    There are ``size - 1`` rounds, or ``size`` if that is odd.
+    """
     even = size + size % 2
     opponent = (round_index - position) % (even - 1) if position < even - 1 else round_index * (even // 2) % (even - 1)
     opponent = even - 1 if opponent == position else opponent
@@ -167,9 +168,9 @@ class ZeRO1(GradientStrategy):
         self._codec = codec_by_name(self.codec(context.settings))
         self._optimizer: torch.optim.Optimizer | None = None
         self._ordered: list[nn.Parameter] = []
-        """As the optimizer has them."""
+        """Parameters in the optimizer's order."""
         self._numbers: dict[int, int] = {}
-        """What number here the optimizer's parameters have, by its own."""
+        """Index of a parameter by its number in the optimizer."""
         self._owned: frozenset[int] = frozenset()
         self._took_part = False
         self._handshakes: dict[int, StepHandshake] = {}
@@ -193,7 +194,7 @@ class ZeRO1(GradientStrategy):
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         super().begin_step(step, weight, scale)
         self._weight, self._scale, self._scaled = weight, scale or 1.0, scale is not None
-        if not self._alone:  # its answer is needed only after backward
+        if not self._alone:  # awaited only after backward
             handshake = StepHandshake(weight, self._took_part, self._owned).to_bytes(len(self._parameters))
             self._greeting = self._exchange.start_gather(f"zero1/{step}/greeting", handshake)
 
@@ -211,18 +212,16 @@ class ZeRO1(GradientStrategy):
         non_finite = [buckets[rank] for rank, vector in vectors.items() if not all_finite(vector)]
         self._note_unfit(non_finite, self._codec, self._scale if self._scaled else None)
         counts = self._weight > 0.0 and not non_finite
-        gradient_bytes = (
-            {rank: buckets[rank].flags + _bytes(vector) for rank, vector in vectors.items()} if counts else {}
-        )
+        encoded = {rank: buckets[rank].flags + _bytes(vector) for rank, vector in vectors.items()} if counts else {}
         for parameter in self._parameters:
             parameter.grad = None
         own_bucket = self._shards[self._exchange.rank]
-        mean = self._mean_of(own_bucket, self._received(gradient_bytes))
+        mean = self._mean_of(own_bucket, self._received(encoded))
         own_bucket.unpack(mean, self._scale)
         self._agree_on_norm(mean, not non_finite)
 
     def _received(self, gradient_bytes: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Give everybody its part of this member's gradient; return what each gave of the owned part."""
+        """Send every member its shard of this member's gradient; return what each sent of the own shard, by rank."""
         ranks, rank = sorted(self._shards), self._exchange.rank
         position, size = ranks.index(rank), len(ranks)
         partners = [ranks[partner(position, round_index, size)] for round_index in range(size + size % 2 - 1)]
@@ -238,16 +237,17 @@ class ZeRO1(GradientStrategy):
         return received
 
     def _sent(self, kind: str, parcels: Sequence[tuple[Group | None, bytes]], longest: int) -> list[dict[int, bytes]]:
-        """Give one payload after another to a group, ``None``: to all; return what everybody gave to it.
+        """Gather parcels one after another; return what the members of each parcel's group sent, by rank.
 
         Args:
-            longest: bytes of the longest one of all members, which makes the same pieces everywhere.
+            parcels: group (``None``: all) and payload of each gather.
+            longest: bytes of the longest payload of any member, which makes all cut the same pieces.
         """
         received: list[dict[int, bytes]] = [{} for _ in parcels]
-        under_way: deque[tuple[int, Pending[dict[int, bytes]]]] = deque()
+        in_flight: deque[tuple[int, Pending[dict[int, bytes]]]] = deque()
 
         def take() -> None:
-            index, pending = under_way.popleft()
+            index, pending = in_flight.popleft()
             for rank, piece in pending.wait().items():
                 received[index][rank] = received[index].get(rank, b"") + piece
 
@@ -255,33 +255,28 @@ class ZeRO1(GradientStrategy):
             for start in range(0, max(longest, 1), MAX_GATHER_BYTES):
                 piece = payload[start : start + MAX_GATHER_BYTES]
                 name = f"zero1/{self._step}/{kind}/{index}/{start}"
-                under_way.append((index, self._exchange.start_gather(name, piece, group)))
-                if len(under_way) > _AT_ONCE:
+                in_flight.append((index, self._exchange.start_gather(name, piece, group)))
+                if len(in_flight) > _AT_ONCE:
                     take()
-        while under_way:
+        while in_flight:
             take()
         return received
 
     def _mean_of(self, bucket: Bucket, received: Mapping[int, bytes]) -> MeanResult:
-        """Average what is whole of what members gave, in rank order."""
+        """Average the complete gradients of a shard in rank order."""
         flags = math.ceil(len(bucket.parameters) / 8)
-        complete = {
-            r: data for r, data in sorted(received.items()) if len(data) == flags + bucket.elements * _FP32 and data
-        }
+        length = flags + bucket.elements * _FP32
+        complete = {rank: data for rank, data in sorted(received.items()) if len(data) == length and data}
         terms = [(self._handshakes[rank].weight, _vector(data[flags:])) for rank, data in complete.items()]
         finite_terms = {rank: term for rank, term in zip(complete, terms, strict=True) if all_finite(term[1])}
         mean = weighted_mean(list(finite_terms.values())) if finite_terms else torch.zeros(bucket.elements)
         weight = sum(weight for weight, _ in finite_terms.values())
         device = bucket.parameters[0].device if bucket.parameters else mean.device
-        return MeanResult(
-            to_device(mean, device),
-            weight,
-            tuple(finite_terms),
-            flags=joined([complete[r][:flags] for r in finite_terms], flags),
-        )
+        all_flags = joined([complete[rank][:flags] for rank in finite_terms], flags)
+        return MeanResult(to_device(mean, device), weight, tuple(finite_terms), flags=all_flags)
 
     def _agree_on_norm(self, mean: MeanResult, is_finite: bool) -> None:
-        """Learn the norm of the whole gradient, and whether all pass over the step."""
+        """Compute the norm over all shards, and make all members skip the step if a scaled gradient overflowed."""
         squares = float(torch.linalg.vector_norm(mean.mean)) ** 2 if mean.mean.numel() else 0.0
         norm_bytes = self._exchange.gather(f"zero1/{self._step}/norm", _NORM.pack(squares, is_finite))
         reports = [_NORM.unpack(norm_bytes[rank]) for rank in sorted(norm_bytes) if len(norm_bytes[rank]) == _NORM.size]
@@ -302,7 +297,7 @@ class ZeRO1(GradientStrategy):
         return super().end_step()
 
     def _take(self, bucket: Bucket, data: bytes, rank: int) -> None:
-        """Take over an owner's weights; if it did not come to hand over all of them, its part stays as it was."""
+        """Take over an owner's weights; if they are incomplete, the shard stays as it was."""
         if len(data) != bucket.elements * _FP32 or not data:
             return
         values = _vector(data)
@@ -310,7 +305,7 @@ class ZeRO1(GradientStrategy):
             raise ExchangeError(f"member {rank} handed over weights that are not finite")
         unflatten_into(bucket.parameters, values)
 
-    # ---------------------------------------------------------------------------------------------------- who owns what
+    # ---------------------------------------------------------------------------------------------------- ownership
 
     def _divide(self) -> None:
         assert self._greeting is not None
@@ -337,13 +332,10 @@ class ZeRO1(GradientStrategy):
         self._took_part = True
 
     def _move(self, owners: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> None:
-        """Bring the optimizer's state to new owners, and take away what belongs to others."""
+        """Move optimizer state to new owners, and drop that of parameters owned by others."""
         rank, has_begun = self._exchange.rank, any(greeting.took_part for greeting in handshakes.values())
-        lost = {
-            i
-            for i, owner in enumerate(owners)
-            if has_begun and not any(i in handshake.owned for handshake in handshakes.values())
-        }
+        owned = {index for handshake in handshakes.values() for index in handshake.owned}
+        lost = {index for index in range(len(owners)) if has_begun and index not in owned}
         taken: set[int] = set()
         for source in sorted(handshakes):
             leaving = [i for i in sorted(handshakes[source].owned - taken) if owners[i] != source]
@@ -363,27 +355,24 @@ class ZeRO1(GradientStrategy):
                     self._optimizer.state.pop(self._parameters[index], None)
 
     def _moved(self, source: int, leaving: Sequence[int], owners: Sequence[int]) -> bool:
-        """Hand over the state of some parameters; return whether it came."""
+        """Transfer the state of some parameters from ``source``; return whether it arrived."""
         joining_state = JoiningState(self._states(leaving)) if source == self._exchange.rank else JoiningState()
         received_indices = {index for index in leaving if owners[index] == self._exchange.rank}
         try:
-            data = broadcast(
-                self._exchange, f"zero1/{self._step}/state", payloads.state_to_bytes(joining_state), source
-            )
+            encoded = payloads.state_to_bytes(joining_state)
+            data = broadcast(self._exchange, f"zero1/{self._step}/state", encoded, source)
             tensors = payloads.state_from_bytes(data).tensors
         except ExchangeDropped:
             raise
         except ExchangeError:
             return False
-        own_tensors = {
-            name: tensor for name, tensor in tensors.items() if self._numbers.get(_number(name)) in received_indices
-        }
-        if self._optimizer is not None and own_tensors:
-            checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | own_tensors)
+        received = {name: t for name, t in tensors.items() if self._numbers.get(_number(name)) in received_indices}
+        if self._optimizer is not None and received:
+            checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | received)
         return True
 
     def _states(self, indices: Collection[int]) -> dict[str, torch.Tensor]:
-        """Return the optimizer's state of some parameters, as a snapshot has it."""
+        """Return the optimizer state of some parameters, named as in a snapshot."""
         states = {} if self._optimizer is None else checkpoint.optimizer_tensors(self._optimizer)
         return {name: tensor for name, tensor in states.items() if self._numbers[_number(name)] in indices}
 
@@ -398,7 +387,7 @@ class ZeRO1(GradientStrategy):
 
 
 def _number(name: str) -> int:
-    """Return the parameter of a tensor of the optimizer's state."""
+    """Return the parameter number in the name of an optimizer state tensor; -1: it has none."""
     number = name.partition("/")[0]
     return int(number) if number.isdigit() else -1
 
