@@ -1,9 +1,10 @@
 """ZeRO stage 1: every member keeps the optimizer state of a shard of the weights, and updates that shard for all.
 
 Rajbhandari et al. 2019 (arXiv 1910.02054), section 5.1: the mean gradient of each shard goes to its owner only
-(reduce-scatter), ``g = sum_i (w_i / W) g_i`` in rank order as in per-step averaging; the owner makes the optimizer step;
-the new weights go to all members (all-gather). A member sends ``2 (n - 1) / n`` times the weights in a step and all hold
-the same bits, both as with per-step averaging. The state of an optimizer such as AdamW shrinks to one ``n``-th.
+(reduce-scatter), ``g = sum_i (w_i / W) g_i`` in rank order as in per-step averaging; the owner makes the optimizer
+step; the new weights go to all members (all-gather). A member sends ``2 (n - 1) / n`` times the weights in a step and
+all hold the same bits, both as with per-step averaging. The state of an optimizer such as AdamW shrinks to one
+``n``-th.
 
 A parameter is never split, so that optimizers of whole matrices stay exact; shards are as even as that allows, by
 assigning the largest parameters first. Gradients are clipped by the norm over all shards. With loss scaling, a gradient
