@@ -1,4 +1,4 @@
-"""Of several threads one goes on at a time; the others wait for their turn."""
+"""A lock that makes threads run one at a time, in the order in which they ask."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from training.randomness import kept
 
 
 class Baton:
-    """Who holds it goes on. It is passed in the order in which it is asked for, and only where its holder waits: so a
-    member computes with all processors, and who draws from the shared generators is never disturbed.
+    """A fair lock: only its holder runs, and passes it on only while it waits.
+
+    So a member computes with all processors, and its draws from the shared random generators are not interleaved.
 
     Args:
-        device: whose generator each holder has a state of its own of, beside those of Python, numpy and torch.
+        device: each holder has its own state of this device's generator, and of those of Python, numpy and torch.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,7 +28,7 @@ class Baton:
         self._waiting: deque[threading.Lock] = deque()
 
     def take(self) -> None:
-        """Wait for one's turn."""
+        """Wait for the calling thread's turn."""
         turn = threading.Lock()
         turn.acquire()
         with self._lock:
@@ -38,7 +39,7 @@ class Baton:
         turn.acquire()
 
     def give(self) -> None:
-        """Let the next one go on."""
+        """Let the next thread run."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -47,7 +48,7 @@ class Baton:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let others go on while this one waits; the generators are as they were when it goes on itself."""
+        """Let other threads run while this one waits; afterwards restore the random generators."""
         with kept(self._device):
             self.give()
             try:

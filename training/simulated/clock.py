@@ -1,7 +1,7 @@
-"""The time that a simulated run would take on machines that nobody here owns, and which of them are away.
+"""Simulated time of a run on machines that are described in a file, and their failures.
 
-What a step costs comes from outside (:class:`Clock`): the plan names what makes it (:class:`training.plan.ClockPlan`),
-as the cost model stands above this package.
+The cost of a step comes from a :class:`Clock`, which the plan names (:class:`training.plan.ClockPlan`), since the cost
+model is in a package above this one.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from training.plan import RunPlan
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of a group costs; in seconds."""
+    """Costs of a step of a group, in seconds."""
 
     seconds: float
-    """From its begin to that of the next one."""
+    """From the begin of the step to that of the next one."""
     busy: Mapping[int, float]
-    """Of them, those in which each member computes, by rank."""
+    """Compute time of each member in the step, by rank."""
     exchange: float = 0.0
-    """Of one exchange, hidden or not."""
+    """Duration of one exchange, hidden or not."""
     interval: int = 1
-    """Steps between two exchanges; what the last one of them waits is spread over all."""
+    """Steps between two exchanges; the wait of the last step is spread over all."""
 
     def wait(self, rank: int) -> float:
-        """Return the seconds that a member stands still."""
+        """Return the seconds that a member is idle."""
         return max(0.0, self.seconds - self.busy[rank])
 
 
 @dataclass(frozen=True)
 class Absence:
-    """How often a member is lost, and for how long it is away."""
+    """Failure rate of a member, and how long it is away."""
 
     per_second: float = 0.0
     seconds: float = 0.0
 
 
 class Clock(Protocol):
-    """What is known of the machines of a plan."""
+    """Knows the machines of a plan."""
 
     absences: Mapping[int, Absence]
-    """By rank; who is not named is never lost."""
+    """By rank; members that are not listed never fail."""
 
     def cost(self, members: tuple[int, ...], trainable: int, steps: int) -> Cost:
-        """Return what a step of these members costs.
+        """Return the cost of a step of these members.
 
         Args:
             members: ranks, ascending.
@@ -60,13 +60,13 @@ class Clock(Protocol):
             steps: of the whole run.
 
         Raises:
-            BadInput: it cannot be: the model does not fit into a machine, ...
+            BadInput: they cannot run it, for example since the model does not fit into a machine.
         """
         ...
 
 
 def clock_of(plan: RunPlan) -> Clock | None:
-    """Return the clock that a plan names.
+    """Return the clock that a plan names; ``None``: it names none.
 
     Raises:
         BadInput: it cannot be used.
@@ -80,26 +80,26 @@ def clock_of(plan: RunPlan) -> Clock | None:
 
 @dataclass(frozen=True)
 class Moment:
-    """A step of the group."""
+    """A simulated step of the group."""
 
     end: float
     """Simulated seconds since the run began."""
     cost: Cost
     lost: frozenset[int]
-    """Ranks of those who are lost before its end, so that the others do without them."""
+    """Ranks of members that fail before its end."""
 
 
 class Timeline:
-    """Simulated time by step, and who is away. It follows from clock, seed and the steps at which members meet, and not
-    from which member asks first.
+    """Simulated time by step, and the absent members.
 
-    A loss comes after a time that is exponentially distributed, whatever was before it. The last member is never lost.
+    Depends on clock, seed and the steps at which members meet, but not on which member asks first. Times between
+    failures are exponentially distributed. The last member never fails.
 
     Args:
-        clock: says what a step costs.
-        ranks: all members; they are there when the run begins, or goes on.
-        seed: of the losses.
-        step, seconds: where it goes on.
+        clock: knows the cost of a step.
+        ranks: all members; all are present when the run begins or is resumed.
+        seed: of the failures.
+        step, seconds: where the run begins or is resumed.
     """
 
     def __init__(
@@ -113,19 +113,19 @@ class Timeline:
         seconds: float = 0.0,
     ) -> None:
         self._clock, self._trainable, self.steps = clock, trainable, steps
-        self._chance = {rank: random.Random(f"{seed}/{step}/{rank}") for rank in clock.absences}
+        self._generators = {rank: random.Random(f"{seed}/{step}/{rank}") for rank in clock.absences}
         self._first_step = step
         self._moments = [Moment(seconds, Cost(0.0, {}), frozenset())]
         self.live = set(ranks)
-        """Who trains after the newest step."""
-        self._back: dict[int, float] = {}
-        """When those who are away are back."""
+        """Ranks that train after the newest step."""
+        self._return_times: dict[int, float] = {}
+        """Time at which absent members return, by rank."""
         self._returns: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self._fails = {rank: seconds + self._spared(rank) for rank in ranks}
+        self._failure_times = {rank: seconds + self._time_to_failure(rank) for rank in ranks}
         self._guard = threading.Lock()
 
     def at(self, step: int) -> Moment:
-        """Return a step; whoever comes to it first begins it."""
+        """Return a step; the first call for it simulates it."""
         with self._guard:
             while len(self._moments) <= step - self._first_step:
                 self._moments.append(self._next())
@@ -134,49 +134,56 @@ class Timeline:
     def _next(self) -> Moment:
         cost = self._clock.cost(tuple(sorted(self.live)), self._trainable, self.steps)
         end = self._moments[-1].end + cost.seconds
-        failing = sorted((self._fails[rank], rank) for rank in self.live if self._fails[rank] <= end)
+        failing = sorted((self._failure_times[rank], rank) for rank in self.live if self._failure_times[rank] <= end)
         if len(failing) == len(self.live):
             _, survivor = failing.pop()
-            self._fails[survivor] = end + self._spared(survivor)
+            self._failure_times[survivor] = end + self._time_to_failure(survivor)
         for lost_at, rank in failing:
-            self._back[rank] = lost_at + self._clock.absences[rank].seconds
+            self._return_times[rank] = lost_at + self._clock.absences[rank].seconds
             self.live.discard(rank)
         return Moment(end, cost, frozenset(rank for _, rank in failing))
 
     def return_at(self, step: int) -> tuple[int, tuple[int, ...]]:
-        """Members meet after a step, the newest when the first of them says so: who is back trains from then on, if
-        there are more.
+        """Let members that returned train again after a step, if more steps follow.
+
+        The step is the newest one when the first member calls it.
 
         Returns:
-            The lowest rank of those who have trained, and who is back.
+            The lowest rank that is training, and the returning ranks.
         """
         with self._guard:
             if step not in self._returns:
                 now = self._moments[step - self._first_step].end
                 returning = tuple(
-                    sorted(rank for rank, returns_at in self._back.items() if returns_at <= now and step < self.steps)
+                    sorted(
+                        rank
+                        for rank, returns_at in self._return_times.items()
+                        if returns_at <= now and step < self.steps
+                    )
                 )
                 self._returns[step] = min(self.live), returning
                 for rank in returning:
-                    del self._back[rank]
+                    del self._return_times[rank]
                     self.live.add(rank)
-                    self._fails[rank] = now + self._spared(rank)
+                    self._failure_times[rank] = now + self._time_to_failure(rank)
             return self._returns[step]
 
-    def _spared(self, rank: int) -> float:
-        """Return after how many seconds a member is lost next."""
+    def _time_to_failure(self, rank: int) -> float:
+        """Return the seconds until a member's next failure."""
         absence = self._clock.absences.get(rank)
-        return self._chance[rank].expovariate(absence.per_second) if absence and absence.per_second else float("inf")
+        return (
+            self._generators[rank].expovariate(absence.per_second) if absence and absence.per_second else float("inf")
+        )
 
 
 class RunClock:
-    """The simulated time of one run: its members' events tell it, and who is lost leaves.
+    """Simulated time of one run: puts it into the members' events, and makes failing members leave.
 
     Args:
         clock: of the plan.
         plan: of the run.
-        earlier: gives the simulated seconds after a step of an earlier attempt.
-        lose: called with the rank of who is lost.
+        earlier: returns the simulated seconds after a step of an earlier attempt.
+        lose: called with the rank of a member that fails.
     """
 
     def __init__(
@@ -192,7 +199,7 @@ class RunClock:
         self._timeline: Timeline | None = None
 
     def in_simulated_time(self, rank: int, event: Event) -> Event:
-        """Return what a member tells, in simulated time."""
+        """Return a member's event with simulated times."""
         if isinstance(event, RunEvent) and event.status == "running" and "trainable" in event.details:
             self._begin(event)
         elif isinstance(event, StepEvent):
@@ -227,23 +234,23 @@ class RunClock:
         return self._timeline
 
     def begin(self, rank: int, step: int) -> None:
-        """A member comes to a step.
+        """Called when a member begins a step.
 
         Raises:
-            ExchangeDropped: it is lost in it.
+            ExchangeDropped: the member fails in this step.
         """
         if step <= self.timeline.steps and rank in self.timeline.at(step).lost:
             self._lose(rank)
             raise ExchangeDropped(f"lost in step {step}, as the file of machines says")
 
     def meet(self, rank: int) -> tuple[int, int, tuple[int, ...]]:
-        """Return the step after which all meet, the lowest rank of those who are there, and who comes back."""
+        """Return the step after which all meet, the lowest rank that is training, and the returning ranks."""
         step = self._steps[rank]
         return step, *self.timeline.return_at(step)
 
 
 class ClockedControl(Control):
-    """Commands of a member that may be lost between two steps."""
+    """Commands of a member that may fail between two steps."""
 
     def __init__(self, clock: RunClock, rank: int, **settings: Any) -> None:
         super().__init__(**settings)

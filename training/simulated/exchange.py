@@ -35,11 +35,12 @@ T = TypeVar("T")
 
 
 def average(contributions: Collection[Contribution], residuals: MeanResiduals) -> torch.Tensor:
-    """Return the weighted mean, flat fp32 on the CPU, of contributions in rank order as it reaches every member of a
-    mesh: each was encoded, and so was the mean, piece by piece.
+    """Return the weighted mean of contributions in rank order, flat fp32 on the CPU, as members of a mesh get it.
+
+    Each contribution is encoded and decoded, and so is the mean, chunk by chunk.
 
     Args:
-        residuals: what encoding the means before has lost.
+        residuals: encoding errors of earlier means; updated.
     """
     first_contribution = next(iter(contributions))
     inputs = [(contribution.weight, contribution.values.to("cpu")) for contribution in contributions]
@@ -66,31 +67,31 @@ def average(contributions: Collection[Contribution], residuals: MeanResiduals) -
 
 @dataclass
 class _Operation:
-    """What members say under one name, until the last of them has heard it."""
+    """An operation: the members' values under one name, until the last member has read the result."""
 
     number: int
     group: Group
     values: dict[int, Any] = field(default_factory=dict)
     complete: threading.Event = field(default_factory=threading.Event)
     result: Any = None
-    heard: set[int] = field(default_factory=set)
+    readers: set[int] = field(default_factory=set)
 
 
 class AnotherFailed(ExchangeError):
-    """A member's training failed, and with it that of all; or it is over for all others."""
+    """Another member failed, which ends the run for all; or training is over for all others."""
 
 
 Meet = Callable[[int], tuple[int, int, tuple[int, ...]]]
-"""A member, by its rank, has come to where all meet: gives the step, who lets others in there, and whom."""
+"""Called with the rank of a member at a meeting; returns the step, the host's rank, and the newcomers' ranks."""
 
 
 class SimulatedGroup:
-    """Where the members meet.
+    """The shared state of members in one process.
 
     Args:
-        members: how many there are.
-        baton: lent while one waits for others.
-        meet: says who comes back; nobody where nobody is ever lost.
+        members: number of members.
+        baton: lent while a member waits for others.
+        meet: tells which members return; by default none.
     """
 
     def __init__(self, members: int, baton: Baton, meet: Meet = lambda rank: (0, 0, ())) -> None:
@@ -100,22 +101,22 @@ class SimulatedGroup:
         self._lock = threading.Lock()
         self._operations: dict[str, _Operation] = {}
         self._waiting: dict[int, str] = {}
-        """What each member that waits waits for."""
+        """Name of the operation that each waiting member waits for, by rank."""
         self._present_since = dict.fromkeys(self.members, 0)
-        """Who was not lost, and takes part in no operation up to this number."""
+        """Number of the last operation before each present member joined, by rank."""
         self._left: set[int] = set()
-        self._away: dict[int, threading.Event] = {}
-        """Who was lost, and what says that it may go on."""
-        self._let_in: set[int] = set()
-        """Steps after which those who came back were let in."""
+        self._absent: dict[int, threading.Event] = {}
+        """Absent members by rank, with the event that lets them join again."""
+        self._joining_steps: set[int] = set()
+        """Steps after which newcomers joined."""
         self._states: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._broken: ExchangeError | None = None
 
     def give(self, name: str, rank: int, value: Any, group: Group) -> None:
-        """Say something under ``name``.
+        """Contribute ``value`` to the operation ``name``.
 
         Raises:
-            ExchangeError: a member is gone, or all wait for one another.
+            ExchangeError: the group is broken.
         """
         with self._lock:
             self._check()
@@ -126,16 +127,19 @@ class SimulatedGroup:
                 operation.complete.set()
 
     def hear(self, name: str, rank: int, form: Callable[[Mapping[int, Any]], T]) -> T:
-        """Wait until all have said something under ``name``; return what is formed of it, once, by rank.
+        """Wait until all members have contributed to ``name``; return its result.
+
+        Args:
+            form: computes the result from the values by rank; called once.
 
         Raises:
-            ExchangeError: that will never be.
+            ExchangeError: the group is broken.
         """
         with self._lock:
             operation = self._operations[name]
             if waits := not operation.complete.is_set():
                 self._waiting[rank] = name
-                self._look()
+                self._detect_deadlock()
         if waits:
             with self._baton.lent():
                 operation.complete.wait()
@@ -146,39 +150,39 @@ class SimulatedGroup:
             if operation.result is None:
                 operation.result = form(dict(sorted(operation.values.items())))
             result: T = operation.result
-            operation.heard.add(rank)
+            operation.readers.add(rank)
             self._forget(name)
             return result
 
     def leave(self, rank: int, failed: bool = False) -> None:
-        """A member is gone: what it has not said the others will never hear."""
+        """Note that a member left: its missing contributions will never arrive."""
         with self._lock:
             self._left.add(rank)
             if failed and self._broken is None:
                 self._broken = AnotherFailed("another member failed")
-            self._look()
+            self._detect_deadlock()
 
-    # ------------------------------------------------------------------------------------- who is lost and comes back
+    # ------------------------------------------------------------------------------------- failures and newcomers
 
     def lose(self, rank: int) -> None:
-        """A member is lost: the others go on with what was said without it."""
+        """Note that a member is lost: the others continue without it."""
         with self._lock:
             self._present_since.pop(rank, None)
-            self._away[rank] = threading.Event()
+            self._absent[rank] = threading.Event()
             for name, operation in list(self._operations.items()):
                 if not self._missing(operation):
                     operation.complete.set()
                     self._forget(name)
-            self._look()
+            self._detect_deadlock()
 
     def enter(self, rank: int) -> bool:
-        """Return whether a member was away; wait until it is let in.
+        """Return whether a member was absent, after waiting until it may join.
 
         Raises:
-            ExchangeError: that will never be.
+            ExchangeError: the group is broken, or the training ended.
         """
         with self._lock:
-            gate = self._away.get(rank)
+            gate = self._absent.get(rank)
         if gate is None:
             return False
         with self._baton.lent():
@@ -190,48 +194,57 @@ class SimulatedGroup:
         return True
 
     def meet(self, rank: int, operations: int) -> tuple[bool, tuple[int, ...]]:
-        """Members meet after so many operations; return whether this one is to tell others where they are, and whom."""
+        """Called by every member at a meeting; return whether this one hosts newcomers, and their ranks.
+
+        Args:
+            operations: number of operations so far.
+        """
         with self._lock:
             step, host, returning = self._meet(rank)
-            if step not in self._let_in:
-                self._let_in.add(step)
+            if step not in self._joining_steps:
+                self._joining_steps.add(step)
                 self._present_since.update(dict.fromkeys(returning, operations))
             return rank == host and bool(returning), returning
 
     def publish(self, joining: bytes, ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
-        """Let members in: where the others are, and who all take part then."""
+        """Publish a joining state for newcomers.
+
+        Args:
+            ranks: of the newcomers.
+            members: all ranks that take part from now on.
+        """
         with self._lock:
             for rank in ranks:
                 self._states[rank] = joining, members
-                self._away[rank].set()
+                self._absent[rank].set()
 
     def joining(self, rank: int) -> tuple[bytes, tuple[int, ...]]:
-        """Return what was published for a member."""
+        """Return the joining state and members that were published for a newcomer."""
         with self._lock:
-            del self._away[rank]
+            del self._absent[rank]
             return self._states.pop(rank)
 
-    # ------------------------------------------------------------------------------------------------------- the state
+    # --------------------------------------------------------------------------------------------------- bookkeeping
 
     def _missing(self, operation: _Operation) -> set[int]:
-        """Return those who still have to say something; who takes no part in it need not."""
+        """Return the ranks whose contribution to an operation is missing."""
         expected = {
             rank for rank in operation.group if self._present_since.get(rank, operation.number) < operation.number
         }
         return expected - operation.values.keys()
 
     def _forget(self, name: str) -> None:
-        """Forget an operation that all who are there have heard."""
+        """Drop an operation whose result all present members have read."""
         operation = self._operations[name]
-        if not operation.values.keys() & self._present_since.keys() - operation.heard:
+        if not operation.values.keys() & self._present_since.keys() - operation.readers:
             del self._operations[name]
 
     def _check(self) -> None:
         if self._broken is not None:
             raise self._broken
 
-    def _look(self) -> None:
-        """Let nobody wait for what never comes."""
+    def _detect_deadlock(self) -> None:
+        """Break the group if members wait for contributions that cannot arrive."""
         waits = {rank: name for rank, name in self._waiting.items() if not self._operations[name].complete.is_set()}
         missing = {rank for name in set(waits.values()) for rank in self._missing(self._operations[name])}
         present = self._present_since.keys() - self._left
@@ -241,12 +254,12 @@ class SimulatedGroup:
             for name in waits.values():
                 self._operations[name].complete.set()
         if self._broken is not None or not present:
-            for gate in self._away.values():
+            for gate in self._absent.values():
                 gate.set()
 
 
 class SimulatedExchange(Exchange):
-    """One member's end. Its traffic is what it would send over a mesh whose members own equal shares."""
+    """One member's exchange. Its traffic is that of a mesh whose members own equal shards."""
 
     engine = "simulated"
     shares_process = True
@@ -255,9 +268,9 @@ class SimulatedExchange(Exchange):
         self.rank = rank
         self.traffic = Traffic()
         self._group = group
-        self._came_back = group.enter(rank)
+        self._was_absent = group.enter(rank)
         self._members = group.members
-        self._guests: tuple[int, ...] = ()
+        self._newcomers: tuple[int, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -265,17 +278,19 @@ class SimulatedExchange(Exchange):
 
     @property
     def is_newcomer(self) -> bool:
-        return self._came_back
+        return self._was_absent
 
     @property
     def state_wanted(self) -> bool:
-        """Whether this member is to tell where it is: asked by every member where all meet."""
-        is_wanted, self._guests = self._group.meet(self.rank, self.operations)
-        self._members = tuple(sorted({*self._members, *self._guests}))
+        """Whether newcomers wait for this member's state; read by every member at a meeting."""
+        is_wanted, self._newcomers = self._group.meet(self.rank, self.operations)
+        self._members = tuple(sorted({*self._members, *self._newcomers}))
         return is_wanted
 
     def publish_state(self, joining: JoiningState) -> None:
-        self._group.publish(state_to_bytes(replace(joining, operations=self.operations)), self._guests, self._members)
+        self._group.publish(
+            state_to_bytes(replace(joining, operations=self.operations)), self._newcomers, self._members
+        )
 
     def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
         data, self._members = self._group.joining(self.rank)

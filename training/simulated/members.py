@@ -1,4 +1,4 @@
-"""All members of a run in this process: a thread each, of which one goes on at a time."""
+"""All members of a run in this process: one thread each, of which one runs at a time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def run_members(
     """Train as every member of the plan; every failure becomes one ``error`` event of its member.
 
     Args:
-        task_of: makes the task of a member; all share that of the first one, unless each has data of its own.
-        emit: takes the events of all.
-        commands: a JSON object a line: a command, and the ``rank`` that it is for.
+        task_of: makes the task of a rank; all share that of the first, unless each has its own data.
+        emit: called with the events of all members.
+        commands: lines with a JSON object each: a command, and the ``rank`` that it is for.
     """
     ranks = range(plan.world_size)
     emits: list[Emit] = [partial(_as_member, emit, rank) for rank in ranks]
@@ -68,7 +68,7 @@ def run_members(
                 thread.start()
             for thread in threads:
                 thread.join()
-        return ExitCode.STOPPED  # each has said how it ended
+        return ExitCode.STOPPED  # each member has reported how it ended
 
     for rank in ranks:
         emits[rank](MemberEvent(status="started", name=plan.seats[rank].name, message=f"pid {os.getpid()}"))
@@ -77,7 +77,7 @@ def run_members(
 
 
 def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> tuple[SimulatedGroup, list[Control]]:
-    """Return where the members meet, and their commands; with a clock, their events tell its time from now on.
+    """Return the members' group and controls; with a clock, their events have its time from now on.
 
     Raises:
         BadInput: the plan's clock cannot be used.
@@ -108,14 +108,14 @@ def _seconds_until(run_dir: Path, step: int) -> float:
 
 
 def _ready(plan: RunPlan, rank: int, task: Task, device: torch.device, emit: Emit) -> Task:
-    """Return the task of another member with its data."""
+    """Prepare the data of another member's task, and return the task."""
     task.device = device
     prepare_data(plan, rank, task, emit)
     return task
 
 
 class _OneBuild:
-    """A task whose model was built once for all: every member gets a copy of what it was then."""
+    """A task whose model was built once: every member gets a copy of it."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         self._task = task
@@ -155,7 +155,7 @@ def _member(
             emit(MemberEvent(status="left", name=plan.seats[rank].name, message=str(cause)))
             return ExitCode.STOPPED
 
-    torch.get_num_threads()  # sets them for this thread, whose first convolution would take another number else
+    torch.get_num_threads()  # fixes the number for this thread; otherwise its first convolution would use another
     baton.take()
     code = ExitCode.RUN_FAILED
     try:
@@ -166,7 +166,7 @@ def _member(
 
 
 def _hand_out(lines: Iterable[bytes], controls: list[Control]) -> None:
-    """Give every member its commands; when they end, nobody watches any more, and all stop with a snapshot."""
+    """Post every member's commands; if the input ends, the supervisor is gone, and all stop with a snapshot."""
     try:
         for line in lines:
             fields = json.loads(line)

@@ -1,4 +1,4 @@
-"""The one process of a simulated run, as the workers that the run watches."""
+"""The one process of a simulated run, presented as one worker for each member."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from training.events import ErrorEvent, Event, MemberEvent
 from training.processes import SubprocessWorker, Worker
 
 _ONE_HEAP = {"MALLOC_ARENA_MAX": "1", "MKL_DISABLE_FAST_MM": "1"}
-"""One member computes at a time, and what it frees is for the next one. But glibc gives threads heaps of their own,
-with which a step of 64 members took half as long again, and MKL keeps buffers for each, 48 MB a member."""
+"""One member computes at a time, and the next one can use the memory it frees. But glibc gives each thread its own
+heap, with which a step of 64 members took half as long again, and MKL keeps buffers for each, 48 MB a member."""
 
 
 class SharedProcess:
-    """``python -m training.worker`` with a plan whose members it all is.
+    """``python -m training.worker`` with a plan, all of whose members it runs.
 
     Args:
-        module: the worker's.
+        module: of the worker.
         arguments: of its command line.
-        members: how many they are.
-        threads: of the processor for the one that goes on.
+        members: number of members.
+        threads: processor threads for the member that runs.
     """
 
     def __init__(self, module: str, arguments: list[str], members: int, threads: int) -> None:
@@ -33,14 +33,14 @@ class SharedProcess:
         self.process: SubprocessWorker | None = None
 
     def start(self, rank: int, log: BinaryIO) -> Worker:
-        """Return the worker of one rank; the first who asks starts the process, whose log is his."""
+        """Return the worker of one rank; the first call starts the process, with its log."""
         if self.process is None:
             self.process = SubprocessWorker(self._module, self._arguments, self._threads, log, _ONE_HEAP)
             threading.Thread(target=self._sort, args=(self.process,), name="sorts events", daemon=True).start()
         return _Member(self.process, rank, self.lines[rank])
 
     def _sort(self, process: SubprocessWorker) -> None:
-        """Give every member its lines; all end when the process does."""
+        """Sort the process's lines by member; all streams end with the process."""
         try:
             for line in process.lines():
                 self.lines[_rank_of(line, len(self.lines))].put(line)
@@ -50,7 +50,7 @@ class SharedProcess:
 
 
 def _rank_of(line: bytes, members: int) -> int:
-    """Return whose event it is; what is none is the first member's, and refused as every worker's would be."""
+    """Return the member of an event; a malformed line counts as the first member's, and is refused there."""
     try:
         rank = json.loads(line)["member"]
     except (ValueError, KeyError, TypeError):
@@ -69,7 +69,7 @@ class _Member:
         self._code: int | None = None
 
     def send(self, message: dict[str, Any]) -> None:
-        if "command" in message:  # where to meet needs nobody to know
+        if "command" in message:  # addresses of other members are not needed here
             self._process.send({**message, "rank": self._rank})
 
     def lines(self) -> Iterator[bytes]:

@@ -1,26 +1,26 @@
-"""DeMo: what a member's momentum holds of few, large coefficients is sent; the rest stays with the member.
+"""DeMo: the few largest DCT coefficients of each member's momentum are sent; the rest stays with the member.
 
 Peng, Chen, Su, Quesnelle, Kingma and Liu 2024, "DeMo: Decoupled Momentum Optimization" (arXiv 2411.19870 v2), as in the
 authors' code, github.com/bloc97/DeMo. In every step, for the momentum m of every tensor::
 
     m   <- beta m + lr g                         the member's own gradient
     q   <- top-k of DCT(m) in every chunk
-    m   <- m - IDCT(q)                           what is not sent comes later
-    Q   <- mean of q over those who sent it      all-gather of places and values; place by place
+    m   <- m - IDCT(q)                           what is not sent stays in the momentum
+    Q   <- mean of q over its senders            all-gather of indices and values; index by index
     theta <- (1 - lr lambda) theta - lr sign(IDCT(Q))
 
-It is the optimizer as well: :attr:`Demo.updates`. The paper's text has no ``lr`` in m, and sums q over all members:
-that ended no lower in the few runs of docs/reference/strategies.md, and higher in some. A gradient counts by its
-samples, so that what all have sent is that of the joint batch; a coefficient of zero does not count as sent.
-``max_grad_norm`` holds for each member's own gradient.
+It replaces the optimizer: :attr:`Demo.updates`. The paper's text has no ``lr`` in m, and sums q over all members: in
+the few runs of docs/reference/strategies.md the loss ended no lower so, and higher in some. A gradient is weighted by
+its samples, so that together members send the coefficients of the joint batch; a coefficient of zero does not count as
+sent. ``max_grad_norm`` applies to each member's own gradient.
 
-Chunks are ``chunk`` by ``chunk``, or as large as the tensor where that is smaller. A vector is one row, and a
-convolution one row for every output; the last chunks of a row or column are filled up with zeros, which are not
-updated. Orthonormal DCT-II, as a product of matrices. A chunk sends k coefficients, or all if it has fewer, with 16-bit
-places: ``k / chunk^2 (4 + 2) N`` bytes in fp32. What a codec rounds away stays in the momentum.
+Chunks are ``chunk`` by ``chunk``, or as large as the tensor if that is smaller. A vector is one row, and a convolution
+one row for every output; the last chunks of a row or column are padded with zeros, which are not updated. The transform
+is an orthonormal DCT-II, as a matrix product. A chunk sends k coefficients, or all if it has fewer, with 16-bit
+indices: ``k / chunk^2 (4 + 2) N`` bytes in fp32. What a codec rounds away stays in the momentum.
 
-All members must find the same signs, whatever their processors: :func:`signs` sums integers alone, which is exact in
-every order.
+All members must compute the same signs on any processor: :func:`signs` sums integers only, which is exact in every
+order.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
 
 _AT_ONCE = 1 << 19
-"""Coefficients in one gather: 3 MiB of places and values of 32 bits."""
-_PLACE = 2
-"""Bytes of a place on its way."""
+"""Coefficients in one gather: 3 MiB of indices and values of 32 bits."""
+_INDEX_BYTES = 2
+"""Bytes of an index on the wire."""
 _TILE = 1 << 22
-"""Elements that are transformed at once."""
+"""Elements that are transformed at the same time."""
 _BITS = 20
-"""Of the integers for coefficients and for the transform."""
-_LARGEST = 256
-"""The largest chunk: the sums of :func:`signs` stay below 2^53, and 16 bits number its places."""
+"""Precision of the integers for coefficients and for the transform."""
+_MAX_CHUNK = 256
+"""Largest chunk: the sums of :func:`signs` stay below 2^53, and 16 bits index its elements."""
 _LOSS: Mapping[Start, float] = {"pretrained": 0.010, "scratch": 0.075}
-"""Over per-step averaging with AdamW, means of three seeds: ``benchmarks/strategies.py``, 240 steps. The paper, with
-300 M and 1 B parameters from scratch and thousands of steps, has none (arXiv 2411.19870 v2)."""
+"""Loss over per-step averaging with AdamW, means of three seeds: ``benchmarks/strategies.py``, 240 steps. The paper,
+with 300 M and 1 B parameters from scratch and thousands of steps, reports none (arXiv 2411.19870 v2)."""
 _GAIN: Mapping[Start, float] = {"pretrained": 0.90, "scratch": 0.17}
-"""Share of the gain of per-step averaging over one machine that is kept, of the same runs."""
+"""Share of per-step averaging's gain over one machine, of the same runs."""
 
 
 class DemoOptions(Section):
     """Options of :class:`Demo`."""
 
-    chunk: int = option(64, "rows and columns of a block that is transformed by itself", ge=1, le=_LARGEST)
-    topk: int = option(32, "coefficients that each block sends in a step", ge=1, le=_LARGEST**2)
+    chunk: int = option(64, "rows and columns of a block that is transformed by itself", ge=1, le=_MAX_CHUNK)
+    topk: int = option(32, "coefficients that each block sends in a step", ge=1, le=_MAX_CHUNK**2)
     decay: float = option(0.999, "what is left of the momentum after a step", ge=0, lt=1)
 
 
 class DemoCosts(OwnCosts[DemoOptions]):
-    """Few coefficients in every step, from everybody to all; here of matrices large beside a chunk, in fp32."""
+    """Few coefficients in every step, from every member to all; for matrices much larger than a chunk, in fp32."""
 
     gathers = True
     codecs = ("fp32", "bf16")
     exact = False
     vectors = 1  # momentum
-    merge_ns = 50.0  # of 1.3 M weights: transforms, top-k, and the transform of the sum back
+    merge_ns = 50.0  # of 1.3 M weights: transforms, top-k, and the inverse transform of the sum
     sources: ClassVar[Mapping[str, str]] = {
         "demo": "DeMo: own check, 0.9 M parameters, three seeds; in the paper at 1 B as AdamW (arXiv 2411.19870)"
     }
@@ -85,7 +85,7 @@ class DemoCosts(OwnCosts[DemoOptions]):
 
     def elements(self, trainable: int) -> int:
         share = min(1.0, self._options.topk / self._options.chunk**2)
-        return math.ceil(1.5 * share * trainable)  # a place takes half of a value
+        return math.ceil(1.5 * share * trainable)  # an index takes half of a value
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         return Learning(merge_efficiency(worth, _GAIN[course.start]), _LOSS[course.start], ("demo",))
@@ -106,14 +106,14 @@ def _matrix(size: int, device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def _whole_matrix(size: int, device: torch.device) -> torch.Tensor:
+def _integer_matrix(size: int, device: torch.device) -> torch.Tensor:
     """Return :func:`transform` in integers of 20 bits, as fp64."""
     return (transform(size) * 2.0**_BITS).round_().to(device)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a tensor is cut."""
+    """Division of a tensor into chunks."""
 
     rows: int
     columns: int
@@ -122,36 +122,36 @@ class Chunks:
 
     @classmethod
     def of(cls, shape: Sequence[int], chunk: int) -> Chunks:
-        """Return how a tensor of a shape is cut into chunks of at most ``chunk`` by ``chunk``."""
+        """Return the division of a tensor into chunks of at most ``chunk`` by ``chunk``."""
         rows = shape[0] if len(shape) > 1 else 1
         columns = math.prod(shape[1:] if len(shape) > 1 else shape)
         return cls(rows, columns, min(chunk, rows), min(chunk, columns))
 
     @property
     def size(self) -> int:
-        """Elements of one."""
+        """Elements of a chunk."""
         return self.height * self.width
 
     @property
     def number(self) -> int:
-        """How many there are; none of an empty tensor."""
+        """Number of chunks; 0 for an empty tensor."""
         return -(-self.rows // self.height) * -(-self.columns // self.width) if self.size else 0
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor as chunks: [number, height, width]."""
+        """Return the chunks of a tensor: [number, height, width]."""
         down, right = -self.rows % self.height, -self.columns % self.width
         filled = torch.nn.functional.pad(tensor.reshape(self.rows, self.columns), (0, right, 0, down))
         blocks = filled.view(-1, self.height, filled.shape[1] // self.width, self.width)
         return blocks.transpose(1, 2).reshape(-1, self.height, self.width)
 
     def joined(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Return what was cut as a matrix of the tensor's rows and columns."""
+        """Undo :meth:`cut`: return a matrix of the tensor's rows and columns."""
         across = -(-self.columns // self.width)
         blocks = chunks.view(-1, across, self.height, self.width).transpose(1, 2)
         return blocks.reshape(-1, across * self.width)[: self.rows, : self.columns]
 
     def encoded(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Return the coefficients of chunks, a row for each chunk."""
+        """Return the DCT coefficients of chunks, a row for each chunk."""
         left, right = (_matrix(size, chunks.device) for size in (self.height, self.width))
         return (left @ chunks @ right.T).flatten(1)
 
@@ -162,34 +162,34 @@ class Chunks:
 
 
 def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return the signs of what coefficients stand for, as int8 [number, height, width]; the same bits everywhere.
+    """Return the signs of the inverse transform as int8 [number, height, width]; the same bits on every machine.
 
     Coefficients and transform are rounded to integers of 20 bits. All sums of their products are integers below 2^53,
-    which fp64 holds, so neither their order nor the processor matters.
+    exact in fp64, so that neither their order nor the processor matters.
 
     Args:
-        coefficients: fp32 or fp64, a row for each chunk. A row may be of any scale, for signs are of none.
+        coefficients: fp32 or fp64, a row for each chunk. The scale of a row does not matter.
     """
     peak = coefficients.abs().amax(1, keepdim=True)
     power = torch.where(peak > 0, peak / torch.frexp(peak).mantissa, torch.ones_like(peak))
     integers = (coefficients.double() / power.double() * 2.0**_BITS).round_()
-    left, right = (_whole_matrix(size, coefficients.device) for size in (height, width))
+    left, right = (_integer_matrix(size, coefficients.device) for size in (height, width))
     half_transformed = (left.T @ integers.view(-1, height, width)).mul_(2.0**-_BITS).round_()
     return (half_transformed @ right).sign_().to(torch.int8)
 
 
 def _raw(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of values, flat; on their device, if it is one that copies by itself."""
+    """Return the bytes of values, flat; on their device if it copies asynchronously, else on the host."""
     return (values if is_asynchronous(values.device) else values.cpu()).view(torch.uint8).reshape(-1)
 
 
-def _where_signs_are(device: torch.device) -> torch.device:
-    return torch.device("cpu") if device.type == "mps" else device  # it has no fp64
+def _device_of_signs(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "mps" else device  # MPS has no fp64
 
 
 @register
 class Demo(GradientStrategy):
-    """Send the largest coefficients of the momentum."""
+    """Send the largest DCT coefficients of the momentum, and step by the sign of their mean."""
 
     name: ClassVar[str] = "demo"
     summary: ClassVar[str] = "few coefficients of each member's momentum in every step; an optimizer of signs itself"
@@ -228,19 +228,19 @@ class Demo(GradientStrategy):
         self._weight = weight
 
     def gradients(self) -> None:
-        """Leave the sign of the members' mean in every gradient."""
+        """Set every gradient to the sign of the members' mean."""
         with torch.no_grad():
             if self._has_unfit():
                 self._weight = 0.0
             coded: Iterable[Any] = ((numbers, self._coded(numbers)) for numbers in self._groups())
             if any(is_asynchronous(parameter.device) for parameter in self._parameters):
-                coded = list(coded)  # a device has all to do before the host waits for the first
+                coded = list(coded)  # so that the device has all its work before the host waits
             started = [(numbers, self._sent(numbers, *encoded)) for numbers, encoded in coded]
             for numbers, under_way in started:
                 self._take(numbers, under_way)
 
     def _has_unfit(self) -> bool:
-        """Say which of this member's gradients is not finite; then none of this step counts."""
+        """Return whether one of this member's gradients is not finite, and count it; the step then has weight 0."""
         gradients = {p: p.grad for p in self._parameters if p.grad is not None and p.grad.numel()}
         norms = torch._foreach_norm(list(gradients.values()), math.inf) if gradients else ()
         largest: list[float] = (
@@ -250,14 +250,14 @@ class Demo(GradientStrategy):
         self._refusals.note(non_finite and f"step {self._step + 1}: the gradient of {non_finite}")
         return bool(non_finite)
 
-    # ------------------------------------------------------------------------------------------------- what is sent
+    # ------------------------------------------------------------------------------------------------- sending
 
     def _count(self, number: int) -> int:
-        """Return how many coefficients of a chunk of a parameter are sent."""
+        """Return the number of coefficients that each chunk of a parameter sends."""
         return min(self._options.topk, self._chunks[number].size)
 
     def _groups(self) -> Iterator[list[int]]:
-        """Yield the numbers of parameters whose coefficients go together: enough of them, and no more than needed."""
+        """Yield groups of parameter numbers whose coefficients fill one gather."""
         group, size = list[int](), 0
         for number, chunks in enumerate(self._chunks):
             group.append(number)
@@ -269,29 +269,29 @@ class Demo(GradientStrategy):
             yield group
 
     def _coded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Take what is sent out of the momentum of some parameters; return its places and values as they travel, which
-        the device may still compute."""
+        """Extract the coefficients of some parameters from the momentum; return indices and values as bytes, which the
+        device may still be computing."""
         extracted = [self._extracted(number) for number in numbers if self._chunks[number].number]
         return [indices for indices, _ in extracted], [values for _, values in extracted]
 
     def _sent(
         self, numbers: list[int], indices: list[torch.Tensor], values: list[torch.Tensor]
     ) -> list[Pending[dict[int, bytes]]]:
-        """Start to send places and values."""
+        """Start to send indices and values."""
         data = to_host([*indices, *values], torch.uint8).numpy()
-        count, width, under_way = sum(map(len, indices)) // _PLACE, self._codec.max_encoded_bytes(1), []
-        index_bytes, value_bytes = data[: _PLACE * count], data[_PLACE * count :]
+        count, width, under_way = sum(map(len, indices)) // _INDEX_BYTES, self._codec.max_encoded_bytes(1), []
+        index_bytes, value_bytes = data[: _INDEX_BYTES * count], data[_INDEX_BYTES * count :]
         for start in range(0, count, _AT_ONCE):
             stop = start + _AT_ONCE
             piece = (
-                index_bytes[_PLACE * start : _PLACE * stop].tobytes()
+                index_bytes[_INDEX_BYTES * start : _INDEX_BYTES * stop].tobytes()
                 + value_bytes[width * start : width * stop].tobytes()
             )
             under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", piece))
         return under_way
 
     def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places and values of the coefficients that a parameter sends, chunk after chunk, as bytes."""
+        """Return indices and values of the coefficients that a parameter sends, chunk after chunk, as bytes."""
         parameter, momentum, chunks = self._parameters[number], self._momenta[number], self._chunks[number]
         momentum.mul_(self._options.decay)
         if parameter.grad is not None and self._weight > 0.0:
@@ -304,15 +304,15 @@ class Demo(GradientStrategy):
         momentum.sub_(chunks.joined(chunks.decoded(sent)).reshape(-1))
         return _raw(indices.to(torch.int16)), _raw(values)
 
-    # ---------------------------------------------------------------------------------------------- what comes back
+    # ---------------------------------------------------------------------------------------------- receiving
 
     def _take(self, numbers: Sequence[int], under_way: Sequence[Pending[dict[int, bytes]]]) -> None:
-        """Put the sign of the mean into the gradients of parameters whose coefficients went together."""
+        """Set the gradients of a group of parameters to the sign of the mean."""
         payloads = [pending.wait() for pending in under_way]
         if payloads:
             self._members = tuple(sorted(payloads[-1]))
         counts = [self._chunks[number].number * self._count(number) for number in numbers]
-        device = _where_signs_are(self._parameters[numbers[0]].device)
+        device = _device_of_signs(self._parameters[numbers[0]].device)
         coefficients = [
             (to_device(indices, device), to_device(values, device))
             for indices, values in self._of_members(payloads, sum(counts))
@@ -330,10 +330,10 @@ class Demo(GradientStrategy):
     def _of_members(
         self, payloads: Sequence[Mapping[int, bytes]], count: int
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return places and values of all members by rank; zeros for what one has not sent.
+        """Return indices and values of all members in rank order, with zeros for missing ones.
 
         Raises:
-            ExchangeError: one of them sent what can be none.
+            ExchangeError: a member sent malformed data.
         """
         coefficients = []
         width = self._codec.max_encoded_bytes(1)
@@ -359,7 +359,7 @@ class Demo(GradientStrategy):
     def _update(self, number: int, coefficients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Return the signs of the members' mean for a parameter, as a matrix of its chunks' rows and columns."""
         chunks, count = self._chunks[number], self._count(number)
-        device = _where_signs_are(self._parameters[number].device)
+        device = _device_of_signs(self._parameters[number].device)
         chunk_signs, step = [], max(1, _TILE // chunks.size)
         for first_chunk in range(0, chunks.number, step):
             rows = min(step, chunks.number - first_chunk)
@@ -368,15 +368,13 @@ class Demo(GradientStrategy):
             for (
                 indices,
                 values,
-            ) in coefficients:  # places of one member are different ones, so the order is that of the ranks
+            ) in coefficients:  # a member's indices are distinct, so sums are in rank order
                 span = slice(first_chunk * count, (first_chunk + rows) * count)
                 row_indices = indices[span].view(rows, count).clamp(max=chunks.size - 1).to(device)
                 sent = values[span].view(rows, count).to(device)
                 total.scatter_add_(1, row_indices, sent)
-                senders.scatter_add_(
-                    1, row_indices, (sent != 0.0).float()
-                )  # a member without samples may have nothing to say
-            # Processors agree on a quotient in fp64; some round one in fp32 otherwise.
+                senders.scatter_add_(1, row_indices, (sent != 0.0).float())  # zeros: a member without samples
+            # Processors agree on quotients in fp64, but not on those in fp32.
             chunk_signs.append(signs(total.double() / senders.clamp(min=1.0), chunks.height, chunks.width))
         return chunks.joined(torch.cat(chunk_signs))
 

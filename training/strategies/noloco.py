@@ -1,27 +1,27 @@
-"""NoLoCo: pairs that change from round to round, and no mean of all.
+"""NoLoCo: random pairs average in every round, without a mean of all members.
 
 Kolehmainen et al. 2025 (arXiv 2506.10911). Member i trains for ``H`` steps from its slow weights phi_i to theta_i. Then
-it meets one other member j, drawn anew in every round, and with ``Delta = phi - theta``, both means over {i, j}::
+it is paired with a random member j, and with ``Delta = phi - theta`` and means over {i, j}::
 
     delta_i <- alpha delta_i - beta mean(Delta) - gamma (phi_i - mean(phi))
     phi_i   <- phi_i + delta_i,    theta_i <- phi_i
 
-This is the paper's variant of Nesterov's momentum: ``outer_momentum`` is alpha, ``outer_lr`` beta, and the last term,
-whose ``gossip`` is gamma, pulls a pair's slow weights together; delta_i stays with its member. The authors' experiments
-have alpha = 0.5, beta = gamma = 0.7, H = 50, and plain means; ``weighting = samples`` weighs Delta by the samples of
-the round. Slow weights of many members stay together for ``gamma < 2 (1 - alpha^2)``, from the second moments of their
-differences under random pairs without training; a larger gamma is refused. The paper also routes activations between
-pipeline stages at random, which members that hold whole models do not have.
+This is the paper's variant of Nesterov's momentum: ``outer_momentum`` is alpha, ``outer_lr`` beta, ``gossip`` is gamma,
+whose term pulls a pair's slow weights together; delta_i stays with its member. The authors' experiments have
+alpha = 0.5, beta = gamma = 0.7, H = 50, and plain means; ``weighting = samples`` weights Delta by the samples of the
+round. The slow weights of many members stay together if ``gamma < 2 (1 - alpha^2)``, by the second moments of their
+differences under random pairs without training; a larger gamma is rejected. The paper's random routing of activations
+between pipeline stages does not apply to members that hold whole models.
 
-A member sends and receives 2 N values a round, however many members there are. Pairs follow from the run's seed, the
-round, and who is there, which a greeting without content tells first: it is all that goes beyond a pair. With an odd
-number one member makes the outer step on its own. So does a pair of which one comes too late, as far as it does, and
-who is alone in the run trains as without a strategy. A member without samples, or whose weights are not finite, counts
-for nothing in mean(Delta) and takes its partner's.
+A member sends and receives 2 N values a round, independent of the number of members. Pairs follow from the run's seed,
+the round, and the live members, which a greeting without content shows first; nothing else leaves a pair. With an odd
+number of members one makes the outer step alone, and so does a pair as far as one of them is late. A member alone in
+the run trains as without a strategy. A member without samples, or whose weights are not finite, has no weight in
+mean(Delta) and takes its partner's.
 
-Members hold different weights. What is evaluated and saved is the plain mean of all, and after the last step all hold
-it. A newcomer starts from the slow weights of the member that lets it in, with delta = 0. ``drift`` is the largest
-distance of this member's slow weights from their pair's mean before the outer step, in the end from the mean of all.
+Members hold different weights. Evaluated and saved is the plain mean of all, and after the last step all hold it. A
+newcomer starts from the slow weights of its host, with delta = 0. ``drift`` is the largest distance of this member's
+slow weights from their pair's mean before the outer step, and at the end from the mean of all.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from training.strategies.weights import (
 )
 
 _RATES: Mapping[Start, tuple[float, float]] = {"scratch": (0.7, 0.5), "pretrained": (1.0, 0.0)}
-"""Outer learning rate and momentum: the authors'; a trained model takes the plain mean, as with ``diloco``."""
+"""Outer learning rate and momentum: the authors'; for a pretrained model the plain mean, as with ``diloco``."""
 
 _MORE_LOSS, _LESS_GAIN = 0.012, 0.12
-"""Than DiLoCo's, with 10 exchanges of a fine-tune: ``benchmarks/strategies.py``, means of three seeds."""
+"""Relative to DiLoCo, with 10 exchanges of a fine-tune: ``benchmarks/strategies.py``, means of three seeds."""
 
 
 class NoLoCoOptions(AveragingOptions):
@@ -119,7 +119,7 @@ class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
 
 @register
 class NoLoCo(InRounds):
-    """Meet another member every ``H`` steps."""
+    """Average with one random partner every ``H`` steps."""
 
     name: ClassVar[str] = "noloco"
     summary: ClassVar[str] = "changing pairs share an outer step every so many steps; the members' weights differ"
@@ -152,7 +152,7 @@ class NoLoCo(InRounds):
         self._averaged = False
 
     def finish(self) -> SyncEvent | None:
-        """Meet once more if there were steps since; then all members hold the mean of their slow weights."""
+        """End the last round if there were steps in it; then all members take the mean of their slow weights."""
         before = self._exchange.traffic.copy()
         if self._inner:
             self._end_round()
@@ -186,7 +186,7 @@ class NoLoCo(InRounds):
                 drift, _, correlation = differences(self._slow, mean)
             norm = float(torch.linalg.vector_norm(change)) if change_result.fit else None
             self._step(_taken(change_result, change), mean)
-        else:  # nobody to meet: the next partner finds this member where it is
+        else:  # no partner: the member continues from its own weights
             self._slow.copy_(current)
             self._momentum.zero_()
         self._begin_round()
@@ -196,7 +196,7 @@ class NoLoCo(InRounds):
         )
 
     def _step(self, mean_change: torch.Tensor, mean: torch.Tensor) -> None:
-        """Make the outer step; the means are given away."""
+        """Make the outer step; the means may be overwritten."""
         pull = torch.sub(self._slow, mean, out=mean).mul_(self._options.gossip)
         self._momentum.mul_(self._mu).sub_(mean_change.mul_(self._rate)).sub_(pull)
         self._slow.add_(self._momentum)
@@ -214,7 +214,7 @@ class NoLoCo(InRounds):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """The mean of all members' weights."""
+        """Hold the mean of all members' weights."""
         if self._averaged or self._alone:
             yield
             return
@@ -241,7 +241,7 @@ class NoLoCo(InRounds):
 
 
 def _taken(result: MeanResult, values: torch.Tensor) -> torch.Tensor:
-    """Return a pair's mean; what of this member's ``own`` came too late for it stays as it is."""
+    """Return a pair's mean, with this member's own ``values`` where they were too late for it."""
     if result.fit:
         for start, stop in result.left_out:
             result.mean[start:stop] = values[start:stop]

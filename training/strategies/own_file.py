@@ -1,8 +1,8 @@
-"""A strategy of one's own: ``strategy = "path/to/file.py:Class"``, or ``package.module:Class``.
+"""User-defined strategies: ``strategy = "path/to/file.py:Class"``, or ``package.module:Class``.
 
-The file need not lie in this folder, and nothing registers it. What only its code knows (its options, when it
-exchanges) is asked for where a run is planned or trained; until then its file is read, and nothing of it runs. So its
-options are a text, ``strategy_options = "share = 0.3, interval = 10"``, that becomes a section when the class is there.
+The file may be anywhere, and nothing registers it. Its code is run only where a run is planned or trained; before that
+the file is parsed, not executed. So its options are a text, ``strategy_options = "share = 0.3, interval = 10"``, which
+becomes a settings section once the class is loaded.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ else:
 
 
 def is_own(text: str) -> bool:
-    """Whether a text names one strategy of somebody's own."""
+    """Return whether a text names a single user-defined strategy."""
     return len(component_names(text)) == 1 and bool(own_code_in(text))
 
 
 def check(text: str) -> str:
-    """Return ``text`` if its file has such a class; a module is looked for when it is needed.
+    """Return the normalized ``text`` if its file defines the class; modules are looked up only when loaded.
 
     Raises:
-        BadInput: there is no such file, it is not Python, or it has no such class.
+        BadInput: the file does not exist, is not Python, or has no such class.
     """
     text = text.strip()
     path, _, name = text.rpartition(":")
@@ -64,14 +64,14 @@ def check(text: str) -> str:
 
 @functools.cache
 def class_of(text: str) -> type[Strategy]:
-    """Return the class, whose file is run for it.
+    """Load the class, which runs its file.
 
     Raises:
-        BadInput: it cannot be imported, or is no strategy that can be used.
+        BadInput: it cannot be imported, or is no usable strategy.
     """
     registered = strategies().keys()
     loaded = user_code.find_factory(check(text), "strategy")
-    for name in strategies().keys() - registered:  # registered it would be an owner of options here, and nowhere else
+    for name in strategies().keys() - registered:  # a registered name would own options on this machine only
         forget(name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise BadInput(f"{text} is no strategy", "derive it from training.strategies.base.Strategy")
@@ -83,7 +83,7 @@ def class_of(text: str) -> type[Strategy]:
 
 
 def text_of(kind: type[Strategy]) -> str:
-    """Return how settings name a class: by its name if it is registered, else by its file."""
+    """Return the name of a class in settings: its registered name, else ``file.py:Class``."""
     if strategies().get(kind.name) is kind:
         return kind.name
     try:
@@ -93,11 +93,13 @@ def text_of(kind: type[Strategy]) -> str:
 
 
 def described(strategy: object) -> tuple[str, dict[str, Any]]:
-    """Return how settings name what a script gives for a strategy (a name, a class, an instance, or a list of these),
-    and the options that an instance was made with.
+    """Return the name in settings of a strategy that a script passes, and the options of an instance.
+
+    Args:
+        strategy: a name, a class, an instance, or a list of these.
 
     Raises:
-        BadInput: it is nothing of that, or made of what settings do not hold.
+        BadInput: it is none of these, or an instance that was not made from settings.
     """
     if isinstance(strategy, str):
         return strategy, {}
@@ -115,7 +117,7 @@ def described(strategy: object) -> tuple[str, dict[str, Any]]:
 
 
 def _options_of(strategy: Strategy) -> dict[str, Any]:
-    """Return the options of the settings that an instance was made with, as far as they are not at their defaults."""
+    """Return the settings of an instance that differ from their defaults."""
     context, kind = getattr(strategy, "context", None), type(strategy)
     if not isinstance(context, StrategyContext):
         hint = "give the class, and its values as options of fit()"
@@ -134,7 +136,7 @@ def _options_of(strategy: Strategy) -> dict[str, Any]:
 
 
 def own_classes(settings: StrategySettings) -> list[type[Strategy]]:
-    """Return the classes of one's own among those that settings name.
+    """Return the user-defined classes that settings name.
 
     Raises:
         BadInput: see :func:`class_of`.
@@ -143,10 +145,10 @@ def own_classes(settings: StrategySettings) -> list[type[Strategy]]:
 
 
 def opened(settings: StrategySettings) -> StrategySettings:
-    """Return settings in which the options of strategies of one's own are sections, as those of all others.
+    """Load user-defined strategies, and return settings in which their options are sections like those of others.
 
     Raises:
-        BadInput: there is no such option, or a value does not fit.
+        BadInput: an option does not exist, or a value is invalid.
     """
     options, sections, kinds = _pairs(settings.strategy_options), dict(settings.owned), own_classes(settings)
     for kind in kinds:
@@ -167,7 +169,7 @@ def opened(settings: StrategySettings) -> StrategySettings:
 
 
 def closed(settings: StrategySettings) -> StrategySettings:
-    """Return opened settings as a document can hold them: :func:`opened` undone."""
+    """Undo :func:`opened`: return settings that can be written to a document."""
     texts = [
         f"{kind.name}.{field} = {as_text(getattr(section, field))}"
         for kind in own_classes(settings)
@@ -181,8 +183,10 @@ def closed(settings: StrategySettings) -> StrategySettings:
 
 
 def as_own_code(settings: StrategySettings) -> StrategySettings:
-    """Return settings for machines that may lack the packages with strategies which are installed here: none of them
-    is an owner of options there, and one that is used is named as code of one's own."""
+    """Return settings for machines that may lack packages with strategies which are installed here.
+
+    Strategies of such packages are named as user code, and own no options.
+    """
     installed_strategies, texts, option_texts = (
         installed(),
         [],
@@ -206,17 +210,17 @@ def as_own_code(settings: StrategySettings) -> StrategySettings:
 
 
 def rhythm_of(settings: StrategySettings) -> Rhythm:
-    """Return when members synchronise."""
+    """Return how often members synchronise."""
     return strategy_class(settings.strategy).rhythm(opened(settings))
 
 
 def rehearsed(settings: StrategySettings, interval: int) -> StrategySettings:
-    """Return settings with which synchronisations are at most ``interval`` steps apart."""
+    """Return settings for a short trial, with synchronisations at most ``interval`` steps apart."""
     return closed(strategy_class(settings.strategy).rehearsed(opened(settings), interval))
 
 
 def _place(settings: StrategySettings, kind: type[Strategy]) -> str:
-    """Return under which name the options of a class are: a class may have those of one that it is derived from."""
+    """Return the section name of a class's options: a subclass may use the options of its base class."""
     same_section = (name for name, section in settings.owned.items() if type(section) is kind.options is not Section)
     return next(same_section, kind.name)
 

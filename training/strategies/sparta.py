@@ -1,21 +1,22 @@
-"""SPARTA: in every step, a small share of the weights is averaged over the members.
+"""SPARTA: a small share of the weights is averaged over the members in every step.
 
 Beton et al. 2025, "Improving the efficiency of distributed training using sparse parameter averaging" (MCDC at ICLR
-2025). Every member makes its own steps. After step t all of them average the weights theta[S_t] of one subset S_t of a
-share p of all trainable weights::
+2025). Every member makes its own steps. After step t all average the weights theta[S_t] of a subset S_t, a share p of
+all trainable weights::
 
     theta_i[S_t] <- 1/n sum_j theta_j[S_t]
 
-The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so that only values
-travel, 4 p N bytes in fp32, and who comes later needs nothing to know them. ``selection`` names them as ExoGym's index
-selectors do, which take them from each tensor for itself. With a ``delay`` of d steps, training goes
-on meanwhile, and its steps are kept: what was sent after step t is merged after step t + d, ``theta += mean - sent``.
+The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so only values are sent, 4
+p N bytes in fp32, and a newcomer needs no state to compute them. ``selection`` has the names of ExoGym's index
+selectors, which select in each tensor separately. With a ``delay`` of d steps training continues during an exchange,
+and its steps are kept: what was sent after step t is merged after step t + d, ``theta += mean - sent``.
 
-The mean is a plain one, as in the paper; ``weighting = samples`` weighs members by the samples since their last
-exchange. Members differ on purpose. What is evaluated and saved is the plain mean of all their weights, 4 N bytes each
-time, and after the last step all hold it. A newcomer begins with the weights of the member that lets it in. Who comes
-too late to a mean takes it as the others do. ``drift`` is the largest distance of this member's weights from the mean
-they were in. ``error_feedback`` has nothing to do here: rounding a weight once does not add up.
+The mean is plain, as in the paper; ``weighting = samples`` weights members by the samples since their last exchange.
+Members differ by design. Evaluated and saved is the plain mean of all their weights, 4 N bytes each time, and after the
+last step all hold it. A newcomer starts with the weights of its host. A member that is too late for a mean takes it
+like the others. ``drift`` is the largest distance of this member's weights from their mean. ``error_feedback`` has no
+use
+here: errors of rounding a weight once do not add up.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 Selection = Literal["random", "shuffled", "partitioned"]
 _GAIN: Mapping[Start, Mapping[int, float]] = {"pretrained": {5: 0.23, 50: 0.45}, "scratch": {5: 0.08, 50: 0.15}}
-"""Share of the gain of per-step averaging over one machine that is kept, by how many of 1000 weights a step averages:
+"""Share of per-step averaging's gain over one machine, by how many of 1000 weights a step averages:
 ``benchmarks/strategies.py``, a language model (from scratch with 50: an earlier check of 300 steps)."""
 _LOSS: Mapping[Start, Mapping[int, float]] = {"pretrained": {5: 0.074, 50: 0.057}, "scratch": {5: 0.084, 50: 0.059}}
 """Loss over per-step averaging, of the same runs."""
@@ -88,11 +89,11 @@ class SpartaOptions(Section):
 
     @property
     def longest_delay(self) -> int:
-        """Up to which no weight is often under way more than once: a difference taken out twice turns over."""
+        """Longest delay at which a weight is rarely in flight twice: the same difference applied twice overshoots."""
         return max(self.interval, int(0.5 * self.interval / self.share))
 
     def chosen(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
-        """Return which of ``size`` weights exchange ``number`` of a run averages, ascending; no two are the same."""
+        """Return the indices of ``size`` weights that exchange ``number`` of a run averages, ascending and distinct."""
         count = min(size, max(1, round(self.share * size)))
         cycle, position = divmod(number, math.ceil(size / count)) if count else (0, 0)
         if self.selection == "random":
@@ -103,14 +104,14 @@ class SpartaOptions(Section):
 
 
 class SpartaCosts(OwnCosts[SpartaOptions]):
-    """Few values at every exchange, and all of them where the mean is evaluated."""
+    """Few values at every exchange, and all weights at every evaluation."""
 
     codecs = ("fp32", "bf16", "fp16")
     exact = False
     vectors = 2  # of an evaluation: own weights and their mean
     on_device = False
     interval_option = "sparta.interval"
-    merge_ns = 2.0  # of the choice of 0.5 % of 37.7 M weights, and of taking and putting them
+    merge_ns = 2.0  # selecting, reading and writing 0.5 % of 37.7 M weights
     sources: ClassVar[Mapping[str, str]] = {
         "sparta": "SPARTA of 0.5 and 5 %: own check, 0.9 M parameters, 4 members; the paper trains longer"
     }
@@ -147,24 +148,24 @@ class SpartaCosts(OwnCosts[SpartaOptions]):
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of an exchange, but for its mean."""
+    """Result of an exchange, without its mean."""
 
     members: tuple[int, ...]
     late: bool
-    """Part of what this member sent is not in the mean."""
+    """Part of this member's contribution is not in the mean."""
     unfit: str
-    """A parameter of this member that is not finite, for which all of it was refused."""
+    """Parameter of this member that is not finite, so that its contribution was refused; empty: all are finite."""
     empty: bool
-    """There is no mean."""
+    """No member contributed: there is no mean."""
 
 
 @dataclass
 class _Sent:
-    """An exchange under way."""
+    """An exchange in flight."""
 
     step: int
     values: torch.Tensor
-    """What this member gave."""
+    """This member's contribution."""
     pending: Pending[MeanResult] | None = None
     mean: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     outcome: _Outcome | None = None
@@ -178,7 +179,7 @@ class Sparta(Strategy):
     summary: ClassVar[str] = "a small share of the weights averaged in every step; the members' weights differ"
     options = SpartaOptions
     costs = SpartaCosts(SpartaOptions())
-    raises_rate = ()  # a weight is averaged too seldom: ended worse with it than one machine alone, trained too
+    raises_rate = ()  # a weight is averaged too rarely: with it all models ended worse than on one machine
     equal = "never"
 
     def __init__(self, context: StrategyContext) -> None:
@@ -238,7 +239,7 @@ class Sparta(Strategy):
         return report
 
     def finish(self) -> SyncEvent | None:
-        """Merge what is under way, and then all weights: every member holds their mean after it."""
+        """Merge what is in flight, then average all weights: afterwards every member holds their mean."""
         if self._alone:
             return None
         while self._under_way:
@@ -257,12 +258,13 @@ class Sparta(Strategy):
         return step // self._options.interval
 
     def _chosen(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the numbers of the parameters of which a part is exchanged after a step, and which part."""
+        """Yield parameter numbers with the indices of their weights that are exchanged after a step."""
         size = int(self._ends[-1]) if len(self._ends) else 0
         chosen = self._options.chosen(self._number(step), size, self.context.seed)
         starts = [0, *np.searchsorted(chosen, self._ends).tolist()]
         sizes = [parameter.numel() for parameter in self._parameters]
-        chosen -= np.repeat(self._ends - np.array(sizes), np.diff(starts))  # from places in all to those in each
+        # From indices in all weights to those in each parameter.
+        chosen -= np.repeat(self._ends - np.array(sizes), np.diff(starts))
         indices = to_device(torch.from_numpy(chosen), self._parameters[0].device)
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             if start < stop:
@@ -291,7 +293,7 @@ class Sparta(Strategy):
         return sent.outcome
 
     def _unfit(self, sent: _Sent) -> str:
-        """Return the name of the first parameter of which a part that was sent is not finite."""
+        """Return the name of the first parameter with a sent value that is not finite."""
         offset = 0
         for number, indices in self._chosen(sent.step):
             if not self._codec.carries(sent.values[offset : offset + indices.numel()]):
@@ -300,7 +302,7 @@ class Sparta(Strategy):
         return "a parameter"
 
     def _merge(self) -> SyncEvent:
-        """Take the mean of the oldest exchange under way."""
+        """Merge the oldest exchange in flight."""
         sent = self._under_way[0]
         outcome = self._settle(sent)
         self._under_way.popleft()
@@ -318,7 +320,7 @@ class Sparta(Strategy):
         for number, indices in self._chosen(sent.step):
             parameter, span = self._parameters[number], slice(offset, offset + indices.numel())
             offset += indices.numel()
-            flat = parameter.detach().reshape(-1)  # of one that does not lie row by row a copy
+            flat = parameter.detach().reshape(-1)  # a copy if the parameter is not contiguous
             mean = sent.mean[span].to(flat.device)
             if keep_steps:
                 mean = flat[indices] + (mean - sent.values[span].to(flat.device))
@@ -349,7 +351,8 @@ class Sparta(Strategy):
     # ---------------------------------------------------------------------------------------------------- snapshots
 
     def _came_to_something(self) -> list[_Sent]:
-        """Wait for what is under way, and return what has a result: where the group is gone, the rest never began."""
+        """Wait for the exchanges in flight, and return those with a result; if the group is lost, others did not
+        begin."""
         for sent in self._under_way:
             try:
                 self._settle(sent)

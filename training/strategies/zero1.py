@@ -136,11 +136,13 @@ def divided(sizes: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> li
     return owners
 
 
-def partner(position: int, round_index: int, size: int) -> int:
-    """Return the opponent of ``position`` in a round of a round-robin tournament of ``size``; itself in a bye.
+def _ownership(handshakes: Mapping[int, StepHandshake]) -> dict[int, tuple[bool, frozenset[int]]]:
+    return {rank: (handshake.took_part, handshake.owned) for rank, handshake in handshakes.items()}
 
-    There are ``size - 1`` rounds, or ``size`` if that is odd.
-    """
+
+def partner(position: int, round_index: int, size: int) -> int:
+    """Return the opponent of ``position`` in a round of a round-robin tournament of ``size``; itself in a bye. There
+    are ``size - 1`` rounds, or ``size`` if that is odd."""
     even = size + size % 2
     opponent = (round_index - position) % (even - 1) if position < even - 1 else round_index * (even // 2) % (even - 1)
     opponent = even - 1 if opponent == position else opponent
@@ -226,10 +228,9 @@ class ZeRO1(GradientStrategy):
         ranks, rank = sorted(self._shards), self._exchange.rank
         position, size = ranks.index(rank), len(ranks)
         partners = [ranks[partner(position, round_index, size)] for round_index in range(size + size % 2 - 1)]
-        parcels: list[tuple[Group | None, bytes]] = [
-            ((rank,), b"") if peer == rank else (tuple(sorted((rank, peer))), gradient_bytes.get(peer, b""))
-            for peer in partners
-        ]
+        pairs = [(rank,) if peer == rank else tuple(sorted((rank, peer))) for peer in partners]
+        outgoing = [b"" if peer == rank else gradient_bytes.get(peer, b"") for peer in partners]
+        parcels: list[tuple[Group | None, bytes]] = list(zip(pairs, outgoing, strict=True))
         longest = max(bucket.elements * _FP32 + len(bucket.flags) for bucket in self._shards.values())
         received = {rank: gradient_bytes.get(rank, b"")}
         for peer, replies in zip(partners, self._sent("gradients", parcels, longest), strict=True):
@@ -311,24 +312,19 @@ class ZeRO1(GradientStrategy):
     def _divide(self) -> None:
         assert self._greeting is not None
         handshake_bytes = self._greeting.wait()
-        decoded = {
-            rank: StepHandshake.read(data, len(self._parameters)) for rank, data in sorted(handshake_bytes.items())
-        }
+        size = len(self._parameters)
+        decoded = {rank: StepHandshake.read(data, size) for rank, data in sorted(handshake_bytes.items())}
         handshakes = {rank: handshake for rank, handshake in decoded.items() if handshake is not None}
         if self._exchange.rank not in handshakes:
             raise ExchangeError("the others do not hear what this machine says of its step")
-        is_unchanged = {r: (g.took_part, g.owned) for r, g in handshakes.items()} == {
-            r: (g.took_part, g.owned) for r, g in self._handshakes.items()
-        }
-        self._greeting, self._handshakes = None, handshakes
+        before, self._greeting, self._handshakes = self._handshakes, None, handshakes
+        is_unchanged = _ownership(handshakes) == _ownership(before)
         if is_unchanged and self._shards:
             return
         owners = divided([parameter.numel() for parameter in self._parameters], handshakes)
         self._move(owners, handshakes)
-        self._shards = {
-            rank: Bucket([p for p, owner in zip(self._parameters, owners, strict=True) if owner == rank])
-            for rank in handshakes
-        }
+        pairs = list(zip(self._parameters, owners, strict=True))
+        self._shards = {rank: Bucket([p for p, owner in pairs if owner == rank]) for rank in handshakes}
         self._owned = frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
         self._took_part = True
 

@@ -1,12 +1,12 @@
-"""What happens to the gradients of one bucket between packing and unpacking.
+"""Base class and registry of gradient compressors: what happens to a bucket between packing and unpacking.
 
-A compressor is one file of this folder, with its options and what it costs; per-step averaging finds it by its name
-(``allreduce.compressor``). There is an object for every bucket, which is called in every step::
+A compressor is one file in this folder, with its options and costs; per-step averaging finds it by its name
+(``allreduce.compressor``). There is one object for every bucket. In every step::
 
-    compressor.start(values, turn)    # as soon as the bucket's gradients are final, mostly while backward runs
-    compressor.go_on()                # after backward, in the order of the buckets: start what follows the first mean
-    result = compressor.wait()        # the mean gradient: the same bits on every member
-    compressor.settle()               # the step counts; without it everything stays as it was before start
+    compressor.start(values, step_context)  # when the bucket's gradients are final, mostly while backward runs
+    compressor.go_on()                      # after backward, in bucket order: start what depends on the first mean
+    result = compressor.wait()              # the mean gradient: the same bits on every member
+    compressor.settle()                     # accept the step; without it the state stays as it was before start
 
 Every member calls them in the same order, so :meth:`Compressor.go_on` may start exchanges.
 """
@@ -30,21 +30,21 @@ from training.lazy import torch
 
 @dataclass(frozen=True)
 class BucketContext:
-    """Where a compressor works."""
+    """The bucket and run that a compressor works for."""
 
     index: int
-    """Of its bucket; the same parameters on every member."""
+    """Index of the bucket; the same parameters on every member."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the bucket's tensors."""
+    """Shapes of the bucket's tensors."""
     exchange: Exchange
     codec: Codec
     settings: StrategySettings
     total_steps: int = 0
-    """Of the run."""
+    """Steps of the run."""
     seed: int = 0
-    """The run's."""
+    """Seed of the run."""
     momentum: float = 0.0
-    """Of the optimizer, where the compressor has taken that over."""
+    """The optimizer's momentum, if the compressor has taken it over."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class StepContext:
 
     step: int
     weight: float
-    """Of this member's gradient; 0: it has none."""
+    """Weight of this member's gradient; 0: it has none."""
     flags: bytes
-    """Which of the tensors have a gradient here, a bit each from the lowest one on; they go with the first mean."""
+    """One bit for each tensor with a gradient on this member, from the lowest bit; sent with the first mean."""
 
 
 def unused(shapes: Sequence[Sequence[int]], flags: bytes) -> Iterator[slice]:
-    """Yield where in a bucket those of its tensors are that have no gradient on any member: so nobody gets one.
+    """Yield the slices of a bucket's tensors that have no gradient on any member.
 
     Args:
-        shapes: of all its tensors.
-        flags: of a mean, see :attr:`StepContext.flags`.
+        shapes: of all tensors of the bucket.
+        flags: combined in a mean, see :attr:`StepContext.flags`.
     """
     bits, start = int.from_bytes(flags, "little"), 0
     for number, shape in enumerate(shapes):
@@ -75,45 +75,45 @@ def unused(shapes: Sequence[Sequence[int]], flags: bytes) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Price:
-    """What a compressor costs, as :class:`~training.strategies.costs.CostModel` has it."""
+    """Costs of a compressor, see :class:`~training.strategies.costs.CostModel`."""
 
     codecs: tuple[str, ...]
-    """What may carry it; its own first."""
+    """Codecs that it may use; its default first."""
     elements: Callable[[int], int]
-    """How many values of a codec travel, by the trainable parameters."""
+    """Returns how many values are sent for a number of trainable parameters."""
     vectors: int
-    """Vectors of all trainable parameters in fp32 that it keeps, the mean among them."""
+    """Fp32 vectors of all trainable parameters that it keeps, including the mean."""
     merge_ns: float
-    """Nanoseconds of one core for a trainable parameter."""
+    """Nanoseconds of one core for each trainable parameter."""
     early: float
-    """Share of the exchange that can begin while backward runs."""
+    """Share of the exchange that can start while backward runs."""
     source: str
-    """What is known of its loss, in a line."""
+    """Source of what is known about its loss, one line."""
 
 
 class Compressor(ABC):
-    """How the gradients of one bucket travel."""
+    """Base class: sends the gradients of one bucket."""
 
     name: ClassVar[str]
-    """In settings."""
+    """Name in settings."""
     summary: ClassVar[str]
-    """What it does, in a few words."""
+    """A few words for lists."""
     options: ClassVar[type[Section]] = Section
-    """Options of its own, which are ``allreduce``'s; so their names begin with its name."""
+    """Its options, which become those of ``allreduce``; so their names start with the compressor's."""
     clips: ClassVar[bool] = False
-    """Whether each member's own gradient is clipped before it, and not the mean after it."""
+    """Whether each member's own gradient is clipped before compression, instead of the mean after it."""
 
     @classmethod
     @abstractmethod
     def price(cls, settings: Owning) -> Price:
-        """Return what it costs with its options in ``settings``."""
+        """Return the costs with the options in ``settings``."""
 
     @classmethod
     def take_over(cls, optimizer: torch.optim.Optimizer) -> float:
-        """Take from the optimizer what the compressor does itself, before the first step; return the momentum.
+        """Take over the optimizer's momentum before the first step, if the compressor applies it; return it.
 
         Raises:
-            BadInput: it does not go with this optimizer.
+            BadInput: it does not work with this optimizer.
         """
         return 0.0
 
@@ -125,31 +125,31 @@ class Compressor(ABC):
         """Start to send.
 
         Args:
-            values: this member's gradients, flat fp32 without a loss scale, zeros where it has none. The compressor may
+            values: this member's gradients, flat fp32 without loss scale, zeros for missing ones. The compressor may
                 keep and overwrite them.
         """
 
     def go_on(self) -> None:
-        """Start what follows from the first mean."""
+        """Start what depends on the first mean."""
 
     @abstractmethod
     def wait(self) -> MeanResult:
-        """Return the mean gradient, flat fp32, and what became of this member's contribution."""
+        """Return the mean gradient, flat fp32, and the fate of this member's contribution."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Keep what is not in the mean that :meth:`wait` gave."""
+        """Keep as residual what is not in the mean that :meth:`wait` returned."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors of a member's snapshot; their names tell buckets apart."""
+        """Return the tensors of a snapshot; their names contain the bucket's index."""
         return {}
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
-        """Those of them that belong to the group."""
+        """Return those of :meth:`tensors` that belong to the group."""
         return {}
 
     def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Take back what :meth:`tensors` of all buckets gave.
+        """Restore this bucket from the :meth:`tensors` of all buckets.
 
         Args:
             device: of the gradients.
@@ -161,7 +161,7 @@ _registered: dict[str, type[Compressor]] = {}
 
 
 def register(compressor: type[C]) -> type[C]:
-    """Make a compressor known under its name: a decorator.
+    """Register a compressor under its name; a decorator.
 
     Raises:
         ValueError: the name is taken.

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: the largest of what gradients have added up to travel, with momentum before, not after.
+"""Deep Gradient Compression: the largest accumulated gradients are sent, with momentum before compression.
 
 Lin, Han, Mao, Wang and Dally 2018, "Deep Gradient Compression" (arXiv 1712.01887), algorithm 4: a member keeps a
 momentum U and what has not been sent, V, of every gradient G::
@@ -9,15 +9,14 @@ momentum U and what has not been sent, V, of every gradient G::
     sent <- the largest of V
     U, V <- 0 where they were sent                  momentum factor masking
 
-and all step by the weighted mean of what was sent, without another momentum: it is taken from ``optimizer = sgd``,
+and all step by the weighted mean of what was sent, without another momentum, which is taken from ``optimizer = sgd``,
 whose weight decay acts on the mean. In the first steps a quarter is sent, then a quarter of that, down to
 ``dgc_share`` (section 3.3).
 
-The codec ``topk`` carries it, with 16-bit values. So the largest are those of a piece of a bucket (up to 262,144
-elements), where the paper takes a layer; what rounding loses stays in V, or with who rounds the mean. What came too
-late, and the gradient of a tensor that nobody used, stay in U and V. Both belong to their member, and leave with it; a
-newcomer begins with zeros, as all did.
-"""
+The codec ``topk`` encodes it, with 16-bit values. So the largest are those of a piece of a bucket (up to 262,144
+elements), where the paper selects by layer; rounding errors stay in V, or with the owner that rounds the mean. What
+came too late, and the gradient of an unused tensor, stay in U and V. Both belong to their member and leave with it; a
+newcomer starts with zeros, as all did."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register, unused
 
 _STAGE = 0.25
-"""The share of the first stage of the warm-up, and of each one in the one before."""
+"""Share of the first warm-up stage, and ratio of each stage to the one before."""
 
 
 class DGCOptions(Section):
@@ -52,11 +51,11 @@ class DGCOptions(Section):
 
 
 def share_at(step: int, share: float, warmup: float) -> float:
-    """Return the share that is sent in a step.
+    """Return the share of elements that is sent in a step.
 
     Args:
-        share: that of all steps after the warm-up.
-        warmup: steps that it takes, in stages of equal length.
+        share: of all steps after the warm-up.
+        warmup: steps of the warm-up, in stages of equal length.
     """
     stages = sum(_STAGE**stage > share for stage in range(1, 64))
     return share if step >= warmup or not stages else _STAGE ** (1 + math.floor(step * stages / warmup))
@@ -64,7 +63,7 @@ def share_at(step: int, share: float, warmup: float) -> float:
 
 @register
 class DGC(Compressor):
-    """The largest elements, with momentum correction and factor masking."""
+    """Send the largest elements, with momentum correction and factor masking."""
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "few large elements, for optimizer = sgd"
@@ -73,7 +72,7 @@ class DGC(Compressor):
 
     @classmethod
     def price(cls, settings: Owning) -> Price:
-        """Return the costs after the warm-up. Beside the codec's work, that of the two sums, which was not measured."""
+        """Return the costs after the warm-up: the codec's work, and an estimate for the two sums."""
         source = (
             "DGC: as with momentum SGD at 0.1 % of the gradient, from scratch, ResNet50 and LSTM (arXiv 1712.01887)"
         )
@@ -105,7 +104,7 @@ class DGC(Compressor):
         self._momentum: torch.Tensor | None = None
         self._unsent: torch.Tensor | None = None
         self._next: tuple[torch.Tensor, torch.Tensor] | None = None
-        """Momentum and what is unsent, as this step makes them."""
+        """Momentum and unsent values if this step is accepted."""
         self._step_context = StepContext(0, 0.0, b"")
         self._codec: Codec = context.codec
         self._pending: Pending[MeanResult] | None = None
@@ -133,7 +132,7 @@ class DGC(Compressor):
         result, (momentum, unsent) = self._result, self._next
         self._result = self._next = self._pending = None
         if not result.fit:
-            return  # what was kept before stays
+            return  # the state before the step stays
         if self._step_context.weight > 0.0:
             sent = roundtrip(self._codec, unsent)
             for start, stop in result.left_out:

@@ -1,4 +1,4 @@
-"""Gradients as they are, but for what a codec rounds away."""
+"""No compression besides the codec's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.strategies.compressors.base import BucketContext, Compressor, Pric
 
 @register
 class Uncompressed(Compressor):
-    """One mean of the whole bucket; with ``error_feedback``, what a lossy codec dropped is in the next one."""
+    """One mean of the whole bucket; with ``error_feedback``, a lossy codec's error is added to the next one."""
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "gradients as they are"

@@ -1,4 +1,4 @@
-"""PowerSGD: gradients of matrices travel as two thin factors, one step of a power iteration each.
+"""PowerSGD: gradients of matrices are sent as two low-rank factors, by one step of power iteration.
 
 Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization"
 (arXiv 1905.13727). For every matrix M of rows by columns, with this member's error E (algorithm 2) and the Q of the
@@ -10,16 +10,17 @@ step before (algorithm 1)::
     Q   <- mean of M' P           rank times columns values
     E   <- M - P Q'               the mean gradient is P Q'
 
-The means are weighted as without a compressor, so the members' weighted mean of E + P Q' is that of M. Convolutions are
-matrices with a row for every output. Vectors go with P as they are, and so does a matrix whose factors are no smaller;
-with a rank as high as that the mean is exact. For the first ``powersgd_start`` steps all goes as it is.
+The means are weighted as without compression, so the weighted mean of the members' E + P Q' is that of M. Convolutions
+are matrices with a row for every output. Vectors are sent uncompressed together with P, and so are matrices whose
+factors would not be smaller; with a rank that high the mean is exact. In the first ``powersgd_start`` steps all is sent
+uncompressed.
 
-P Q' are the same bits on every member: the means are, and :func:`orthonormal` and :func:`product` add up in an order of
-their own with operations that IEEE 754 rounds correctly. A direction that M Q does not have, as where a gradient is
-zero, becomes a random one; else it would never come back.
+P Q' has the same bits on every member: the means have, and :func:`orthonormal` and :func:`product` sum in a fixed order
+with operations that IEEE 754 rounds correctly. A direction that is missing in M Q, as with a zero gradient, is replaced
+by a random one; otherwise it would never come back.
 
-The errors belong to their member and leave with it; Q belongs to the group. A newcomer begins with an error of zero, as
-all did. A mean that is not there in time stays in the error.
+The errors belong to their member and leave with it; Q belongs to the group. A newcomer starts with an error of zero, as
+all did. A contribution that was too late stays in the error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register, unused
 
 _DEPENDENT = 1e-10
-"""Square of the part of a column that is left where it depends on those before it."""
+"""Squared norm left of a column, relative to before, below which it depends on the columns before it."""
 
 
 class PowerSGDOptions(Section):
@@ -50,7 +51,7 @@ class PowerSGDOptions(Section):
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
-    """Return the sums of the columns of [rows, columns] with the same bits on every processor: halves are added."""
+    """Return the column sums of [rows, columns] by pairwise halving, with the same bits on every processor."""
     while (rows := values.shape[0]) > 1:
         half = rows // 2
         folded = values[:half] + values[half : 2 * half]
@@ -59,7 +60,7 @@ def total(values: torch.Tensor) -> torch.Tensor:
 
 
 def _random(rows: int, earlier: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a random unit column that is orthogonal to the columns before."""
+    """Return a random unit column orthogonal to the ``earlier`` columns."""
     column = torch.rand(rows, generator=torch.Generator().manual_seed(seed)).sub_(0.5).to(earlier.device)
     for _ in range(2):
         for earlier_column in earlier.unbind(1):
@@ -72,7 +73,7 @@ def orthonormal(matrix: torch.Tensor, seed: int) -> torch.Tensor:
 
     Args:
         matrix: fp32 [rows, columns], no more columns than rows.
-        seed: of the directions that take the place of columns that depend on those before them.
+        seed: of the random directions that replace dependent columns.
     """
     rows, columns = matrix.shape
     for pass_index in range(2):
@@ -103,37 +104,37 @@ def product(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Matrix:
-    """A tensor of a bucket that travels as two factors."""
+    """A tensor of a bucket that is sent as two factors."""
 
     number: int
-    """In its bucket."""
+    """Index in its bucket."""
     start: int
     rows: int
     columns: int
     rank: int
     q: torch.Tensor
-    """Orthonormal, [columns, rank]; of the group."""
+    """Orthonormal [columns, rank]; state of the group."""
     p: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    """Orthonormal, [rows, rank]; of a step."""
+    """Orthonormal [rows, rank]; of the current step."""
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the matrix in a bucket's flat values."""
+        """Return the view of this matrix in a bucket's flat values."""
         return values[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
 
 @dataclass
 class _Step:
-    """What a step holds from its start to its end."""
+    """State of the current step."""
 
     step_context: StepContext
     contribution: torch.Tensor
-    """Gradients and errors."""
+    """Gradients plus errors."""
     compressed: bool
     first_mean: Pending[MeanResult]
     first_result: MeanResult | None = None
     second_mean: Pending[MeanResult] | None = None
     q: torch.Tensor | None = None
-    """The mean, flat."""
+    """The mean of Q, flat; ``None``: no member sent one."""
     result: MeanResult | None = None
 
 
@@ -147,10 +148,10 @@ class PowerSGD(Compressor):
 
     @classmethod
     def price(cls, settings: Owning) -> Price:
-        """Return the costs after the first steps, for a transformer as it usually is: as wide as 64 times its layers.
+        """Return the costs after the first steps, for a typical transformer: 64 times as wide as it has layers.
 
         Its ``12 d^2`` values a layer are four square matrices and two that are four times as wide: ``18 r d`` values
-        of factors, and ``13 d`` of vectors. Work: three products and the sum over the ranks, which was not measured.
+        of factors, and ``13 d`` of vectors. The work of three products and a sum over the ranks is estimated.
         """
         rank = settings.of(PowerSGDOptions).powersgd_rank
 
@@ -169,7 +170,7 @@ class PowerSGD(Compressor):
         self._step: _Step | None = None
         self._matrices: list[_Matrix] = []
         self._uncompressed_spans: list[slice] = []
-        """Where the values are that travel as they are."""
+        """Slices of the values that are sent uncompressed."""
         start = 0
         for number, shape in enumerate(context.shapes):
             size, rows = math.prod(shape), shape[0] if shape else 1
@@ -199,7 +200,7 @@ class PowerSGD(Compressor):
         self._step = _Step(step_context, contribution, compressed, first_mean)
 
     def go_on(self) -> None:
-        step = self._now()
+        step = self._current_step()
         step.first_result = step.first_mean.wait()
         if not step.compressed:
             return
@@ -217,7 +218,7 @@ class PowerSGD(Compressor):
         step.second_mean = self.context.exchange.start_mean(name, sent, weight, self.context.codec)
 
     def wait(self) -> MeanResult:
-        step = self._now()
+        step = self._current_step()
         first_result = step.first_result
         assert first_result is not None
         step.result = first_result
@@ -245,18 +246,18 @@ class PowerSGD(Compressor):
         return step.result
 
     def settle(self) -> None:
-        step = self._now()
+        step = self._current_step()
         result, self._step = step.result, None
         assert result is not None
         if step.compressed:
             for matrix, q in self._factors(step.q):
                 matrix.q, matrix.p = orthonormal(q, self._seed(matrix, step.step_context.step)), torch.empty(0)
         if not result.fit:
-            return  # what was kept before stays
+            return  # the error before the step stays
         self._error = step.contribution if step.step_context.weight == 0.0 else self._lost(step, result)
 
     def _lost(self, step: _Step, result: MeanResult) -> torch.Tensor:
-        """Return what this member gave and the mean does not have of it."""
+        """Return what of this member's contribution is not in the mean."""
         lost = torch.zeros_like(step.contribution)
         if step.compressed:
             for matrix in self._matrices:
@@ -268,7 +269,7 @@ class PowerSGD(Compressor):
         return lost
 
     def _factors(self, q: torch.Tensor | None) -> Sequence[tuple[_Matrix, torch.Tensor]]:
-        """Return the matrices with their parts of the mean Q; none where nobody had one."""
+        """Return the matrices with their slices of the mean Q; empty if no member sent one."""
         factors, offset = [], 0
         for matrix in self._matrices if q is not None else ():
             size = matrix.columns * matrix.rank
@@ -280,11 +281,11 @@ class PowerSGD(Compressor):
     def _left_out(
         self, first_result: MeanResult, second_result: MeanResult, vectors: int
     ) -> tuple[tuple[int, int], ...]:
-        """Return the parts of this member's bucket that are not in the mean: of vectors what the first mean left out,
-        of a matrix the columns of which the second one did.
+        """Return the spans of this member's bucket that are missing in the mean: of vectors those missing in the first
+        mean, of matrices the columns missing in the second one.
 
         Args:
-            vectors: where they begin in the first mean.
+            vectors: offset of the uncompressed values in the first mean.
         """
         spans = list[tuple[int, int]]()
         for span in self._uncompressed_spans:
@@ -308,10 +309,10 @@ class PowerSGD(Compressor):
         return tuple(spans)
 
     def _seed(self, matrix: _Matrix, after: int = -1) -> int:
-        """Return the seed of directions that are missing in P, or in Q after a step."""
+        """Return the seed of random directions for P, or for Q after a step."""
         return (after + 1) * 1_009 + matrix.number
 
-    def _now(self) -> _Step:
+    def _current_step(self) -> _Step:
         assert self._step is not None
         return self._step
 
