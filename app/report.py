@@ -12,7 +12,7 @@ from typing import Any
 from app.console import command_about, command_line, relative_path, visible
 from app.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
 from app.metrics import metric_label, metrics_of, simulated_text
-from app.promise import comparison_in, outcome, promise_of
+from app.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
 from app.run_state import RunState
 from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING
@@ -82,7 +82,12 @@ def completed_lines(ended: EndedRun) -> list[str]:
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
     if ended.plan.launch is not None:
         return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.run_dir}"]
-    lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *_promise(ended), *evaluation_lines(ended.state)]
+    lines = [
+        "",
+        f"Done: {counted(steps, 'step')} in {took}{speed}",
+        *_plan_vs_actual(ended),
+        *evaluation_lines(ended.state),
+    ]
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
     if lost := lost_in(ended.metrics):
@@ -97,11 +102,11 @@ def completed_lines(ended: EndedRun) -> list[str]:
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
 
 
-def _promise(ended: EndedRun) -> list[str]:
-    """Return in one line how far the plan's promise was kept; nothing where the run had no plan."""
+def _plan_vs_actual(ended: EndedRun) -> list[str]:
+    """Return in one line whether the run met its plan; nothing where it had none."""
     with contextlib.suppress(BadInput):
-        promise = promise_of(Planning.read(ended.run_dir / PLANNING))
-        result = outcome(ended.state, promise, comparison_in(ended.metrics))
+        prediction = plan_prediction(Planning.read(ended.run_dir / PLANNING))
+        result = compare_with_plan(ended.state, prediction, comparison_in(ended.metrics))
         return [str(result)] if result else []
     return []
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from app.figures import data_text
 from app.member_state import TROUBLE, MemberState
-from app.promise import SLOWER, Alone, Promise, outcome
+from app.plan_vs_actual import SLOWER_BELOW, PlanPrediction, SingleMachinePrediction, compare_with_plan
 from app.run_state import INTERRUPTED, RunState
 from app.timeline import TimelineEntry, chronological
 from profiles.quantities import duration_text
@@ -49,8 +49,8 @@ def verdict(
     *,
     live: bool = True,
     members: int = 0,
-    alone: Alone | None = None,
-    promise: Promise | None = None,
+    alone: SingleMachinePrediction | None = None,
+    prediction: PlanPrediction | None = None,
     launched: bool = False,
 ) -> RunVerdict:
     """Return how a run is doing.
@@ -60,11 +60,11 @@ def verdict(
         live: whether a process works on the run.
         members: how many there should be.
         alone: what is compared with; ``None`` where nothing was predicted.
-        promise: of the plan, that the end is held against.
+        prediction: of the plan, compared with the expected end.
         launched: whether the members run a script, which tells no steps.
     """
     if state.ended is not None and state.status != INTERRUPTED:
-        return _ended(state, promise)
+        return _ended(state, prediction)
     if not live or state.ended is not None:
         done = _progress(state)
         return RunVerdict(
@@ -81,9 +81,9 @@ def verdict(
     alone = alone if max(members, len(states)) > 1 else None
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
-    promised, alone_text = _promised(state, promise, now, soon), _alone(state, alone, now, soon)
-    figures = tuple(detail for detail in (end, promised, alone_text) if detail)
-    spare = tuple(detail for detail in (promised, alone_text, figures[0] if figures else "") if detail)
+    predicted, alone_text = _predicted_end(state, prediction, now, soon), _alone(state, alone, now, soon)
+    figures = tuple(detail for detail in (end, predicted, alone_text) if detail)
+    spare = tuple(detail for detail in (predicted, alone_text, figures[0] if figures else "") if detail)
     silent = _silence(state, now)
     if lost:
         word = "Degraded" if any(member.active for member in states) else "Lost"
@@ -93,7 +93,7 @@ def verdict(
         return RunVerdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     details = (present, *remarks, *figures)
-    if alone is not None and 0 < _ratio(state, alone) < SLOWER:
+    if alone is not None and 0 < _ratio(state, alone) < SLOWER_BELOW:
         word = f"Slower than {alone.name} alone ({_ratio(state, alone):.2f}x)"
         instead = f"stop it and train on {alone.name} alone"
         return RunVerdict("warning", word, (present, instead, *remarks, *figures), spare=spare)
@@ -155,9 +155,9 @@ def slowest(state: RunState) -> MemberState | None:
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
-def _ended(state: RunState, promise: Promise | None) -> RunVerdict:
+def _ended(state: RunState, prediction: PlanPrediction | None) -> RunVerdict:
     if state.status == "completed":
-        result = outcome(state, promise)
+        result = compare_with_plan(state, prediction)
         outcome_text = (result.short,) if result else ()
         return RunVerdict("done", "Completed", (*_progress(state), *outcome_text), spare=outcome_text)
     if state.status == "cancelled":
@@ -185,14 +185,14 @@ def _why(member: MemberState) -> str:
     return f"{member.label} {member.status}{cause}"
 
 
-def _ratio(state: RunState, alone: Alone) -> float:
+def _ratio(state: RunState, alone: SingleMachinePrediction) -> float:
     """Return how many times as fast as one machine the run is; 0: not known."""
     if not state.samples_per_second or alone.samples_per_second <= 0:
         return 0.0
     return state.samples_per_second / alone.samples_per_second
 
 
-def _alone(state: RunState, alone: Alone | None, now: float, soon: bool | None) -> str:
+def _alone(state: RunState, alone: SingleMachinePrediction | None, now: float, soon: bool | None) -> str:
     """Return when the best machine alone would be done, had it begun with the run."""
     end = alone.end(state) if alone is not None else None
     if alone is None or end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
@@ -210,9 +210,9 @@ def _done_at(state: RunState, now: float) -> str:
     return f"done {_clock(now + left, now)} ±{max(1, round(doubt / 60))} min"
 
 
-def _promised(state: RunState, promise: Promise | None, now: float, soon: bool | None) -> str:
+def _predicted_end(state: RunState, prediction: PlanPrediction | None, now: float, soon: bool | None) -> str:
     """Return when the plan would have had the run done."""
-    end = promise.end(state) if promise else None
+    end = prediction.end(state) if prediction else None
     if end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
         return ""
     return f"promised {_moment(end, now, soon)}"

@@ -19,7 +19,7 @@ from app.dashboard.reader import Picture
 from app.dashboard.ribbons import BESIDE, Strip, margin, strip_lines, strips
 from app.figures import evaluated_series
 from app.metrics import RATES
-from app.promise import at_promised_pace, pace_of
+from app.plan_vs_actual import at_predicted_pace, pace_of
 from app.ribbon import rate_of_run
 from app.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
 from app.run_state import RunState, machine_changes
@@ -173,24 +173,24 @@ def _usual_text(value: float, unit: str) -> str:
 
 
 def ghost(picture: Picture, name: str, points: Sequence[Point]) -> list[Curve]:
-    """Return what the plan promised of a series, as a line to lie under it; none where it promised nothing.
+    """Return what the plan predicted of a series, as a line to lie under it; none where it predicted nothing.
 
-    Of the loss it promised nothing but the time: its line is the loss at the pace that was promised.
+    The plan predicts no loss, only the time: the line of the loss is the loss at the predicted pace.
     """
-    promise = picture.promise
-    if promise is None or not points:
+    prediction = picture.prediction
+    if prediction is None or not points:
         return []
     if name != "loss":
-        value = promise.figures.get(name)
+        value = prediction.figures.get(name)
         ends = () if value is None else (points[0].step, points[-1].step)
         shown = [Point(step, value, value, value) for step in ends if value is not None]
     else:
         pace = pace_of(picture.state)
-        shown = at_promised_pace(points, pace, promise) if pace else []
+        shown = at_predicted_pace(points, pace, prediction) if pace else []
     return [Curve(shown, "$text-muted", pattern=2)] if shown else []
 
 
-def promised(lines: Sequence[Curve]) -> tuple[tuple[str, str], ...]:
+def predicted_legend(lines: Sequence[Curve]) -> tuple[tuple[str, str], ...]:
     """Return what the legend says of :func:`ghost`."""
     return tuple((sample("promised", line), line.style) for line in lines)
 
@@ -347,7 +347,7 @@ class ChartsPane(Pane):
         curves, legend = self._curves(name, picture)
         lines = ghost(picture, name, curves[-1].points) if curves and not self._apart else []
         curves[-1:-1] = lines
-        legend += promised(lines)
+        legend += predicted_legend(lines)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
             curves.insert(0, self._curve(former, "$text-muted", 1))

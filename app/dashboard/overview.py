@@ -21,7 +21,7 @@ from app.dashboard.charts import (
     marks,
     newest_text,
     old_step,
-    promised,
+    predicted_legend,
     sample,
     value_text,
 )
@@ -172,7 +172,7 @@ class OverviewPane(Pane):
     def draw(self, picture: Picture) -> None:
         state = picture.state
         width, height = self.size
-        ghost_at = picture.promise.share(state, picture.now) if picture.promise else None
+        ghost_at = picture.prediction.share(state, picture.now) if picture.prediction else None
         self.query_one("#progress", Words).show(progress_line(state, picture.now, width, ghost_at))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         tall = height >= 26
@@ -212,14 +212,14 @@ def loss_chart(picture: Picture) -> ChartData:
         title=f"loss {newest}".strip(),
         curves=(*lines, line) if points else (),
         marks=marks(state),
-        legend=promised(lines) + invalid,
+        legend=predicted_legend(lines) + invalid,
         empty=empty,
         strips=strips(picture),
         beside=True,
     )
 
 
-def progress_line(state: RunState, now: float, width: int, promised_share: float | None = None) -> Content:
+def progress_line(state: RunState, now: float, width: int, predicted_share: float | None = None) -> Content:
     """Return how far the run is, and in the bar (┃) how far it should be; nothing while it is prepared."""
     if state.total_steps is None:
         return Content("")
@@ -235,8 +235,8 @@ def progress_line(state: RunState, now: float, width: int, promised_share: float
             break
     drawn = bar(share, max(_SHORTEST_BAR, min(_LONGEST_BAR, spare)))
     signs = [(sign, "$text-primary") for sign in drawn]
-    if promised_share is not None and state.ended is None:
-        signs[min(len(signs) - 1, int(promised_share * len(signs)))] = ("┃", "$text-muted")
+    if predicted_share is not None and state.ended is None:
+        signs[min(len(signs) - 1, int(predicted_share * len(signs)))] = ("┃", "$text-muted")
     line = Content.assemble((step, "bold"), "  ", together(signs), f"  {done}  ", literal(rest, "$text-muted"))
     return line.truncate(max(1, width), ellipsis=True)
 
@@ -276,7 +276,7 @@ def _rate_chart(picture: Picture) -> ChartData:
     points = smoothed(series.points(), 0.6)
     lines = ghost(picture, "samples/s", points)
     curves = (*lines, Curve(points, "$text-success", gap=8.0 * series.width)) if points else ()
-    return ChartData("samples/s", curves, legend=promised(lines), zero=True)
+    return ChartData("samples/s", curves, legend=predicted_legend(lines), zero=True)
 
 
 def _result(picture: Picture, most: int, width: int) -> Content:
@@ -290,7 +290,7 @@ def _result(picture: Picture, most: int, width: int) -> Content:
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
     model = [Content.assemble(("model   ", "$text-muted"), literal(relative_path(ended.model)))] if ended.model else []
-    if (kept := picture.outcome) is not None:
+    if (kept := picture.plan_vs_actual) is not None:
         told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
         figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
     following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))

@@ -19,7 +19,15 @@ from typing import Any
 from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
 from app.member_state import changed
-from app.promise import Alone, Promise, PromiseOutcome, best_alone, comparison_in, outcome, promise_of
+from app.plan_vs_actual import (
+    PlanPrediction,
+    PlanVsActual,
+    SingleMachinePrediction,
+    best_single_machine,
+    compare_with_plan,
+    comparison_in,
+    plan_prediction,
+)
 from app.report import EndedRun
 from app.run_series import Series, of_run, series_names
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
@@ -101,21 +109,21 @@ class Picture:
         return best if best is not None and best.predicted else None
 
     @property
-    def alone(self) -> Alone | None:
+    def alone(self) -> SingleMachinePrediction | None:
         """The best single machine, as it was predicted."""
-        return best_alone(self.planning)
+        return best_single_machine(self.planning)
 
     @property
-    def promise(self) -> Promise | None:
-        """What the plan promised; ``None``: nothing."""
-        return promise_of(self.planning)
+    def prediction(self) -> PlanPrediction | None:
+        """What the plan predicted; ``None``: nothing."""
+        return plan_prediction(self.planning)
 
     @property
-    def outcome(self) -> PromiseOutcome | None:
+    def plan_vs_actual(self) -> PlanVsActual | None:
         """How far that was kept, of a run that has come to its end."""
         if self.state.status != "completed":
             return None
-        return outcome(self.state, self.promise, comparison_in(self.ended.metrics) if self.ended else None)
+        return compare_with_plan(self.state, self.prediction, comparison_in(self.ended.metrics) if self.ended else None)
 
     @property
     def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:

@@ -213,7 +213,7 @@ class DashboardScreen(BaseScreen):
             live=picture.live,
             members=picture.expected,
             alone=picture.alone,
-            promise=picture.promise,
+            prediction=picture.prediction,
             launched=picture.launched,
         )
         if picture.damage and not picture.state.members:

@@ -14,7 +14,7 @@ from app.html_report.evidence import Evidence
 from app.html_report.ribbon import NOTE, bands
 from app.html_report.sections import label
 from app.metrics import RATES, metric_label
-from app.promise import at_promised_pace, pace_of
+from app.plan_vs_actual import at_predicted_pace, pace_of
 from app.ribbon import rate_of_run
 from app.run_series import (
     OF_EXCHANGES,
@@ -35,7 +35,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8
 _BAND = "rgba(31, 111, 235, 0.18)"
 _OF_MACHINES = {"compute": "rgba(26, 127, 75, 0.75)", "wait": ORANGE, "lost": RED, "back": GREEN, "snapshot": "#7d4cdb"}
 _GHOST = {"color": GREY, "dash": "dot", "width": 1.5}
-"""Of what was promised."""
+"""Line of what was predicted."""
 _GHOST_NOTE = (
     "Dotted grey: the same losses, smoothed, at the pace that the plan promised; where that line ends before the run "
     "does, the run should have been done."
@@ -131,7 +131,7 @@ def _loss(evidence: Evidence) -> ReportChart | None:
     for number, split in enumerate(evidence.state.evaluations, 1):
         traces += _measured(evidence.state, split, "loss", label(split), number, dash="dot")
     note = "The band holds every step of every machine. Click a name in the legend to hide its line."
-    if (ghost := _at_promised_pace(evidence, shown)) is not None:
+    if (ghost := _at_predicted_pace(evidence, shown)) is not None:
         traces.append(ghost)
         note += f" {_GHOST_NOTE}"
     layout = {"updatemenus": [_SCALE_BUTTONS], **_marks(evidence), **axes("step", "loss")}
@@ -154,19 +154,19 @@ def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], 
     )
 
 
-def _at_promised_pace(evidence: Evidence, shown: Sequence[Point]) -> dict[str, Any] | None:
-    promise, pace = evidence.promise, pace_of(evidence.state)
-    points = at_promised_pace(smoothed(list(shown), _SMOOTHING), pace, promise) if promise and pace else []
+def _at_predicted_pace(evidence: Evidence, shown: Sequence[Point]) -> dict[str, Any] | None:
+    prediction, pace = evidence.prediction, pace_of(evidence.state)
+    points = at_predicted_pace(smoothed(list(shown), _SMOOTHING), pace, prediction) if prediction and pace else []
     return curve(points, "at the promised pace", _GHOST) if points else None
 
 
 def _throughput(evidence: Evidence, rate: Series) -> ReportChart | None:
-    """Return the samples/s of all machines, with what was promised of them."""
+    """Return the samples/s of all machines, with what was predicted of them."""
     chart = _line("throughput", rate, GREEN, "samples/s", "all machines", _THROUGHPUT_NOTE)
-    promise, points = evidence.promise, rate.points()
-    if chart is None or promise is None:
+    prediction, points = evidence.prediction, rate.points()
+    if chart is None or prediction is None:
         return chart
-    ghost = {"x": [points[0].step, points[-1].step], "y": [promise.rate] * 2, "mode": "lines", "name": "promised"}
+    ghost = {"x": [points[0].step, points[-1].step], "y": [prediction.rate] * 2, "mode": "lines", "name": "promised"}
     return drawn(chart.id, chart.title, chart.note, [*chart.figure["data"], {**ghost, "line": _GHOST}],
                  **axes("step", "samples/s", rangemode="tozero"))  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.figures import predictions_in
 from app.member_state import MemberTotals
-from app.promise import Promise, PromiseOutcome, comparison_in, outcome, promise_of
+from app.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
 from app.run_series import RUN
 from app.run_state import RunState, state_of
 from app.showcase import showcase_in
@@ -52,14 +52,14 @@ class Evidence:
         return {rank: work for rank, work in done.items() if work.steps}
 
     @property
-    def promise(self) -> Promise | None:
-        """What the plan promised; ``None``: nothing."""
-        return promise_of(self.planning)
+    def prediction(self) -> PlanPrediction | None:
+        """What the plan predicted; ``None``: nothing."""
+        return plan_prediction(self.planning)
 
     @property
-    def outcome(self) -> PromiseOutcome | None:
-        """How far that was kept; ``None`` while the run goes on, too."""
-        return None if self.summary.live else outcome(self.state, self.promise, self.comparison)
+    def plan_vs_actual(self) -> PlanVsActual | None:
+        """The run compared with that; ``None`` also while it goes on."""
+        return None if self.summary.live else compare_with_plan(self.state, self.prediction, self.comparison)
 
     def name(self, rank: int) -> str:
         """Return what the member is called: by itself, by the plan, or by its number."""

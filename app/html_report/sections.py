@@ -89,8 +89,8 @@ def heading(evidence: Evidence) -> str:
 
 
 def _story(evidence: Evidence) -> str:
-    """Return in one line how far the promise was kept and why not, and which machines came and went."""
-    sentences = [str(evidence.outcome)] if evidence.outcome else []
+    """Return in one line whether the run met its plan and why not, and which machines came and went."""
+    sentences = [str(evidence.plan_vs_actual)] if evidence.plan_vs_actual else []
     for step, entry in machine_changes(evidence.state)[:_TOLD_CHANGES]:
         status = "back" if entry.kind == "back" else entry.status or "failed"
         sentences.append(f"{evidence.name(entry.member)} {status} at step {step:.0f}")

@@ -15,7 +15,7 @@ from app.dashboard.reader import Picture
 from app.dashboard.ribbons import margin, strips
 from app.run_state import reduce_events
 from app.verdict import verdict
-from tests.app.test_promise import planning, promise, ran
+from tests.app.test_plan_vs_actual import planning, prediction, ran
 from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
@@ -93,9 +93,9 @@ def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
 
 def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
     state = ran(RunEvent(time=0, status="running", total_steps=40))
-    assert verdict(state, 20.0, promise=promise()).details[-1] == "promised in 0:20"
+    assert verdict(state, 20.0, prediction=prediction()).details[-1] == "promised in 0:20"
     ended = reduce_events([RunEvent(time=40, status="completed")], state)
-    assert "took 0:20 (0:20 promised; pc alone 0:32)" in verdict(ended, 40.0, promise=promise()).details
+    assert "took 0:20 (0:20 promised; pc alone 0:32)" in verdict(ended, 40.0, prediction=prediction()).details
     assert verdict(ended, 40.0).details == ("step 20/40",)
 
 

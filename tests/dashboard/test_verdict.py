@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
-from app.promise import Alone
+from app.plan_vs_actual import SingleMachinePrediction
 from app.run_state import RunState, reduce_events
 from app.verdict import ending, lag, problems, slowest, verdict
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
@@ -23,27 +23,29 @@ def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
 
 
 def test_a_run_that_goes_well() -> None:
-    assert words(going(), alone=Alone("studio", 12.0, 130.0)) == (
+    assert words(going(), alone=SingleMachinePrediction("studio", 12.0, 130.0)) == (
         "Healthy · 3/3 machines · done in 1:20 · studio alone in 1:50"
     )
 
 
 def test_both_ends_are_said_in_the_same_way() -> None:
-    assert words(going(), alone=Alone("studio", 12.0, 300.0)).endswith("done in 1:20 · studio alone in 4:38")
+    assert words(going(), alone=SingleMachinePrediction("studio", 12.0, 300.0)).endswith(
+        "done in 1:20 · studio alone in 4:38"
+    )
 
 
 def test_with_fixed_steps_the_machine_alone_sees_fewer_samples() -> None:
-    alone = Alone("studio", 12.0, 100.0, 100, fixed_steps=True)
+    alone = SingleMachinePrediction("studio", 12.0, 100.0, 100, fixed_steps=True)
     assert words(going(), alone=alone).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")
 
 
 def test_one_machine_is_not_held_against_itself() -> None:
     lonely = reduce_events([*started(1), *steps(1, 20, ranks=[0])])
-    assert "alone" not in words(lonely, alone=Alone("studio", 3000.0, 60.0))
+    assert "alone" not in words(lonely, alone=SingleMachinePrediction("studio", 3000.0, 60.0))
 
 
 def test_slower_than_one_machine_alone_is_never_healthy() -> None:
-    told = words(going(), alone=Alone("studio", 30.0))
+    told = words(going(), alone=SingleMachinePrediction("studio", 30.0))
     assert told.startswith("Slower than studio alone (0.80x) · 3/3 machines · stop it and train on studio alone")
 
 
@@ -57,7 +59,7 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     ],
 )
 def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
-    said = verdict(going(), BEGAN + 20, alone=Alone("studio", 12.0, 130.0)).within(cells)
+    said = verdict(going(), BEGAN + 20, alone=SingleMachinePrediction("studio", 12.0, 130.0)).within(cells)
     assert " · ".join((said.word, *said.details)) == shown
 
 

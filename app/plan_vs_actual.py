@@ -1,6 +1,6 @@
-"""What the planner promised of a run, and how far it was kept: in samples/s, time, and why not. Pure.
+"""A run compared with its plan's prediction: samples/s, time, and the reasons of a shortfall. Pure.
 
-Why says what was recorded: who was away, what took longer than predicted. What no figure tells is not said.
+Reasons come from recorded figures alone: machines that were away, work that took longer than predicted.
 """
 
 from __future__ import annotations
@@ -26,61 +26,63 @@ from distributed.planning.run_time import FIXED_STEPS, best_single
 from profiles.errors import counted
 from profiles.quantities import duration_text, time_text
 
-KEPT = 0.95
-"""Share of the promise from which on nothing has to be explained."""
-SLOWER = 0.97
-"""Times as fast as one machine alone, below which that machine would be better: rates are known to some per cent."""
-_TELLING = 0.2
-"""Share of what is missing that a reason has to explain, so that it is told."""
+MET_FROM = 0.95
+"""Share of the predicted rate from which a plan counts as met."""
+SLOWER_BELOW = 0.97
+"""Speed-up over the best single machine below which that machine alone is better; rates are known to a few per cent."""
+_MIN_EXPLAINED = 0.2
+"""Share of the shortfall that a reason must explain to be reported."""
 
 
 @dataclass(frozen=True)
-class Alone:
-    """What one machine alone would do, as the planner predicted it."""
+class SingleMachinePrediction:
+    """The planner's prediction for one machine alone."""
 
     name: str
     samples_per_second: float
     seconds: float = 0.0
-    """Of its whole run; 0: not known."""
+    """Of its whole run; 0: unknown."""
     steps: int = 0
     """Of its whole run."""
     fixed_steps: bool = False
-    """Whether the group takes as many steps: then it sees more samples, and does not end sooner."""
+    """Whether the number of steps is fixed: a group then sees more samples, and does not end sooner."""
 
     def end(self, state: RunState) -> float | None:
-        """Return when it would be done, if it had begun when the run did; ``None``: that is not known."""
-        began = _beginning(state)
+        """Return the Unix time at which it would end had it begun with the run; ``None``: unknown."""
+        began = _first_step(state)
         if began is None or not state.total_steps or self.seconds <= 0:
             return None
         return began[0] + max(0.0, 1 - began[1] / state.total_steps) * self.seconds
 
     def seconds_of(self, pace: Pace) -> float:
-        """Return how long it would have trained for what a run has done."""
+        """Return the seconds that it would have trained for the samples (or fixed steps) of a pace."""
         if self.fixed_steps and self.steps:
             return self.seconds * pace.steps / self.steps
         return pace.samples / self.samples_per_second if self.samples_per_second > 0 else 0.0
 
 
-def _beginning(state: RunState) -> tuple[float, int] | None:
-    """Return the moment of the first step since the newest start, and how many steps were done before."""
+def _first_step(state: RunState) -> tuple[float, int] | None:
+    """Return the time of the first step since the newest start, and its number."""
     return min((member.began for member in state.members.values() if member.began), default=None)
 
 
-def best_alone(planning: Planning | None) -> Alone | None:
-    """Return the best single machine as it was predicted; ``None`` where nothing was."""
+def best_single_machine(planning: Planning | None) -> SingleMachinePrediction | None:
+    """Return the prediction for the best single machine; ``None`` where there is none."""
     best = best_single(planning.ranking) if planning else None
     if planning is None or best is None:
         return None
     fixed = planning.job.steps > 0
-    return Alone(best.choice.members[0], best.samples_per_second, best.steps * best.step, best.steps, fixed)
+    return SingleMachinePrediction(
+        best.choice.members[0], best.samples_per_second, best.steps * best.step, best.steps, fixed
+    )
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What was predicted for the way that a run takes."""
+class PlanPrediction:
+    """What the planner predicted for the candidate plan that a run follows."""
 
     candidate: Candidate
-    alone: Alone | None
+    single_machine: SingleMachinePrediction | None
     """The best single machine; ``None`` where one machine trains, or none was predicted."""
 
     @property
@@ -95,53 +97,53 @@ class Promise:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What was predicted of the series of a run, by their names."""
+        """Predicted values by the names of a run's series."""
         return {"samples/s": self.rate, "step time": self.step}
 
     def end(self, state: RunState) -> float | None:
-        """Return when the run should be done, counted from its first step since its newest start."""
-        began = _beginning(state)
+        """Return the predicted Unix time of the end, counted from the first step since the newest start."""
+        began = _first_step(state)
         if began is None or state.total_steps is None:
             return None
         return began[0] + max(0, state.total_steps - began[1]) * self.step
 
     def share(self, state: RunState, now: float) -> float | None:
-        """Return how much of the run should be done at this moment, 0 to 1."""
+        """Return the share of the run that should be done at ``now``, 0 to 1."""
         end = self.end(state)
         if end is None or not state.total_steps:
             return None
         return min(1.0, max(0.0, 1 - (end - now) / self.step / state.total_steps))
 
 
-def promise_of(planning: Planning | None) -> Promise | None:
-    """Return what a plan promised; ``None`` where it predicted nothing."""
+def plan_prediction(planning: Planning | None) -> PlanPrediction | None:
+    """Return the prediction of a plan's best candidate; ``None`` where it has none."""
     best = planning.best if planning else None
     if best is None or not best.predicted or best.step <= 0 or best.samples_per_second <= 0:
         return None
-    return Promise(best, None if best.choice.alone else best_alone(planning))
+    return PlanPrediction(best, None if best.choice.alone else best_single_machine(planning))
 
 
-# ---------------------------------------------------------------------------------------------------------- what it was
+# ------------------------------------------------------------------------------------------------------ the actual pace
 
 
-class PacePiece(NamedTuple):
-    """Some steps."""
+class PaceSegment(NamedTuple):
+    """Consecutive steps of a run."""
 
     end: float
-    """The last one."""
+    """The last step."""
     steps: float
     seconds: float
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The time of training by steps: evaluations, snapshots and what lies between two attempts are not in it."""
+    """Training time over the steps, without evaluations, snapshots and the time between attempts."""
 
     samples: float
     ends: tuple[float, ...]
-    """Steps; the first one is where the time begins."""
+    """Last step of each segment; the first value is the step before the first segment."""
     seconds: tuple[float, ...]
-    """Until each of them."""
+    """Training time up to each of ``ends``."""
 
     @property
     def rate(self) -> float:
@@ -153,23 +155,23 @@ class Pace:
         return self.ends[-1] - self.ends[0]
 
     def step_at(self, seconds: float) -> float:
-        """Return which step was done after so many seconds."""
+        """Return the step that was reached after so many seconds of training, interpolated."""
         index = min(len(self.ends) - 1, max(1, bisect.bisect_left(self.seconds, seconds)))
         begin, end = self.seconds[index - 1], self.seconds[index]
         fraction = (seconds - begin) / (end - begin) if end > begin else 1.0
         return self.ends[index - 1] + fraction * (self.ends[index] - self.ends[index - 1])
 
-    def pieces(self) -> Iterator[PacePiece]:
-        """Yield what the time is made of."""
+    def segments(self) -> Iterator[PaceSegment]:
+        """Yield the segments in order."""
         for (step, until), (next_step, next_until) in itertools.pairwise(zip(self.ends, self.seconds, strict=True)):
-            yield PacePiece(next_step, next_step - step, next_until - until)
+            yield PaceSegment(next_step, next_step - step, next_until - until)
 
 
 def pace_of(state: RunState) -> Pace | None:
-    """Return how fast a run was, as the time of its steps tells; ``None`` where it took none.
+    """Return the pace of a run from the times of its steps; ``None`` where it took none.
 
-    What the machines that took part spent on the steps of a piece, over their number: between two synchronisations all
-    spend as long, whoever computes and whoever waits, and at their own pace they divide the steps among them.
+    A segment lasts the time that the machines present spent on its steps, over their number: between two
+    synchronisations all spend the same time computing or waiting, and uneven machines divide the steps among them.
     """
     series_by_rank = {
         rank: samples_series
@@ -213,99 +215,103 @@ def _members_present(
         if ribbon.rank in spans:
             first_bucket, last_bucket = spans[ribbon.rank]
             note(first_bucket, last_bucket, 1)
-            for away in ribbon.away:  # without the places in which it went and came
+            for away in ribbon.away:  # without the buckets in which it left and came back
                 begin, end = max(first_bucket, away.start // width + 1), min(last_bucket, (away.until - 1) // width)
                 if begin <= end:
                     note(begin, end, -1)
     return (max(1, number) for number in itertools.accumulate(changes[:-1]))
 
 
-def at_promised_pace(points: Sequence[Point], pace: Pace, promise: Promise) -> list[Point]:
-    """Return where a curve over the steps would be if each step had taken as long as promised.
+def at_predicted_pace(points: Sequence[Point], pace: Pace, prediction: PlanPrediction) -> list[Point]:
+    """Return a curve over the steps as it would be had each step taken the predicted time.
 
-    A point stands at the step that the run really had reached when the promise would have had the point's own: left of
-    it in a run that is slower than promised. What the run has not had the time for yet is left out.
+    A point moves to the step that the run had really reached at the predicted time of the point's own step: to the left
+    in a run that is slower than predicted. Points beyond the training time so far are left out.
     """
-    moments = [(point, (point.step - pace.ends[0]) * promise.step) for point in points]
+    moments = [(point, (point.step - pace.ends[0]) * prediction.step) for point in points]
     reached = [(point, moment) for point, moment in moments if moment <= pace.seconds[-1]]
     return [point._replace(step=pace.step_at(moment)) for point, moment in reached]
 
 
-# ----------------------------------------------------------------------------------------------------- whether it held
+# ---------------------------------------------------------------------------------------------------- the comparison
 
 
 @dataclass(frozen=True)
-class PromiseOutcome:
-    """Promised, and got. ``str`` is the sentence."""
+class PlanVsActual:
+    """Predicted and actual pace of a run; ``str`` gives the sentence that is shown."""
 
-    promise: Promise
+    prediction: PlanPrediction
     pace: Pace
-    why: tuple[str, ...] = ()
-    """Where it was not kept: what the recorded figures tell, what explains most first."""
+    reasons: tuple[str, ...] = ()
+    """Why the plan was not met, by the recorded figures; the largest cause first."""
 
     @property
     def short(self) -> str:
         """``took 1:30 (1:24 promised; pc alone 1:50)``."""
-        alone, name = self.alone_seconds, self.promise.alone.name if self.promise.alone else ""
+        alone, name = self.alone_seconds, self.prediction.single_machine.name if self.prediction.single_machine else ""
         alone_text = f"; {name} alone {duration_text(alone)}" if alone else ""
-        return f"took {duration_text(self.seconds)} ({duration_text(self.promised)} promised{alone_text})"
+        return f"took {duration_text(self.seconds)} ({duration_text(self.predicted_seconds)} promised{alone_text})"
 
     @property
     def seconds(self) -> float:
-        """Of training, as it was."""
+        """Actual training time."""
         return self.pace.seconds[-1]
 
     @property
-    def promised(self) -> float:
-        """Seconds as promised for as many samples: a step without a lost machine has fewer."""
-        return self.pace.samples / self.promise.rate
+    def predicted_seconds(self) -> float:
+        """Predicted time for the samples that were seen; steps without a lost machine have fewer."""
+        return self.pace.samples / self.prediction.rate
 
     @property
     def alone_seconds(self) -> float:
-        """What the best machine alone would have taken; 0: not known, or it was that machine's run."""
-        return self.promise.alone.seconds_of(self.pace) if self.promise.alone else 0.0
+        """Predicted time of the best single machine; 0: unknown, or the run was that machine's."""
+        return self.prediction.single_machine.seconds_of(self.pace) if self.prediction.single_machine else 0.0
 
     @property
     def is_met(self) -> bool:
-        return self.pace.rate >= KEPT * self.promise.rate
+        return self.pace.rate >= MET_FROM * self.prediction.rate
 
     def __str__(self) -> str:
-        times = f"training took {duration_text(self.seconds)} ({duration_text(self.promised)} promised)"
+        times = f"training took {duration_text(self.seconds)} ({duration_text(self.predicted_seconds)} promised)"
         unknown = ("no recorded figure tells why",)
-        why = "" if self.is_met else f": {'; '.join(self.why or unknown)}"
+        why = "" if self.is_met else f": {'; '.join(self.reasons or unknown)}"
         return f"{times}{why}{self._alone_text()}"
 
     def _alone_text(self) -> str:
-        """What the best machine alone would have taken, and what to do where that is less."""
-        alone, alone_seconds = self.promise.alone, self.alone_seconds
+        """Return the time of the best machine alone, with the advice to use it where that is less."""
+        alone, alone_seconds = self.prediction.single_machine, self.alone_seconds
         if alone is None or not alone_seconds:
             return ""
         text = f"; {alone.name} alone would have taken {duration_text(alone_seconds)}"
         if alone.fixed_steps:
             return f"{text} ({FIXED_STEPS})"
-        return f"{text}: train on {alone.name} alone next time" if self.seconds > alone_seconds / SLOWER else text
+        return f"{text}: train on {alone.name} alone next time" if self.seconds > alone_seconds / SLOWER_BELOW else text
 
 
-def outcome(
-    state: RunState, promise: Promise | None, comparison: PredictionComparison | None = None
-) -> PromiseOutcome | None:
-    """Return how far a promise was kept.
+def compare_with_plan(
+    state: RunState, prediction: PlanPrediction | None, comparison: PredictionComparison | None = None
+) -> PlanVsActual | None:
+    """Return a run compared with its plan's prediction.
 
     Args:
-        comparison: steps beside their prediction, where the run was long enough for that.
+        comparison: predicted and measured steps, where the run was long enough to compare them.
 
     Returns:
-        ``None`` where nothing was promised, or no step was taken.
+        ``None`` where nothing was predicted, or no step was taken.
     """
-    pace = pace_of(state) if promise else None
-    if promise is None or pace is None or pace.steps <= 0:
+    pace = pace_of(state) if prediction else None
+    if prediction is None or pace is None or pace.steps <= 0:
         return None
-    result = PromiseOutcome(promise, pace)
-    return result if result.is_met else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
+    result = PlanVsActual(prediction, pace)
+    return (
+        result
+        if result.is_met
+        else PlanVsActual(prediction, pace, tuple(_reasons(state, prediction, pace, comparison)))
+    )
 
 
 def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
-    """Return the comparison that ``metrics.json`` holds; ``None``: there is none, or it is of another version."""
+    """Return the comparison in ``metrics.json``; ``None``: there is none, or it is of another version."""
     written = metrics.get("prediction")
     if isinstance(written, dict):
         with contextlib.suppress(ValidationError):
@@ -315,41 +321,48 @@ def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
     return None
 
 
-def _why(state: RunState, promise: Promise, pace: Pace, comparison: PredictionComparison | None) -> list[str]:
-    """Return what explains at least a fifth of what is missing."""
-    missing = 1 - pace.rate / promise.rate
-    typical = _typical_step_seconds(pace, promise.candidate.choice.interval)
-    reasons = [*_losses(state, promise, pace, typical), *_first_steps(pace, typical)]
+def _reasons(
+    state: RunState, prediction: PlanPrediction, pace: Pace, comparison: PredictionComparison | None
+) -> list[str]:
+    """Return up to three reasons, each of which explains at least a fifth of the shortfall."""
+    missing = 1 - pace.rate / prediction.rate
+    typical = _typical_step_seconds(pace, prediction.candidate.choice.interval)
+    reasons = [*_absence_costs(state, prediction, pace, typical), *_slow_start(pace, typical)]
     reasons += _slower(state, comparison) if comparison else []
-    telling = sorted((reason for reason in reasons if reason[0] >= _TELLING * missing), reverse=True)
+    telling = sorted((reason for reason in reasons if reason[0] >= _MIN_EXPLAINED * missing), reverse=True)
     return [words for _, words in telling[:3]]
 
 
-def _losses(state: RunState, promise: Promise, pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
-    """Yield how much of the run machines that were away have cost, and what is to be said of it."""
-    batches = {member.name: member.micro_batch for member in promise.candidate.members}
+def _absence_costs(
+    state: RunState, prediction: PlanPrediction, pace: Pace, typical: float
+) -> Iterator[tuple[float, str]]:
+    """Yield the share of the run that each absence cost, with its sentence."""
+    batches = {member.name: member.micro_batch for member in prediction.candidate.members}
     for ribbon in ribbons(state):
         away = steps_away(ribbon, pace.ends[-1])
         name = state.members[ribbon.rank].label
         share = batches[name] / sum(batches.values()) if name in batches else 1 / len(state.members)
-        stalled = sum(_stood_still(ribbon, pace, promise.candidate.choice.interval, typical))
+        stalled = sum(_stalled_seconds(ribbon, pace, prediction.candidate.choice.interval, typical))
         if away >= 1 or stalled > 0:
             words = f"{name} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
             waited = f", and the others waited {stalled:.1f} s for it" if stalled > typical else ""
             yield away / pace.steps * share + stalled / pace.seconds[-1], words + waited
 
 
-def _stood_still(ribbon: Ribbon, pace: Pace, interval: int, typical: float) -> Iterator[float]:
-    """Yield how much longer the steps took up to the exchange in which a machine was found to be lost."""
+def _stalled_seconds(ribbon: Ribbon, pace: Pace, interval: int, typical: float) -> Iterator[float]:
+    """Yield the extra seconds of the steps up to the exchange in which a loss was noticed."""
     for lost_at in (absence.start for absence in ribbon.away if absence.status in TROUBLE):
-        pieces = [
-            piece for piece in pace.pieces() if lost_at < piece.end and piece.end - piece.steps < lost_at + interval
+        segments = [
+            segment
+            for segment in pace.segments()
+            if lost_at < segment.end and segment.end - segment.steps < lost_at + interval
         ]
-        yield max(0.0, sum(piece.seconds - piece.steps * typical for piece in pieces))
+        yield max(0.0, sum(segment.seconds - segment.steps * typical for segment in segments))
 
 
-def _first_steps(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
-    steps, seconds = next(pace.pieces())[1:]
+def _slow_start(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
+    """Yield the share of the run that slow first steps cost, with its sentence."""
+    steps, seconds = next(pace.segments())[1:]
     if len(pace.ends) > 2 and seconds > steps * typical:
         which = "the first step" if steps <= 1 else f"the first {steps:.0f} steps"
         later = "a later one" if steps <= 1 else "as many later ones"
@@ -358,17 +371,19 @@ def _first_steps(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
 
 
 def _typical_step_seconds(pace: Pace, interval: int) -> float:
-    """Return the seconds of a usual step, with its part of what an exchange costs."""
-    pieces = list(pace.pieces())
-    several = max(1, round(interval / (pace.steps / len(pieces))))
-    rounds = [pieces[start : start + several] for start in range(0, len(pieces) - several + 1, several)] or [pieces]
+    """Return the median seconds of a step over whole sync intervals, so with its part of an exchange."""
+    segments = list(pace.segments())
+    several = max(1, round(interval / (pace.steps / len(segments))))
+    rounds = [segments[start : start + several] for start in range(0, len(segments) - several + 1, several)] or [
+        segments
+    ]
     return statistics.median(
-        sum(piece.seconds for piece in chunk) / sum(piece.steps for piece in chunk) for chunk in rounds
+        sum(segment.seconds for segment in chunk) / sum(segment.steps for segment in chunk) for chunk in rounds
     )
 
 
 def _slower(state: RunState, comparison: PredictionComparison) -> Iterator[tuple[float, str]]:
-    """Yield what steps took longer than predicted: the slowest machine's computing, and exchanges."""
+    """Yield the share of a step by which computing, and exchanges, exceeded their predictions, with sentences."""
     slow = max(comparison.members, key=lambda member: member.measured, default=None)
     wall = max(comparison.measured_step, 1e-9)
     if slow is not None and slow.measured > slow.predicted:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from app.promise import Promise, PromiseOutcome, at_promised_pace, outcome, pace_of, promise_of
+from app.plan_vs_actual import (
+    PlanPrediction,
+    PlanVsActual,
+    at_predicted_pace,
+    compare_with_plan,
+    pace_of,
+    plan_prediction,
+)
 from app.run_series import of_run
 from app.run_state import RunState, reduce_events
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
@@ -32,8 +39,8 @@ def planning(chosen: int | None = 0) -> Planning:
     return Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
 
 
-def promise(chosen: int = 0) -> Promise:
-    found = promise_of(planning(chosen))
+def prediction(chosen: int = 0) -> PlanPrediction:
+    found = plan_prediction(planning(chosen))
     assert found is not None
     return found
 
@@ -47,8 +54,8 @@ def ran(*more: Event, last: int = 20, first: dict[str, Any] | None = None, ranks
     return reduce_events([*events, *more])
 
 
-def kept(state: RunState, comparison: PredictionComparison | None = None) -> PromiseOutcome:
-    found = outcome(state, promise(), comparison)
+def kept(state: RunState, comparison: PredictionComparison | None = None) -> PlanVsActual:
+    found = compare_with_plan(state, prediction(), comparison)
     assert found is not None
     return found
 
@@ -60,7 +67,7 @@ def test_what_was_promised_and_what_came() -> None:
 
 
 def test_one_machine_alone_is_held_against_its_own_promise() -> None:
-    found = outcome(ran(ranks=1), promise(1))
+    found = compare_with_plan(ran(ranks=1), prediction(1))
     assert found is not None and found.short == "took 0:20 (0:16 promised)"
 
 
@@ -72,17 +79,19 @@ def test_fixed_steps_are_said_beside_the_machine_alone() -> None:
     plan = planning()
     single = plan.ranking[1].model_copy(update={"steps": 20})
     job = plan.job.model_copy(update={"steps": 20})
-    found = outcome(ran(), promise_of(plan.model_copy(update={"ranking": (plan.ranking[0], single), "job": job})))
+    found = compare_with_plan(
+        ran(), plan_prediction(plan.model_copy(update={"ranking": (plan.ranking[0], single), "job": job}))
+    )
     assert str(found).endswith(f"pc alone would have taken 0:16 ({FIXED_STEPS})")
 
 
 @pytest.mark.parametrize("plan", [None, planning(None)])
 def test_nothing_promised_nothing_said(plan: Planning | None) -> None:
-    assert promise_of(plan) is None and outcome(ran(), promise_of(plan)) is None
+    assert plan_prediction(plan) is None and compare_with_plan(ran(), plan_prediction(plan)) is None
 
 
 def test_a_run_without_steps_is_not_held_against_its_promise() -> None:
-    assert outcome(RunState(), promise()) is None
+    assert compare_with_plan(RunState(), prediction()) is None
 
 
 def test_a_lost_machine_is_why() -> None:
@@ -92,7 +101,7 @@ def test_a_lost_machine_is_why() -> None:
     events += [step(n, member=rank) for n in range(1, 11) for rank in (0, 1)]
     events += [lost, step(11, wait=6.0), *(step(n) for n in range(12, 21))]
     found = kept(reduce_events(events))
-    assert found.why == ("air was away for 10 of 20 steps, and the others waited 5.8 s for it",)
+    assert found.reasons == ("air was away for 10 of 20 steps, and the others waited 5.8 s for it",)
     assert found.short.startswith("took 0:26 (0:15 promised")  # half of the steps had half the samples
 
 
@@ -101,14 +110,14 @@ def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
     state = ran(relayed, compute=1.5, wait=1.25)
     events = [step(n, member=rank, compute=1.5 - rank, wait=1.25 + rank) for n in range(1, 21) for rank in (0, 1)]
     names = [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]
-    exchanges, slow = kept(state, compare(promise().candidate, [*names, *events])).why
+    exchanges, slow = kept(state, compare(prediction().candidate, [*names, *events])).reasons
     assert slow == "pc computed 1.5 s a step, 750 ms were predicted"
     assert exchanges == "exchanges held all machines up for 1.25 s a step, 250 ms were predicted " \
                         "(pc - air through the relay)"  # fmt: skip
 
 
 def test_a_slow_start_is_why() -> None:
-    assert kept(ran(first={"compute": 9.0, "wait": 1.0})).why == ("the first step took 10.0 s, a later one 1 s",)
+    assert kept(ran(first={"compute": 9.0, "wait": 1.0})).reasons == ("the first step took 10.0 s, a later one 1 s",)
 
 
 def test_who_waits_at_every_fourth_step_makes_no_step_longer() -> None:
@@ -133,15 +142,15 @@ def test_the_ghost_of_a_loss_is_where_the_run_would_have_been() -> None:
     pace = pace_of(state)
     assert pace is not None and (pace.rate, pace.steps, pace.step_at(10.0)) == (8.0, 20.0, 5.0)
     points = of_run(state.curves, "loss").points()
-    ghost = at_promised_pace(points, pace, promise())
+    ghost = at_predicted_pace(points, pace, prediction())
     assert [point.step for point in ghost] == [point.step / 2 for point in points]
-    quick = at_promised_pace(points, pace, Promise(way(*NAMES, rate=1.0, seconds=4.0), None))
+    quick = at_predicted_pace(points, pace, PlanPrediction(way(*NAMES, rate=1.0, seconds=4.0), None))
     assert [point.step for point in quick] == [2.0 * n for n in range(1, 11)]  # what the promise had no time for
 
 
 def test_the_promised_end_goes_from_the_first_step_of_the_newest_start() -> None:
     state = ran(last=10)
-    assert promise().end(state) == 10.0 and promise().share(state, 5.0) == 0.5
+    assert prediction().end(state) == 10.0 and prediction().share(state, 5.0) == 0.5
     resumed = [MemberEvent(member=rank, time=100, status="started", name=NAMES[rank]) for rank in (0, 1)]
     later = ran(RunEvent(time=100, status="running", total_steps=20), *resumed, step(11, time=102.0), last=10)
-    assert promise().end(later) == 111.0
+    assert prediction().end(later) == 111.0
