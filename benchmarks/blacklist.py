@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 if TYPE_CHECKING:
     from profiles.schema import Profile
-    from training.tasks.whisper.blacklist import Doubt
+    from training.tasks.whisper.blacklist import SuspectClip
 
 COMMANDS = REPOSITORY / "examples" / "spoken_commands"
 SECONDS = 2
@@ -126,14 +126,14 @@ def profile_of(model: Path) -> Profile:
     return RunFolder.open(model.parent).plan().profile
 
 
-def heard_by_trained(model: Path) -> list[Doubt]:
+def heard_by_trained(model: Path) -> list[SuspectClip]:
     """Return what the model that was trained on the clips hears in them."""
-    from training.tasks.whisper.blacklist import listen, plan_listens
+    from training.tasks.whisper.blacklist import find_suspects, plan_passes
 
-    return listen(profile_of(model), plan_listens([model], 1), "cpu", 16, report)
+    return find_suspects(profile_of(model), plan_passes([model], 1), "cpu", 16, report)
 
 
-def heard_in_turns(model: Path, folds: int, rounds: int) -> list[Doubt]:
+def heard_in_turns(model: Path, folds: int, rounds: int) -> list[SuspectClip]:
     """Return what models hear that were not trained on what they judge."""
     from app.cli.transcripts import judge_in_turns
     from training.runs import summarise
@@ -147,7 +147,7 @@ def report(phase: str, done: int, total: int | None) -> None:
     print(f"{phase}: {done}/{total}", file=sys.stderr, flush=True)
 
 
-def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str]) -> None:
+def show_blacklist(title: str, found: Sequence[SuspectClip], wrong: Mapping[str, str]) -> None:
     """Print what would be listed by each pair of bounds."""
     from training.tasks.whisper.blacklist import Bounds
 
@@ -158,7 +158,7 @@ def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str])
     for wer in (0.3, 0.5, 1.0):
         for margin in (0.0, 1.0, 2.0, 3.0, 4.0):
             bounds = Bounds(wer, margin, again)
-            listed = {one.clip.id for one in found if one.wrong(bounds) >= again}
+            listed = {one.clip.id for one in found if one.failed_passes(bounds) >= again}
             hits = [sum(wrong.get(name) == kind for name in listed) for kind in ("swapped", "random")]
             precision = f"{sum(hits) / len(listed):.0%}" if listed else "-"
             cells = (wer, margin, len(listed), *hits, precision, f"{sum(hits) / len(wrong):.0%}")
@@ -167,13 +167,13 @@ def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str])
 
 def show_labels(folder: Path, model: Path, count: int) -> None:
     """Label test clips and print the WER of the texts above and below each bound."""
-    from training.tasks.whisper.pseudo_label import Labelling, label
+    from training.tasks.whisper.pseudo_label import LabellingJob, label
     from training.tasks.word_errors import ErrorRates, count_errors
 
     rows = random.Random(1).sample(rows_of("test"), count)
     truth = {row["id"]: row["text"] for row in rows}
     files = [(row["id"], COMMANDS / row["audio_path"]) for row in rows]
-    found = label(Labelling(model, None, device="cpu", batch_size=16), files, folder / "pseudo.csv", report)
+    found = label(LabellingJob(model, None, device="cpu", batch_size=16), files, folder / "pseudo.csv", report)
     rates = ErrorRates()
 
     def wer(names: set[str]) -> str:

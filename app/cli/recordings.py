@@ -102,9 +102,9 @@ def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_js
 
     ear = None
     if model:
-        from training.tasks.whisper.samples import ModelEar  # imports torch
+        from training.tasks.whisper.samples import LanguageDetector  # imports torch
 
-        ear = ModelEar(model, output, device)
+        ear = LanguageDetector(model, output, device)
     with reporting(f"preparing {visible(job.request.source)}") as progress:
         result = prepared(job, progress, ear)
     following = command_line("distributed-train", "whisper-tiny-lora", "--dataset", str(result.folder))

@@ -64,7 +64,7 @@ def transcribe(
         if not as_json:
             say(f"listening with {path}")  # loading takes seconds, and which run a profile means is worth knowing
         options = {"language": language, "prompt": prompt, "timestamps": timestamps}
-        heard = _heard(path, named, device, times_wanted=bool({*wanted} - {"txt"}), **options)
+        heard = _heard(path, named, device, prefer_timestamps=bool({*wanted} - {"txt"}), **options)
         return _tell(path, heard, wanted, folder, as_json)
 
 

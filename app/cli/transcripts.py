@@ -31,7 +31,7 @@ from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
 if TYPE_CHECKING:
     from training.plan import RunPlan
     from training.tasks.base import Progress
-    from training.tasks.whisper.blacklist import Bounds, Doubt
+    from training.tasks.whisper.blacklist import Bounds, SuspectClip
     from training.tasks.whisper.held_out import Fold
 
 FOLDS = "blacklist"
@@ -89,13 +89,13 @@ def blacklist(
             run = summarise(models[0].parent)
             found = judge_in_turns(run, settings, folds, passes, local or workers_of(run), yes, how)
         else:
-            found = listening.listen(settings, listening.plan_listens(models, passes), *how)
+            found = listening.find_suspects(settings, listening.plan_passes(models, passes), *how)
     bounds = listening.Bounds(wer, margin, repeated or passes, most)
     return _finish(models, settings, found, bounds, yes, as_json)
 
 
 def _finish(
-    models: Sequence[Path], settings: Profile, found: Sequence[Doubt], bounds: Bounds, yes: bool, as_json: bool
+    models: Sequence[Path], settings: Profile, found: Sequence[SuspectClip], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
     """Show what is to be left out, and write it by consent."""
     from training.tasks.whisper.blacklist import choose, write_blacklist
@@ -123,10 +123,10 @@ def _finish(
     return answer(as_json, document, ())
 
 
-def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> None:
+def _show(found: Sequence[SuspectClip], chosen: Sequence[SuspectClip], bounds: Bounds) -> None:
     for one in chosen[:_SHOWN]:
         hint = f"  ({one.hint})" if one.hint else ""
-        times = f", {one.wrong(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
+        times = f", {one.failed_passes(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
         figures = f"WER {one.wer:.0%}, {one.margin:.1f} nats{times}"
         show_line(visible(f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"))
     more = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
@@ -136,14 +136,14 @@ def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> No
     say(f"{len(chosen)} of {of} heard differently from the transcript{again}{more}")
 
 
-def _document(one: Doubt, bounds: Bounds) -> dict[str, object]:
+def _document(one: SuspectClip, bounds: Bounds) -> dict[str, object]:
     figures = {name: getattr(one, name) for name in ("heard", "wer", "wers", "margin", "margins", "seconds", "hint")}
-    return {"id": one.clip.id, "text": one.clip.text, "wrong": one.wrong(bounds), **figures}
+    return {"id": one.clip.id, "text": one.clip.text, "wrong": one.failed_passes(bounds), **figures}
 
 
 def judge_in_turns(
     run: RunSummary, profile: Profile, folds: int, rounds: int, workers: int, yes: bool, how: tuple[str, int, Progress]
-) -> list[Doubt]:
+) -> list[SuspectClip]:
     """Train on all folds but one, in turns, and let each model listen to the fold that it does not know.
 
     Args:
@@ -293,9 +293,11 @@ def pseudo_label(
     second = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
     with reporting(f"pseudo-label with {first}") as progress:
-        from training.tasks.whisper.pseudo_label import Labelling, label
+        from training.tasks.whisper.pseudo_label import LabellingJob, label
 
-        rows = label(Labelling(first, second, language, device, batch_size, bounds), files, target / PSEUDO, progress)
+        rows = label(
+            LabellingJob(first, second, language, device, batch_size, bounds), files, target / PSEUDO, progress
+        )
     kept = sum(not row.left_out for row in rows)
     reasons = Counter(row.kind for row in rows if row.left_out)
     if as_json:

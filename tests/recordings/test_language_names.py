@@ -57,12 +57,12 @@ def test_what_sounds_like_another_language_is_left_out(tmp_path: Path) -> None:
 def test_a_multilingual_whisper_tells_languages_and_another_is_refused(tmp_path: Path) -> None:
     from tiny_speech import tiny_whisper
 
-    from training.tasks.whisper.samples import ModelEar
+    from training.tasks.whisper.samples import LanguageDetector
 
-    ear = ModelEar(str(tiny_whisper(tmp_path / "two", ("en", "de"))), tmp_path, "cpu")
+    ear = LanguageDetector(str(tiny_whisper(tmp_path / "two", ("en", "de"))), tmp_path, "cpu")
     files = [write_tone(tmp_path / f"{i}.wav", i) for i in range(3)]
     heard = ear.languages(files)
     assert len(heard) == 3 and set(heard) <= {"en", "de"}
     assert (ear.code("German"), ear.code("fr"), ear.code(""), ear.code("klingon")) == ("de", "", "", "")
     with pytest.raises(BadInput, match="knows one language only"):
-        ModelEar(str(tiny_whisper(tmp_path / "one")), tmp_path)
+        LanguageDetector(str(tiny_whisper(tmp_path / "one")), tmp_path)

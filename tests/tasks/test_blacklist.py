@@ -13,15 +13,23 @@ from profiles.errors import BadInput
 from training.tasks.patches import Patch, Patches
 from training.tasks.speech_clips import Clip, FileSource
 from training.tasks.speech_dataset import read_speech
-from training.tasks.whisper.blacklist import Bounds, Doubt, Listen, choose, listen, plan_listens, write_blacklist
+from training.tasks.whisper.blacklist import (
+    Bounds,
+    ListeningPass,
+    SuspectClip,
+    choose,
+    find_suspects,
+    plan_passes,
+    write_blacklist,
+)
 
 
-def doubt(name: str, *wers: float, margin: float = 9.0) -> Doubt:
+def doubt(name: str, *wers: float, margin: float = 9.0) -> SuspectClip:
     clip, count = Clip(name, FileSource(Path("x.wav")), "a text", "here"), len(wers)
-    return Doubt(clip, ("heard",) * count, wers, (margin,) * count, 1.0, False)
+    return SuspectClip(clip, ("heard",) * count, wers, (margin,) * count, 1.0, False)
 
 
-def names(found: Sequence[Doubt]) -> list[str]:
+def names(found: Sequence[SuspectClip]) -> list[str]:
     return [one.clip.id for one in found]
 
 
@@ -50,8 +58,13 @@ def test_many_of_them_hint_at_the_model() -> None:
 
 def test_models_listen_first_then_noise_makes_up_the_number() -> None:
     one, two = Path("one"), Path("two")
-    assert plan_listens([one, two], 4) == [Listen(one), Listen(two), Listen(one, 0), Listen(one, 1)]
-    assert plan_listens([one, two], 1) == [Listen(one)]
+    assert plan_passes([one, two], 4) == [
+        ListeningPass(one),
+        ListeningPass(two),
+        ListeningPass(one, 0),
+        ListeningPass(one, 1),
+    ]
+    assert plan_passes([one, two], 1) == [ListeningPass(one)]
 
 
 @pytest.mark.slow
@@ -59,7 +72,7 @@ def test_a_wrong_transcript_is_found_and_left_out_by_the_file(
     trained_whisper: Path, make_profile: ProfileMaker, misheard: Path
 ) -> None:
     profile = make_profile(dataset_path=str(misheard))
-    found = listen(profile, plan_listens([trained_whisper / "model"], 2), "cpu", 3, silent)
+    found = find_suspects(profile, plan_passes([trained_whisper / "model"], 2), "cpu", 3, silent)
     bounds = Bounds(most=0.5, margin=1.0)
     (wrong,) = choose(found, bounds, Patches())
     assert (wrong.clip.id, wrong.heard[0], wrong.wers[0], wrong.hint) == ("clip1", "two", 1.0, "")

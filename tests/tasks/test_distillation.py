@@ -18,7 +18,13 @@ from training.batches import Samples
 from training.tasks.registry import task_from_profile
 from training.tasks.whisper import distillation as teacher_outputs
 from training.tasks.whisper import model as whisper_model
-from training.tasks.whisper.distillation import DistillationTask, Soft, distillation_loss, divergence, soften
+from training.tasks.whisper.distillation import (
+    DistillationTask,
+    SoftTargets,
+    distillation_loss,
+    divergence,
+    soft_targets,
+)
 
 
 def reference(teacher: torch.Tensor, student: torch.Tensor, labels: torch.Tensor, alpha: float, t: float) -> float:
@@ -50,7 +56,7 @@ def random_case(seed: int, vocabulary: int = 12) -> tuple[torch.Tensor, torch.Te
 def our_loss(teacher: torch.Tensor, student: torch.Tensor, labels: torch.Tensor, alpha: float, t: float) -> float:
     kept = labels != -100
     hard = nn.functional.cross_entropy(student.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    return float(distillation_loss(hard, student[kept], soften(teacher[kept], t), alpha, t))
+    return float(distillation_loss(hard, student[kept], soft_targets(teacher[kept], t), alpha, t))
 
 
 @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0.5, 8))
@@ -71,16 +77,16 @@ def test_what_is_not_named_counts_as_one_and_never_adds(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     teacher, student = (3 * torch.randn(4, 200, generator=generator) for _ in range(2))
     whole = nn.functional.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="none")
-    kept = divergence(soften(teacher, 1.0), student, 1.0)
+    kept = divergence(soft_targets(teacher, 1.0), student, 1.0)
     assert (kept <= whole.sum(-1) * 1.002 + 1e-3).all()
     assert (kept >= 0).all()
-    coarse = divergence(soften(teacher, 1.0, count=8), student, 1.0)
+    coarse = divergence(soft_targets(teacher, 1.0, count=8), student, 1.0)
     assert (coarse <= kept * 1.002 + 2e-3).all()
 
 
 def test_a_student_that_agrees_has_no_divergence_and_no_gradient() -> None:
     logits = torch.randn(6, 300, requires_grad=True)
-    kept = divergence(soften(logits.detach(), 2.0), logits, 2.0).sum()
+    kept = divergence(soft_targets(logits.detach(), 2.0), logits, 2.0).sum()
     kept.backward()
     assert float(kept.detach()) == pytest.approx(0, abs=1e-4)
     assert logits.grad is not None and float(logits.grad.abs().max()) < 1e-3
@@ -89,7 +95,7 @@ def test_a_student_that_agrees_has_no_divergence_and_no_gradient() -> None:
 def test_kept_answers_are_compared_in_the_mixed_precision_of_a_processor_too() -> None:
     """Its autocast refuses fp16, which the answers are kept in."""
     teacher, student = torch.randn(2, 6, 300).unbind()
-    soft, alone = soften(teacher, 2.0), divergence(soften(teacher, 2.0), student, 2.0)
+    soft, alone = soft_targets(teacher, 2.0), divergence(soft_targets(teacher, 2.0), student, 2.0)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(divergence(soft, student, 2.0), alone)
 
@@ -131,7 +137,7 @@ def test_kept_answers_are_what_the_teacher_says(prepared: Any) -> None:
     student = once.build_model().eval()
     live.build_model()
     batch = training_batch(once, 5, 2, 7)
-    asked = live._ask({name: value for name, value in batch.items() if name != "teacher"})[1]
+    asked = live._teacher_outputs({name: value for name, value in batch.items() if name != "teacher"})[1]
     for kept, said in zip(batch["teacher"], asked, strict=True):
         torch.testing.assert_close(kept, said, atol=2e-2, rtol=0)
     loss = once.loss(student, batch)
@@ -187,7 +193,7 @@ def test_else_it_answers_in_every_step_and_says_so(
     assert "the teacher runs in every step" in caplog.text
     loss = task.loss(task.build_model(), training_batch(task, 0, 1))
     loss.backward()
-    assert all(parameter.grad is None for parameter in task._live.parameters())
+    assert all(parameter.grad is None for parameter in task._teacher_model.parameters())
 
 
 def test_a_frozen_encoder_of_the_teacher_is_heard_once(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +202,7 @@ def test_a_frozen_encoder_of_the_teacher_is_heard_once(prepared: Any, monkeypatc
     batch = training_batch(task, 0, 1)
     with torch.no_grad():
         shared = task.loss(student, batch)
-        monkeypatch.setattr(DistillationTask, "hears_alike", False)
+        monkeypatch.setattr(DistillationTask, "shares_encoder", False)
         torch.testing.assert_close(task.loss(student, batch), shared)
 
 
@@ -233,7 +239,7 @@ def test_another_teacher_on_another_machine_is_told(prepared: Any, tmp_path: Pat
 
 
 def test_a_token_takes_258_bytes(tmp_path: Path) -> None:
-    soft: Soft = soften(torch.randn(5, 51_865), 2.0)
+    soft: SoftTargets = soft_targets(torch.randn(5, 51_865), 2.0)
     teacher_outputs.write_outputs(tmp_path, iter([soft]), 51_865, lambda done: None)
     assert (tmp_path / "outputs.bin").stat().st_size == 5 * 258
     again = teacher_outputs.TeacherOutputs(tmp_path, [2, 3], 51_865).of([1])

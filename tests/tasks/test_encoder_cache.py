@@ -40,13 +40,13 @@ class Encodings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, task: WhisperTask) -> None:
         self.clips = 0
-        real = task.wrapper.hear
+        real = task.wrapper.encode_audio
 
-        def hear(model: Any, features: torch.Tensor) -> Any:
+        def encode_audio(model: Any, features: torch.Tensor) -> Any:
             self.clips += len(features)
             return real(model, features)
 
-        monkeypatch.setattr(task.wrapper, "hear", hear)
+        monkeypatch.setattr(task.wrapper, "encode_audio", encode_audio)
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_tokens_of_models_in_transcripts_are_no_labels(
     assert "train.csv: 1 transcript with <|" in caplog.text
     wrapper = WhisperModelWrapper(ModelSettings(model_path=str(english_whisper)))
     special = {token for name, token in wrapper.tokenizer.get_vocab().items() if name.startswith("<|")}
-    assert special.isdisjoint(wrapper.encode([text])[0][:-1])
+    assert special.isdisjoint(wrapper.tokenise([text])[0][:-1])
 
 
 @pytest.mark.parametrize(

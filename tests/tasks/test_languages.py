@@ -62,7 +62,7 @@ def test_what_no_table_says_the_model_hears_once(
     model = task.wrapper.build().eval()
     with torch.no_grad():
         features = torch.from_numpy(data.store[2])[None]
-        (heard,) = task.wrapper.detect_languages(model, task.wrapper.hear(model, features))
+        (heard,) = task.wrapper.detect_languages(model, task.wrapper.encode_audio(model, features))
     assert data.languages == ["de", "fr", heard, "en", "de", "en"]
     assert f"of 1 clip without a language the model hears {heard} in 1" in caplog.text
     firsts = task.collate([data[index] for index in range(6)], None)["decoder_input_ids"][:, 1].tolist()
@@ -88,7 +88,7 @@ def test_a_saved_model_keeps_what_it_was_trained_for(prepared: Prepared, tmp_pat
     again = WhisperModelWrapper(task.profile.model.model_copy(update={"model_path": str(tmp_path / "saved")}))
     assert again.generation.trained_languages == ["de", "en"] and again.generation.language is None
     with torch.no_grad():
-        codes = again.detect_languages(model, again.hear(model, torch.randn(40, 16, 100)))
+        codes = again.detect_languages(model, again.encode_audio(model, torch.randn(40, 16, 100)))
     assert set(codes) <= {"de", "en"}
 
 

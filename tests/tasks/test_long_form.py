@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from training.tasks.audio import SoundStream, decode
 from training.tasks.sound_file import AudioError
-from training.tasks.whisper.listening import compression_ratio, divided
+from training.tasks.whisper.listening import compression_ratio, split_at_timestamps
 
 FIRST = 1000
 """Token of the time 0; each further one is 20 ms later."""
@@ -24,26 +24,26 @@ def at(seconds: float) -> int:
 
 def test_whole_segments_are_kept_and_what_was_begun_is_heard_again() -> None:
     tokens = [at(0), 1, 2, at(4), at(4), 3, at(9.5), at(9.5), 4, 5]
-    parts, move = divided(tokens, FIRST, 30.0)
+    parts, move = split_at_timestamps(tokens, FIRST, 30.0)
     assert [(start, end) for start, end, _ in parts] == [(0.0, 4.0), (4.0, 9.5)]
     assert move == 9.5
 
 
 def test_after_the_last_words_the_window_moves_on_whole() -> None:
-    parts, move = divided([at(0), 1, at(4), at(6), 2, at(9)], FIRST, 30.0)
+    parts, move = split_at_timestamps([at(0), 1, at(4), at(6), 2, at(9)], FIRST, 30.0)
     assert [(start, end) for start, end, _ in parts] == [(0.0, 4.0), (6.0, 9.0)]
     assert move == 30.0
 
 
 def test_one_segment_ends_with_its_time_or_with_the_window() -> None:
-    assert divided([at(1), 1, 2, at(3)], FIRST, 12.0) == ([(1.0, 3.0, [at(1), 1, 2, at(3)])], 12.0)
-    assert divided([1, 2], FIRST, 12.0) == ([(0.0, 12.0, [1, 2])], 12.0)
+    assert split_at_timestamps([at(1), 1, 2, at(3)], FIRST, 12.0) == ([(1.0, 3.0, [at(1), 1, 2, at(3)])], 12.0)
+    assert split_at_timestamps([1, 2], FIRST, 12.0) == ([(0.0, 12.0, [1, 2])], 12.0)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2600), max_size=40), st.floats(0.2, 30.0))
 def test_whatever_is_written_the_window_moves_and_times_are_inside(tokens: list[int], seconds: float) -> None:
-    parts, move = divided(tokens, FIRST, seconds)
+    parts, move = split_at_timestamps(tokens, FIRST, seconds)
     assert min(1.0, seconds) <= move <= seconds
     assert all(0 <= start <= end <= seconds for start, end, _ in parts)
 

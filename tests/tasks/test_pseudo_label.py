@@ -17,7 +17,7 @@ from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
 from profiles.errors import BadInput
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows, recordings
 from training.tasks.speech_dataset import read_divided, read_speech
-from training.tasks.whisper.pseudo_label import Labelling, label
+from training.tasks.whisper.pseudo_label import LabellingJob, label
 
 GOOD = PseudoRow("a", Path("/x/a.wav"), "a text", -0.1, 1.0, 1.0, 0.0, 1.0)
 
@@ -33,7 +33,7 @@ def sounds(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> None:
     files = recordings(sounds, sounds)
-    rows = label(Labelling(trained_whisper / "model", None, batch_size=4), files, sounds / "pseudo.csv", silent)
+    rows = label(LabellingJob(trained_whisper / "model", None, batch_size=4), files, sounds / "pseudo.csv", silent)
     assert [row.id for row in rows] == [name for name, _ in files]
     found = {Path(row.id).stem: row for row in rows}
     assert [found[f"clip{i}"].text for i in range(4)] == list(WORDS)
@@ -60,7 +60,7 @@ def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> No
 def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whisper: Path, sounds: Path) -> None:
     (sounds / "audio" / "clip0.wav").rename(sounds / "audio" / unicodedata.normalize("NFD", "größe.wav"))
     table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
-    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     label(job, files, table, silent)
     assert {row.id for row in read_rows(table)} == {name for name, _ in files}
     assert all(row.path.is_file() for row in read_rows(table))
@@ -69,7 +69,7 @@ def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whis
 @pytest.mark.slow
 def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Path) -> None:
     table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
-    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     label(job, files[:3], table, silent)
     with table.open("r+") as file:
         content = file.read().replace(",one,", ",corrected by hand,")
@@ -80,7 +80,7 @@ def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Pa
     assert [row.id for row in rows] == [name for name, _ in files]
     assert "corrected by hand" in [row.text for row in rows]
     assert all(row.left_out for row in rows)
-    heard = {row.heard_by for row in label(Labelling(trained_whisper / "model", None), files, table, silent)}
+    heard = {row.heard_by for row in label(LabellingJob(trained_whisper / "model", None), files, table, silent)}
     assert len(heard) == 1
     assert "corrected by hand" not in table.read_text()
 
@@ -88,13 +88,13 @@ def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Pa
 @pytest.mark.slow
 def test_a_model_that_cannot_be_read_costs_no_line(trained_whisper: Path, sounds: Path, tmp_path: Path) -> None:
     table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
-    label(Labelling(trained_whisper / "model", trained_whisper / "model"), files, table, silent)
+    label(LabellingJob(trained_whisper / "model", trained_whisper / "model"), files, table, silent)
     before = table.read_bytes()
     broken = Path(shutil.copytree(trained_whisper / "model", tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"torn")
     for models in ((broken, None), (trained_whisper / "model", broken)):
         with pytest.raises(BadInput, match="broken cannot be read"):
-            label(Labelling(*models), files, table, silent)
+            label(LabellingJob(*models), files, table, silent)
     assert table.read_bytes() == before
 
 
@@ -108,7 +108,7 @@ def test_recordings_of_another_folder_are_added(
     for folder, name in ((more, "other.wav"), (same, "other.wav")):
         (folder / "audio").mkdir(parents=True)
         shutil.copy(data / "audio" / "clip1.wav", folder / "audio" / name)
-    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     label(job, recordings(data, data), data / "pseudo.csv", silent)
     assert ",audio/clip0.wav," in (data / "pseudo.csv").read_text()  # a data set can be moved
     label(job, recordings(more, data), data / "pseudo.csv", silent)
@@ -125,7 +125,7 @@ def test_recordings_of_another_folder_are_added(
 @pytest.mark.slow
 def test_another_language_is_listened_for_again(trained_whisper: Path, sounds: Path) -> None:
     table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
-    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     (heard,) = {row.heard_by for row in label(job, files, table, silent)}
     (again,) = {row.heard_by for row in label(dataclasses.replace(job, language="english"), files, table, silent)}
     assert heard != again

@@ -14,7 +14,7 @@ from training.tasks.audio import RATE, hears_voice
 from training.tasks.patches import TextBounds, recordings
 from training.tasks.sound_file import Samples
 from training.tasks.whisper.listening import is_silence
-from training.tasks.whisper.pseudo_label import Labelling, label
+from training.tasks.whisper.pseudo_label import LabellingJob, label
 from training.tasks.whisper.transcription import TranscriptionOptions, transcribe
 
 SPOKEN = sorted((Path(__file__).parents[2] / "examples/spoken_commands").glob("audio/test/*/*"))[:1]
@@ -45,7 +45,7 @@ def test_silence_has_no_text_to_train_on_either(whisper_tiny_en: Path, tmp_path:
     soundfile.write(tmp_path / "hum.wav", SOUNDS["hum"](5 * RATE), RATE)
     shutil.copy(SPOKEN[0], tmp_path)
     anything = TextBounds(confidence=-99.0, compression=99.0, no_speech=1.0, agreement=0.0)
-    job = Labelling(whisper_tiny_en, None, device="cpu", bounds=anything)
+    job = LabellingJob(whisper_tiny_en, None, device="cpu", bounds=anything)
     rows = label(job, recordings(tmp_path, tmp_path), tmp_path / "pseudo.csv", lambda *_: None)
     kept = [row.id for row in rows if not row.left_out]
     assert kept == [SPOKEN[0].name]

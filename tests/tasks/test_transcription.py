@@ -21,7 +21,7 @@ from training.tasks.sound_file import Samples
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper.evaluation import evaluate_model
-from training.tasks.whisper.transcription import TranscriptionOptions, next_cut, pieces_of, transcribe
+from training.tasks.whisper.transcription import TranscriptionOptions, next_cut, piece_count, transcribe
 
 
 def test_files_come_out_in_their_order(trained_whisper: Path) -> None:
@@ -148,7 +148,7 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:
     """Cut samples one after another, as a model without times hears them."""
-    pieces, left = [], pieces_of(len(samples), longest)
+    pieces, left = [], piece_count(len(samples), longest)
     while len(samples):
         cut = next_cut(samples[:longest], len(samples), rate, longest, left)
         pieces.append(samples[:cut])

@@ -34,7 +34,7 @@ def loss_of(task: WhisperTask, model: nn.Module, batch: dict[str, object]) -> fl
 @torch.no_grad()
 def said_by(task: WhisperTask, model: nn.Module, max_new_tokens: int) -> str:
     """Transcript of the first training clip."""
-    heard = task.wrapper.hear(model, task.collate([task.train[0]], None)["input_features"])
+    heard = task.wrapper.encode_audio(model, task.collate([task.train[0]], None)["input_features"])
     return task.wrapper.generate(model, heard, ["en"], max_new_tokens)[0].text
 
 

@@ -153,7 +153,7 @@ def test_a_frozen_encoder_keeps_nothing_for_backward(prepared: Prepared, lengths
     task = prepared(dataset_path=lengths_folder, freeze_encoder=True, gradient_checkpointing=True)
     model = task.build_model().train()
     batch = task.collate([task.train[0]], None)
-    assert not task.wrapper.hear(model, batch["input_features"]).last_hidden_state.requires_grad
+    assert not task.wrapper.encode_audio(model, batch["input_features"]).last_hidden_state.requires_grad
     task.loss(model, batch).backward()
     assert encoder_gradients(model) == []
 

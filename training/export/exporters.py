@@ -129,7 +129,7 @@ def transcribe(
 ) -> tuple[list[str], list[CheckClip]]:
     """Return the transcripts of a transformers model, and the clips with their detected languages filled in."""
     batch = torch.from_numpy(np.stack([features(wrapper, clip) for clip in clips]))
-    encoded = wrapper.hear(model, batch)
+    encoded = wrapper.encode_audio(model, batch)
     languages = [clip.language for clip in clips]
     if not all(languages):
         languages = wrapper.detect_languages(model, encoded)

@@ -52,7 +52,7 @@ from training.tasks.speech_clips import FileSource
 
 if TYPE_CHECKING:
     from training.recordings.recording import Source
-    from training.tasks.whisper.samples import ModelEar  # imports torch
+    from training.tasks.whisper.samples import LanguageDetector  # imports torch
 
 _BATCH_SIZE = 16  # clips of which a model detects the languages at once
 _LENGTH_TOLERANCE = 0.05  # seconds by which the lengths of a file and of its part in the table may differ
@@ -151,7 +151,9 @@ def _write(samples: Samples, target: Path, temporary: Path, form: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def detect_languages(ear: ModelEar, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress) -> None:
+def detect_languages(
+    ear: LanguageDetector, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress
+) -> None:
     """Detect the languages of the clips (key and file) for which the journal holds none of this model."""
     unknown = [(key, file) for key, file in dict(clips).items() if (ear.name, key) not in journal.languages]
     for start in range(0, len(unknown), _BATCH_SIZE):
@@ -161,7 +163,7 @@ def detect_languages(ear: ModelEar, clips: Sequence[tuple[str, Path]], journal: 
         progress("languages", min(start + _BATCH_SIZE, len(unknown)), len(unknown))
 
 
-def judge_language(recording: Recording, ear: ModelEar, key: str, journal: Journal) -> Exclusion | None:
+def judge_language(recording: Recording, ear: LanguageDetector, key: str, journal: Journal) -> Exclusion | None:
     """Return an exclusion if the detected language is not the stated one; ``None`` if either is unknown."""
     stated, detected = ear.code(recording.language), journal.languages.get((ear.name, key), "")
     if stated and detected and stated != detected:
@@ -200,7 +202,7 @@ class _Item:
     file: Path
 
 
-def prepare(job: PreparationJob, progress: Progress, ear: ModelEar | None = None) -> Result:
+def prepare(job: PreparationJob, progress: Progress, ear: LanguageDetector | None = None) -> Result:
     """Make the data set folder ``job.out``, or resume it.
 
     Args:

@@ -43,7 +43,7 @@ from training.tasks.pretrained import (
 from training.tasks.showcase import Shown
 from training.tasks.speech_clips import held_out
 from training.tasks.speech_dataset import is_on_hub
-from training.tasks.texts import Blocks, hold_out_tail, read_texts, some_tokens, tokenise
+from training.tasks.texts import Blocks, hold_out_tail, read_texts, sample_tokens, tokenise
 
 _PROMPT, _NEW = 32, 48
 """Prompt tokens of a shown plain-text sample, and tokens that the model generates."""
@@ -99,7 +99,7 @@ class CausalLMTask(Task):
         for split, ids in tokens.items():
             self._check_vocabulary(split, ids)
         splits = hold_out_tail(tokens, data.block_size) if hold_out else tokens
-        return {split: Blocks(ids, data.block_size).first(self._limit(split)) for split, ids in splits.items()}
+        return {split: Blocks(ids, data.block_size).head(self._limit(split)) for split, ids in splits.items()}
 
     def _limit(self, split: str) -> int:
         return self.profile.data.max_train_samples if split == "train" else self.profile.data.max_eval_samples
@@ -113,12 +113,12 @@ class CausalLMTask(Task):
         documents = read_texts(data.dataset_path, data.text_column)
         token_limit = limit * data.block_size + 1
         total = sum(map(len, documents["train"]))
-        sampled = some_tokens(documents["train"], self.tokenizer, token_limit)
+        sampled = sample_tokens(documents["train"], self.tokenizer, token_limit)
         if sampled is None:
             return super().prepare_some(progress, limit)
         tokens, tokens_per_character = sampled
         self._check_vocabulary("train", tokens)
-        self.train, self.evaluation = Blocks(tokens, data.block_size).first(limit), {}
+        self.train, self.evaluation = Blocks(tokens, data.block_size).head(limit), {}
         blocks = math.ceil(total * tokens_per_character / data.block_size)
         if "validation" not in documents:
             blocks -= held_out(blocks)

@@ -53,7 +53,7 @@ class Blocks:
         piece = np.asarray(self.tokens[index * self.size : (index + 1) * self.size + 1], dtype=np.int64)
         return piece[:-1], piece[1:]
 
-    def first(self, count: int) -> Blocks:
+    def head(self, count: int) -> Blocks:
         """Return the first ``count`` blocks; 0 means all."""
         return Blocks(self.tokens[: count * self.size + 1], self.size) if count else self
 
@@ -109,7 +109,7 @@ def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
     return {**splits, "train": splits["train"][: cut + 1], "validation": splits["train"][cut:]}
 
 
-def some_tokens(documents: Sequence[str], tokenizer: Any, count: int) -> tuple[Tokens, float] | None:
+def sample_tokens(documents: Sequence[str], tokenizer: Any, count: int) -> tuple[Tokens, float] | None:
     """Return at least ``count`` tokens from evenly spread excerpts of ``documents``, and their tokens per character.
 
     ``None`` if that would be a large part of the text.

@@ -60,8 +60,8 @@ class TimedTranscriber(Transcriber):
         seconds = [len(piece) / log_mel.rate for piece in pieces]
         token_limit = round(max(seconds) * _TOKENS_A_SECOND) + _EXTRA_TOKENS
         transcriptions = self.wrapper.generate(self.model, encoded, [self.language] * len(pieces), token_limit)
-        texts = self.wrapper.encode([transcription.text for transcription in transcriptions])
-        tokens = [ids[: self.wrapper.room] for ids in texts]
+        texts = self.wrapper.tokenise([transcription.text for transcription in transcriptions])
+        tokens = [ids[: self.wrapper.text_positions] for ids in texts]
         return [
             list(words_of(self.wrapper.tokenizer, ids[: len(times) - 1], times, start, self.language))
             for ids, times, start in zip(tokens, self._times(encoded, tokens, seconds), starts)

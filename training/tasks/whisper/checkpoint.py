@@ -1,7 +1,7 @@
-"""A Whisper's files, read from a folder or the hub; and a Whisper made of parts of others.
+"""Read a Whisper's files from a folder or the hub, and compose a Whisper of parts of others.
 
-A student starts from its teacher's encoder and from decoder layers that are spaced as far apart as possible (Shleifer
-and Rush 2020, arXiv 2010.13002, section 3.2; Gandhi et al. 2023, Distil-Whisper, arXiv 2311.00430, section 4).
+A student starts from its teacher's encoder and from decoder layers that are maximally spaced (Shleifer and Rush 2020,
+arXiv 2010.13002, section 3.2; Gandhi et al. 2023, Distil-Whisper, arXiv 2311.00430, section 4).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_config(path: str) -> WhisperConfig:
     """Return the configuration of the model ``path``.
 
     Raises:
-        BadInput: it is not found, or no Whisper.
+        BadInput: it is not found, or not a Whisper.
     """
     values: dict[str, Any] = load(
         path, "model", lambda local: WhisperConfig.get_config_dict(path, local_files_only=local)[0]
@@ -45,14 +45,14 @@ def read_config(path: str) -> WhisperConfig:
 
 
 def files_of(path: str, adapter: str = "") -> list[Path]:
-    """Return the files of a model and its adapter, weights and settings; a hub's are fetched if they are not here."""
+    """Return the files (weights and settings) of a model and its adapter, fetched from the hub if needed."""
     paths = [path, *([adapter] if adapter else [])]
-    if not any(file.suffix in _WEIGHTS for file in _there(paths)):
+    if not any(file.suffix in _WEIGHTS for file in _model_files(paths)):
         read_weights(WhisperForConditionalGeneration, path)
-    return _there(paths)
+    return _model_files(paths)
 
 
-def _there(paths: list[str]) -> list[Path]:
+def _model_files(paths: list[str]) -> list[Path]:
     return sorted(file for path in paths for file in _folder_of(path).iterdir() if file.suffix in {*_WEIGHTS, ".json"})
 
 
@@ -64,10 +64,10 @@ def _folder_of(path: str) -> Path:
 
 
 def spaced_layers(layers: int, count: int) -> list[int]:
-    """Return which of ``layers`` are kept: evenly spaced from the first to the last; the last if it is one.
+    """Return the indices of ``count`` of ``layers``, evenly spaced from the first to the last; of one, the last.
 
     Raises:
-        BadInput: there are fewer.
+        BadInput: ``count`` is out of range.
     """
     if not 1 <= count <= layers:
         raise BadInput(f"student_layers = {count}, but the model's decoder has {layers} layers", f"set 1 to {layers}")
@@ -77,10 +77,10 @@ def spaced_layers(layers: int, count: int) -> list[int]:
 
 
 def student_config(base: WhisperConfig, encoder: WhisperConfig | None, layers: Sequence[int]) -> WhisperConfig:
-    """Return the configuration of a model with another ``encoder`` and only some decoder ``layers``.
+    """Return the configuration of ``base`` with another ``encoder`` and only some decoder ``layers``.
 
     Raises:
-        BadInput: the encoder is of another width than the decoder, which attends to what it gives.
+        BadInput: the encoder's width differs from that of the decoder, which attends to its output.
     """
     values = {**base.to_dict(), "decoder_layers": len(layers)}
     if encoder is not None:
@@ -95,11 +95,11 @@ def student_config(base: WhisperConfig, encoder: WhisperConfig | None, layers: S
 def make_student(
     config: WhisperConfig, base: Any, encoder: Any | None, layers: Sequence[int]
 ) -> WhisperForConditionalGeneration:
-    """Return a model of ``config`` with weights of ``own``, or of ``encoder`` where that is given.
+    """Return a model of ``config`` with weights of ``base``, and of ``encoder`` if given.
 
     Args:
-        own: ``WhisperForConditionalGeneration`` whose decoder layers ``layers`` are taken, in this order.
-        encoder: the one whose encoder is taken; ``None``: that of ``own``.
+        base: ``WhisperForConditionalGeneration`` whose decoder layers ``layers`` are used, in this order.
+        encoder: the model whose encoder is used; ``None``: that of ``base``.
     """
     weights = _with_layers(base.state_dict(), layers)
     if encoder is not None:
@@ -126,5 +126,5 @@ def _with_layers(weights: Mapping[str, torch.Tensor], layers: Sequence[int]) -> 
 
 
 def kept_alignment_heads(heads: Sequence[Sequence[int]], layers: Sequence[int]) -> list[list[int]]:
-    """Return those of a model's ``[layer, head]`` whose attention tells when a word is said that a student has too."""
+    """Return a model's alignment heads ``[layer, head]`` that a student also has, renumbered to its layers."""
     return [[layers.index(layer), head] for layer, head in heads if layer in layers]

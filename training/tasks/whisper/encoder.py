@@ -1,8 +1,8 @@
-"""Whisper's encoder for windows of any length, and what it hears of each clip where it is frozen.
+"""Whisper's encoder for windows of any length, and a cache of its outputs if it is frozen.
 
-``transformers`` refuses every other length than the model's own, though nothing in the encoder depends on it: its
-positions are absolute, so a shorter window has the first of them. This forward pass goes through the same modules, so
-adapters, hooks, recomputed activations and mixed precision hold in it; at the full length it gives the same bits.
+``transformers`` rejects any length but the model's own, though nothing in the encoder depends on it: positions are
+absolute, so a shorter window uses the first of them. This forward pass calls the same modules, so adapters, hooks,
+activation checkpointing and mixed precision work as usual; at the full length the result is bit-identical.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from training.tasks.cache import get_or_build
 logger = logging.getLogger("muster.data")
 
 _SHARE = 4
-"""One part in so many of the free disk may be taken: by all that a run keeps, and by the whole file of one length."""
+"""At most 1 / _SHARE of the free disk space is used: by a run's cached outputs, and by the file of one length."""
 
 _ROWS, _SUMS = "outputs.f16", "sums.u32"
 
@@ -39,7 +39,7 @@ Encode = Callable[[torch.Tensor], torch.Tensor]
 def encode(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
     """Return the encoder's output [batch, frames / 2, width] for ``features`` [batch, mels, frames].
 
-    Nothing is kept for backward where no weight of the encoder is trained.
+    No autograd graph is recorded if no weight of the encoder is trained.
 
     Args:
         whisper: a ``WhisperForConditionalGeneration``.
@@ -53,24 +53,24 @@ def encode(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
         raise ValueError(f"a window has an even number of frames up to {max_frames}, not {frames}")
     trained = any(parameter.requires_grad for parameter in encoder.parameters())
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-        return BaseModelOutput(last_hidden_state=_through(encoder, _masked(whisper, features, max_frames)))
+        return BaseModelOutput(last_hidden_state=_run_layers(encoder, _masked(whisper, features, max_frames)))
 
 
 def _masked(whisper: Any, features: torch.Tensor, max_frames: int) -> torch.Tensor:
-    """Blank parts of ``features`` where the model's configuration asks for SpecAugment (Park et al. 2019).
+    """Apply SpecAugment (Park et al. 2019) to ``features`` if the model's configuration enables it.
 
-    The masks are drawn for the full window, and what falls beyond a cut one is lost: a clip is masked as often as in a
-    full window, and a mask may be longer than the cut one.
+    Masks are drawn for the full window and cropped to a shorter one, so that a clip is masked with the same probability
+    as in a full window.
     """
     if not (whisper.model.training and getattr(whisper.config, "apply_spec_augment", False)):
         return features
     frames = features.shape[-1]
-    window = nn.functional.pad(features, (0, max_frames - frames))  # always a copy: it is masked in place
+    window = nn.functional.pad(features, (0, max_frames - frames))  # a copy, as it is masked in place
     masked: torch.Tensor = whisper.model._mask_input_features(window)[..., :frames]
     return masked
 
 
-def _through(encoder: Any, features: torch.Tensor) -> torch.Tensor:
+def _run_layers(encoder: Any, features: torch.Tensor) -> torch.Tensor:
     hidden = nn.functional.gelu(encoder.conv1(features))
     hidden = nn.functional.gelu(encoder.conv2(hidden)).permute(0, 2, 1)
     hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
@@ -84,7 +84,7 @@ def _through(encoder: Any, features: torch.Tensor) -> torch.Tensor:
 
 
 def is_constant(encoder: Any) -> bool:
-    """Whether the encoder of a Whisper gives one output for one input in training: nothing is trained or dropped."""
+    """Whether a Whisper's encoder is deterministic in training: nothing is trained, dropped or masked."""
     config = encoder.config
     trained = any(parameter.requires_grad for parameter in encoder.parameters())
     drops = (config.dropout, config.attention_dropout, config.activation_dropout, config.encoder_layerdrop)
@@ -92,20 +92,20 @@ def is_constant(encoder: Any) -> bool:
 
 
 class EncoderCache:
-    """Outputs of one frozen encoder for the clips of one feature store: in 16 bits, for all epochs and workers.
+    """Disk cache of a frozen encoder's outputs for the clips of a feature store, shared by all epochs and workers.
 
-    Where nothing random stands before or in the encoder, its output for a clip is a function of the clip, the weights
-    and the window. An entry is named by the hash of weights and features, the window's length and the precision; of its
-    file only what was computed takes space. A row counts only with its checksum, so what a crash, a disk or two workers
-    at once made of it is computed again; and where nothing can be kept, the training goes on without.
+    Without randomness before or in the encoder, its output depends only on the clip, the weights and the window. An
+    entry is named by the hash of weights and features, the window's length and the precision; its file is sparse. A row
+    is valid only with its checksum, so rows damaged by a crash, the disk or concurrent writers are computed again; if
+    nothing can be stored, training continues without the cache.
 
-    They are rounded to float16 when they are computed too, so a step has the same input whether it finds them or not.
+    Newly computed outputs are rounded to float16 too, so a step has the same input on a hit and on a miss.
 
     Args:
         root: cache folder.
-        encoder: a Whisper's, as it will stay.
-        features: what the features are a function of.
-        clips: how many there are.
+        encoder: a Whisper's, in its final state.
+        features: key of the feature store.
+        clips: number of clips.
     """
 
     def __init__(self, root: Path, encoder: Any, features: str, clips: int) -> None:
@@ -120,7 +120,7 @@ class EncoderCache:
         """Return the outputs [batch, frames / 2, width] for ``features`` [batch, mels, frames] of ``clips``.
 
         Args:
-            encode: computes the outputs of those that are not there.
+            encode: computes the outputs of missing clips.
         """
         store = self._store_for(features.shape[2] // 2, _precision_on(features.device))
         if store is None:
@@ -132,12 +132,11 @@ class EncoderCache:
             outputs.update(zip((clips[row] for row in missing), computed))
             store.write([clips[row] for row in missing], computed)
         rows = [row for clip in clips if (row := outputs[clip]) is not None]
-        heard = torch.from_numpy(np.stack(rows))
-        return heard.to(features.device, torch.float32)
+        outputs_of_batch = torch.from_numpy(np.stack(rows))
+        return outputs_of_batch.to(features.device, torch.float32)
 
     def _store_for(self, positions: int, precision: str) -> _Outputs | None:
-        """Return where outputs of this length are; ``None`` where they would take too much of the disk, or cannot be
-        kept."""
+        """Return the store for outputs of this length; ``None`` if it would be too large, or cannot be created."""
         name = f"{positions}-{precision}"
         if name not in self._stores:
             try:
@@ -158,10 +157,10 @@ class EncoderCache:
 
 
 class _Outputs:
-    """Outputs of one length: a row a clip, and its checksum, 0 where nothing is yet.
+    """Stored outputs of one length: a row per clip, and its checksum (0 if not yet stored).
 
     Args:
-        least: bytes of the disk that stay free.
+        min_free: bytes of the disk that remain free.
     """
 
     def __init__(self, entry: Path, shape: tuple[int, int, int], min_free: int) -> None:
@@ -174,22 +173,22 @@ class _Outputs:
     def read(self, clip: int) -> npt.NDArray[np.float16] | None:
         if not self._sums[clip]:
             return None
-        row = np.array(self._rows[clip])  # as it is now: another worker may write it
+        row = np.array(self._rows[clip])  # a snapshot, as another worker may be writing it
         return row if self._sums[clip] == _sum_of(row) else None
 
     def write(self, clips: Sequence[int], outputs: npt.NDArray[np.float16]) -> None:
-        """Keep what was computed; where the disk is full, nothing more is kept."""
+        """Store computed outputs; nothing more is stored once the disk is full."""
         try:
             self._is_full = self._is_full or shutil.disk_usage(self._paths[0].parent).free < self._min_free
             if not self._is_full:
-                _put(self._paths[0], clips, [output.tobytes() for output in outputs])
-                _put(self._paths[1], clips, [_sum_of(output).tobytes() for output in outputs])
+                _write_rows(self._paths[0], clips, [output.tobytes() for output in outputs])
+                _write_rows(self._paths[1], clips, [_sum_of(output).tobytes() for output in outputs])
         except OSError:
             self._is_full = True
 
 
-def _put(path: Path, rows: Sequence[int], values: Sequence[bytes]) -> None:
-    """Write values of one length at their places; not through the mapping: a full disk would end the process there."""
+def _write_rows(path: Path, rows: Sequence[int], values: Sequence[bytes]) -> None:
+    """Write values of equal size to their rows; not through the mapping, where a full disk would kill the process."""
     with path.open("r+b") as file:
         for row, value in zip(rows, values, strict=True):
             file.seek(row * len(value))
@@ -202,12 +201,12 @@ def _sum_of(row: npt.NDArray[np.float16]) -> np.uint32:
 
 
 def _files(shape: tuple[int, int, int]) -> tuple[tuple[str, int], ...]:
-    """Names and bytes of the files of an entry."""
+    """Return names and sizes of an entry's files."""
     return (_ROWS, 2 * math.prod(shape)), (_SUMS, 4 * shape[0])
 
 
 def _make_empty(shape: tuple[int, int, int], folder: Path) -> None:
-    """Write files of holes: they take space where something is written."""
+    """Create sparse files, which take space only where they are written."""
     for name, size in _files(shape):
         with (folder / name).open("wb") as file:
             file.truncate(size)

@@ -1,4 +1,4 @@
-"""How well a finished model hears a data set."""
+"""Evaluate a trained Whisper on a data set."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from training.tasks.whisper.task import WhisperTask
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What a model reaches on one split."""
+    """Metrics and predictions of a model on one split."""
 
     metrics: dict[str, float]
     """``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``."""
     predictions: list[Prediction]
-    """What it wrote for every clip, in the order of the table."""
+    """Predictions for every clip, in the order of the table."""
     precision: str = "float32"
-    """What was computed in."""
+    """Precision of the computation."""
 
 
 def evaluate_model(
@@ -47,21 +47,19 @@ def evaluate_model(
     mixed_precision: str = "off",
     progress: Progress = lambda phase, done, total: None,
 ) -> EvaluationResult:
-    """Measure what a model reaches on one split.
+    """Evaluate a model on one split: by default ``test``, or all of a single table.
 
-    The split is ``test`` where none is named, and all of a lone table.
+    Generated texts are limited as in training, by the longest transcript of the split or by ``max_new_tokens``; ``cut``
+    is the share that reached the limit.
 
-    Generated texts are bounded as in training, by the longest transcript of the split or by ``max_new_tokens``; ``cut``
-    is the share that reached the bound.
+    ``prompt`` is the previous text for all generated texts (the loss is computed without it); ``timestamps`` enables or
+    disables generated timestamps; ``None``: as saved
+    (:meth:`training.tasks.whisper.model.WhisperModelWrapper.configure_generation`).
 
-    ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
-    write times too, or not; ``None``: as it was saved
-    (:meth:`training.tasks.whisper.model.WhisperModelWrapper.write_as`).
+    ``mixed_precision`` is that of training. A run evaluates in its training precision; by default fp32 is used here.
+    ``auto`` reproduces the figures of a run, except for adapters, which are merged in the saved model.
 
-    ``mixed_precision`` is that of training. A run evaluates in what it trains in; other programs, and this without it,
-    compute in fp32. ``auto`` finds the figures of a run, but for adapters: they are merged in what it saved.
-
-    The validation split of a data set that has none is the clips that training holds out of it.
+    The validation split of a data set without one is the set of clips held out by training.
 
     Raises:
         BadInput: the model or the data set cannot be used, or has no such split.
@@ -73,7 +71,7 @@ def evaluate_model(
         evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
     )
     task = WhisperTask(profile)
-    task.wrapper.write_as(prompt, timestamps)
+    task.wrapper.configure_generation(prompt, timestamps)
     split = split_to_evaluate(dataset, split)
     clips = clips_of_split(dataset, split, text_column)[: max_samples or None]
     data = task.prepare_split(split, clips, progress)
@@ -99,7 +97,7 @@ def _sum_over(
 ) -> tuple[dict[str, float], list[Answer]]:
     sums: dict[str, float] = {}
     answers: list[Answer] = []
-    # a batch generates until its last text ends: those of like length together, as in training
+    # a batch generates until its last text ends, so texts of similar length are batched together, as in training
     order = sorted(range(len(data)), key=lambda index: -len(data.tokens[index]))
     for start in range(0, len(data), batch_size):
         batch = task.collate([data[index] for index in order[start : start + batch_size]], None)

@@ -1,7 +1,7 @@
-"""What a Whisper takes of a clip: log-mel features, how much silence follows them, how they are changed in training.
+"""Whisper's input features: log-mel spectrograms, windows and augmentation.
 
-Features are ``(log10(power) + 4) / 4``, so a step of 0.25 is 10 dB. Each function of augmentation (another voice, room,
-pace and position for the same words) leaves its input as it is and returns ``float32 [mels, frames]``.
+Features are ``(log10(power) + 4) / 4``, so a step of 0.25 is 10 dB. Augmentation functions (voice, room, tempo and
+position) do not modify their input and return ``float32 [mels, frames]``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import numpy.typing as npt
 
 Features = npt.NDArray[np.float32]
 
-_VERSION = 2  # another where decoder or transform give other values
+_VERSION = 2  # changes when decoding or transform yield different values
 MARGIN = 0.5
-"""Seconds of silence after a clip at least: the model learns that a text ends where the sound does."""
+"""Minimum seconds of silence after a clip: the model learns that the text ends with the audio."""
 GRID = 0.5
-"""Seconds that windows are whole multiples of."""
+"""Granularity of window lengths in seconds."""
 DECIBEL = 0.025
 LOG_SCALE = 4.0 * np.log(10.0)
-"""Features times this are natural logarithms of power."""
+"""Factor from features to natural logarithms of power."""
 LONGEST = 1.13
-"""A clip is stretched to as many times its length at most: e to the power of 0.12."""
+"""Maximum factor by which a clip is stretched: exp(0.12)."""
 NOISE = 0.3
-"""Strength of the changes (:func:`augment`) under which a model listens once more to the same sound."""
+"""Strength of the augmentation (:func:`augment`) when a model transcribes the same audio again."""
 
 
 @dataclass(frozen=True)
 class LogMel:
     """Log-mel spectrogram with the settings of a ``WhisperFeatureExtractor`` (Radford et al. 2022, section 2.2).
 
-    Equal to the extractor's own result within 1e-4, without torch and without computing the window's silent rest.
+    Equal to the extractor's own result within 1e-4, without torch and without computing the silent end of the window.
     """
 
     filters: npt.NDArray[np.float32]
@@ -100,16 +100,15 @@ def fill_row(window: Features, features: npt.NDArray[Any], silence: float) -> No
 
 @dataclass(frozen=True)
 class Windows:
-    """Frames that a model hears of a clip: a short clip costs less than a full window, which Whisper
-    hears whatever it holds.
+    """Window lengths of training clips: a short clip costs less than the full window that Whisper normally processes.
 
-    A clip's *window* is its sound, some silence, and what rounds both up to a common grid: so there are few shapes.
+    A clip's *window* is its audio and some silence, rounded up to a common grid, so that there are few shapes.
 
     Args:
-        setting: ``full``, ``auto``, or seconds that a window lasts at least.
+        setting: ``full``, ``auto``, or the minimum length of a window in seconds.
         full: frames of the model's own window.
-        seconds: length of that in seconds.
-        grid, margin: seconds of the grid, and of silence.
+        seconds: length of the model's own window in seconds.
+        grid, margin: granularity, and silence, in seconds.
     """
 
     setting: str
@@ -124,8 +123,10 @@ class Windows:
         return self.setting != "full"
 
     def frames(self, sound: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the frames of the windows of clips with so many frames of sound, even numbers: the encoder's second
-        convolution halves them."""
+        """Return the window lengths in frames of clips with ``sound`` frames of audio.
+
+        They are even, as the encoder's second convolution halves them.
+        """
         held: npt.NDArray[np.int64] = np.asarray(sound, dtype=np.int64)
         if not self.are_cut:
             return np.full_like(held, self.full)
@@ -139,20 +140,20 @@ class Windows:
 
 
 def augment(features: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Return changed features of one clip; ``features`` stays as it is.
+    """Return augmented features of one clip; ``features`` is not modified.
 
     Args:
         features: log-mel features of Whisper's feature extractor, ``[mels, frames]``; silence at the end is padding.
-        strength: the most a clip is changed, 0 (not at all) to 1. Each clip draws its part of it, so that many stay
-            close to what was recorded: the model learns as fast as with weak augmentation, and from new voices too.
-        rng: generator of this sample; the same generator state gives the same result.
+        strength: maximum strength, 0 (none) to 1. Each clip draws a fraction of it, so that many stay close to the
+            recording: the model learns as fast as with weak augmentation, but also from new voices.
+        rng: generator of this sample; equal states give equal results.
     """
     window: np.ndarray = np.array(features, dtype=np.float32)
     if strength <= 0:
         return window
     strength *= rng.random()
     frames, spoken = window.shape[1], window.shape[1] - padding(window)
-    # All is silence after the longest that a clip is stretched to, and stays so; short clips in full windows gain most.
+    # Frames beyond the maximum stretch are and stay silent; skipping them saves most for short clips in full windows.
     head = window[:, : min(frames, int(spoken * LONGEST) + 2)]
     head = warp_frequency(head, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
     head = stretch_time(head, float(np.exp(rng.uniform(-0.12, 0.12) * strength)), frames)
@@ -172,14 +173,16 @@ def warp_frequency(features: np.ndarray, factor: float) -> np.ndarray:
 
 
 def stretch_time(features: np.ndarray, factor: float, frames: int = 0) -> np.ndarray:
-    """Make the clip slower (above 1) or faster; it is never made too long for the window, of ``frames`` if there is
-    more of it than ``features``."""
+    """Make the clip slower (``factor`` above 1) or faster, but never longer than the window.
+
+    The window has ``frames`` if given, else as many as ``features``.
+    """
     spoken = features.shape[1] - padding(features)
     return _resample(features, 1, min(factor, (frames or features.shape[1]) / spoken) if spoken else 1.0)
 
 
 def tilt(features: np.ndarray, decibels: float) -> np.ndarray:
-    """Raise the high bands against the low ones, as another microphone does."""
+    """Tilt the spectrum towards the high bands, as a different microphone would."""
     slope = np.linspace(-0.5, 0.5, len(features), dtype=np.float32)[:, None]
     changed: np.ndarray = np.float32(decibels * DECIBEL) * slope * (features > features.min())
     changed += features
@@ -194,7 +197,7 @@ def add_noise(features: np.ndarray, decibels: float, rng: np.random.Generator) -
     noise *= np.float32(3 * DECIBEL)
     noise += (floor + slope).astype(np.float32)
     louder: np.ndarray = np.maximum(features, noise)
-    # log(exp(a) + exp(b)) = max(a, b) + log(1 + exp(-|a - b|)), which numpy computes several values at once
+    # log(exp(a) + exp(b)) = max(a, b) + log(1 + exp(-|a - b|)), which numpy vectorises
     noise -= features
     np.abs(noise, out=noise)
     noise *= np.float32(-LOG_SCALE)
@@ -207,7 +210,7 @@ def add_noise(features: np.ndarray, decibels: float, rng: np.random.Generator) -
 
 
 def mask(features: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Blank two bands and two stretches of time with the mean (SpecAugment, Park et al. 2019)."""
+    """Replace two frequency bands and two time spans by the mean (SpecAugment, Park et al. 2019)."""
     mean = features.mean()
     changed: np.ndarray = features.copy()
     for axis, share in ((0, 0.12), (0, 0.12), (1, 0.05), (1, 0.05)):
@@ -219,13 +222,13 @@ def mask(features: np.ndarray, strength: float, rng: np.random.Generator) -> np.
 
 
 def padding(features: np.ndarray) -> int:
-    """Number of frames at the end in which nothing is above the lowest value."""
+    """Return the number of trailing frames without a value above the minimum."""
     heard = np.flatnonzero(features.max(axis=0) > features.min())
     return int(features.shape[1] - 1 - heard[-1]) if len(heard) else features.shape[1]
 
 
 def _resample(features: np.ndarray, axis: int, factor: float) -> np.ndarray:
-    """Read an axis at positions ``0, 1/factor, 2/factor ...``, linearly between two of its values."""
+    """Sample an axis at positions ``0, 1/factor, 2/factor ...`` with linear interpolation."""
     count = features.shape[axis]
     positions = np.minimum(np.arange(count) / factor, count - 1)
     lower = positions.astype(np.intp)

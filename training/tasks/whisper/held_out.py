@@ -1,15 +1,15 @@
-"""Every training sample judged by a model that was not trained on it: k folds, held out in turns.
+"""k-fold cross-validation of transcripts: every training sample is judged by a model that was not trained on it.
 
-Out-of-sample predictions find label errors that a model trained on them has learnt by heart (Northcutt, Jiang, Chuang
+Out-of-sample predictions find label errors that a model trained on them would have memorised (Northcutt, Jiang, Chuang
 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels", section 3.1). A fold is an ordinary data set and
-an ordinary run; what was heard of its samples is kept in a file, so that who begins again goes on where it ended, and
-may judge by other bounds without training again.
+an ordinary run; the results of its samples are stored in a file, so that an interrupted command can be resumed, and
+other bounds applied without training again.
 
 ::
 
-    FOLDER/1-2/data/{train,validation}.csv   round 1, fold 2: what is trained on, what is held out
-    FOLDER/1-2/runs/                         its run, until it is judged
-    FOLDER/1-2.json                          what was heard of the samples held out
+    FOLDER/1-2/data/{train,validation}.csv   round 1, fold 2: training data, held-out data
+    FOLDER/1-2/runs/                         its run, until the fold is judged
+    FOLDER/1-2.json                          results of the held-out samples
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_divided
 from training.tasks.tables import write_table
-from training.tasks.whisper.blacklist import SPLIT, Doubt, Listen, joined, judge, with_hints
-from training.tasks.whisper.task import NothingLeft
+from training.tasks.whisper.blacklist import SPLIT, ListeningPass, SuspectClip, judge_clips, merge_passes, with_hints
+from training.tasks.whisper.task import NoUsableClips
 
 _EVALUATED = 8
-"""Held-out samples that a fold's own run looks at; what counts is heard afterwards."""
+"""Held-out samples that a fold's own run evaluates; the actual judgement follows it."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """One part of the samples, and the run that is trained on the others."""
+    """One fold of the samples, and the run that is trained on the others."""
 
     folder: Path
     held: tuple[Clip, ...]
@@ -58,10 +58,10 @@ class Fold:
 
 
 def training_clips(profile: Profile) -> list[Clip]:
-    """Return the samples that a person transcribed and the profile trains on.
+    """Return the profile's training samples with human transcripts.
 
     Raises:
-        BadInput: the tables cannot be used, or recordings are in no files of their own.
+        BadInput: the tables cannot be used, or recordings are not files.
     """
     data = profile.data
     clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
@@ -71,10 +71,10 @@ def training_clips(profile: Profile) -> list[Clip]:
 
 
 def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, rounds: int) -> list[list[Fold]]:
-    """Divide the samples ``rounds`` times into ``count`` folds of equal size; always the same way.
+    """Divide the samples ``rounds`` times into ``count`` folds of equal size, deterministically.
 
     Returns:
-        The folds of each round. Their folder is named by all that decides about the result.
+        The folds of each round. Their folder is named by a hash of everything that affects the result.
 
     Raises:
         BadInput: there are too few samples.
@@ -103,7 +103,7 @@ def _key(profile: Profile, clips: Sequence[Clip], count: int) -> str:
 
 
 def write_data(fold: Fold) -> None:
-    """Write the tables of a fold; the recordings stay where they are.
+    """Write the tables of a fold, which refer to the original recordings.
 
     Raises:
         BadInput: they cannot be written.
@@ -117,7 +117,7 @@ def write_data(fold: Fold) -> None:
 
 
 def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:
-    """Return the profile of a fold's run: as many epochs as the profile's, and nothing that looks at its result."""
+    """Return the profile of a fold's run: as many epochs as the profile's, and minimal evaluation."""
     share = len(fold.others) / (len(fold.held) + len(fold.others))
     changes: dict[str, dict[str, Any]] = {
         "model": {"lora_merge": True},
@@ -127,7 +127,7 @@ def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:
             "pseudo_share": 0.0,
             "max_train_samples": 0,
             "max_eval_samples": _EVALUATED,
-            "max_broken_share": 1.0,  # the run has borne them; in one part they may be more than their share
+            "max_broken_share": 1.0,  # accepted for all samples; one fold may have more than its share
         },
         "training": {"max_steps": max(1, round(share * steps)) if (steps := profile.training.max_steps) else 0},
         "evaluation": {
@@ -144,52 +144,52 @@ def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:
 
 
 def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_size: int, progress: Progress) -> None:
-    """Let the model of a fold's run listen to the samples held out, keep what it heard, and remove its run.
+    """Judge a fold's held-out samples by the model of its run, store the results, and remove the run.
 
     Raises:
         BadInput: the model cannot be used, or the result cannot be written.
     """
     lenient = profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})})
     try:
-        doubts = judge(lenient, list(fold.held), Listen(model), device, batch_size, progress)
-    except NothingLeft:  # all that is held out is broken
-        doubts = []
+        suspects = judge_clips(lenient, list(fold.held), ListeningPass(model), device, batch_size, progress)
+    except NoUsableClips:  # all held-out samples are broken
+        suspects = []
     lines = [
         {
-            "id": doubt.clip.id,
-            "heard": doubt.heard,
-            "wers": doubt.wers,
-            "margins": doubt.margins,
-            "seconds": doubt.seconds,
+            "id": suspect.clip.id,
+            "heard": suspect.heard,
+            "wers": suspect.wers,
+            "margins": suspect.margins,
+            "seconds": suspect.seconds,
         }
-        | {"empty": doubt.empty}
-        for doubt in doubts
+        | {"empty": suspect.empty}
+        for suspect in suspects
     ]
     with explained(fold.result):
         write_whole(fold.result, json.dumps(lines).encode(), 0o600)
         shutil.rmtree(fold.folder)
 
 
-def read_judged(planned: Sequence[Sequence[Fold]]) -> list[Doubt]:
-    """Return what was heard of every sample, in each round by a model that had not been trained on it.
+def read_judged(planned: Sequence[Sequence[Fold]]) -> list[SuspectClip]:
+    """Return the results of every sample, in each round by a model that was not trained on it.
 
     Raises:
         BadInput: a result is damaged.
     """
-    rounds = [{doubt.clip.id: doubt for fold in folds for doubt in _read(fold)} for folds in planned]
-    common = [clip for clip in rounds[0] if all(clip in doubts for doubts in rounds)]
-    return with_hints([joined([doubts[clip] for doubts in rounds]) for clip in common])
+    rounds = [{suspect.clip.id: suspect for fold in folds for suspect in _read(fold)} for folds in planned]
+    common = [clip for clip in rounds[0] if all(clip in suspects for suspects in rounds)]
+    return with_hints([merge_passes([suspects[clip] for suspects in rounds]) for clip in common])
 
 
-def _read(fold: Fold) -> list[Doubt]:
+def _read(fold: Fold) -> list[SuspectClip]:
     clips = {clip.id: clip for clip in fold.held}
     try:
         lines = json.loads(fold.result.read_bytes())
-        return [_doubt(clips[line["id"]], line) for line in lines]
+        return [_suspect(clips[line["id"]], line) for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{fold.result}: not what was written here ({error})", "remove it, and repeat") from error
 
 
-def _doubt(clip: Clip, line: Mapping[str, Any]) -> Doubt:
+def _suspect(clip: Clip, line: Mapping[str, Any]) -> SuspectClip:
     wers, margins = (tuple(map(float, line[name])) for name in ("wers", "margins"))
-    return Doubt(clip, tuple(map(str, line["heard"])), wers, margins, float(line["seconds"]), bool(line["empty"]))
+    return SuspectClip(clip, tuple(map(str, line["heard"])), wers, margins, float(line["seconds"]), bool(line["empty"]))

@@ -16,11 +16,11 @@ _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
 
 
-def wanted_languages(setting: str) -> frozenset[str] | None:
-    """Return the codes in a list by comma; ``None`` where all languages are wanted.
+def selected_languages(setting: str) -> frozenset[str] | None:
+    """Return the codes in a comma-separated list; ``None`` if it selects all languages.
 
     Raises:
-        BadInput: Whisper does not know one of them.
+        BadInput: Whisper does not support one of them.
     """
     names = [name.strip() for name in setting.split(",") if name.strip()]
     if not names or EVERY_LANGUAGE in names:
@@ -29,7 +29,7 @@ def wanted_languages(setting: str) -> frozenset[str] | None:
 
 
 def read_generation(folders: Sequence[str], config: WhisperConfig, tokenizer: Any) -> Any:
-    """Return the ``GenerationConfig`` of the first of the folders (or models of the hub) that has one, complete.
+    """Return the completed ``GenerationConfig`` of the first folder (or hub model) that has one.
 
     Raises:
         BadInput: none can be read.
@@ -45,7 +45,7 @@ def read_generation(folders: Sequence[str], config: WhisperConfig, tokenizer: An
 
 
 def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) -> Any:
-    """Add to a ``GenerationConfig`` what folders that are old or made by hand lack, and return it."""
+    """Add the fields that old or hand-made model folders lack to a ``GenerationConfig``, and return it."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     named = (f"<|{code}|>" for code in NAMES)
     languages = {token: vocabulary[token] for token in named if token in vocabulary}
@@ -61,5 +61,5 @@ def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) 
     for name, value in defaults.items():
         if getattr(generation, name, None) is None:
             setattr(generation, name, value)
-    generation.forced_decoder_ids = None  # the old way to give language and task
+    generation.forced_decoder_ids = None  # the deprecated way to set language and task
     return generation

@@ -1,10 +1,10 @@
-"""What a Whisper writes for a clip, how sure it is of it, and how windows follow one another in a long recording.
+"""Decode clips and windows of long recordings with Whisper, with confidences.
 
-A recording longer than the model's window is heard by the algorithm of Radford et al. 2022, "Robust Speech Recognition
-via Large-Scale Weak Supervision", section 4.5: each window begins where the last one's words ended, by the times that
-the model writes; a text that repeats itself or that the model holds unlikely is drawn again at a higher temperature;
-silence is passed over (:func:`is_silence`). Greedy instead of the paper's beam, and a window does not see the text of
-the one before.
+A recording longer than the model's window is decoded by the algorithm of Radford et al. 2022, "Robust Speech
+Recognition via Large-Scale Weak Supervision", section 4.5: each window begins where the previous one's words ended,
+according to the generated timestamps; a text that is repetitive or unlikely is decoded again at a higher temperature;
+silence is skipped (:func:`is_silence`). Unlike in the paper, decoding is greedy instead of by beam search, and not
+conditioned on the previous window's text.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from transformers import LogitsProcessor
 from profiles.schema import ModelSettings
 from training.device import evaluating, select_device
 from training.tasks.sound_file import Samples
-from training.tasks.whisper.model import TICK, WhisperModelWrapper
+from training.tasks.whisper.model import TIMESTAMP_STEP, WhisperModelWrapper
 
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
-"""Names of the token, in newer and older tokenizers."""
+"""Names of the no-speech token, in newer and older tokenizers."""
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_COMPRESSED = 2.4
-"""Length of a text against that of its zlib form, above which it repeats itself."""
-LEAST_LIKELY = -1.0
-"""Mean log probability of a text's tokens."""
-SILENT = 0.6
-"""Probability of the token for no speech, above which an unlikely text is silence, and any text without a voice."""
-_SHORTEST_MOVE = 1.0
-"""Seconds that a window moves at least: a time of 0 must not hold it where it is."""
+MAX_COMPRESSION = 2.4
+"""Compression ratio of a text above which it counts as repetitive."""
+MIN_CONFIDENCE = -1.0
+"""Mean log probability of a text's tokens below which it is unlikely."""
+NO_SPEECH_THRESHOLD = 0.6
+"""No-speech probability above which a text is taken for silence if it is unlikely, or if no voice is detected."""
+_MIN_MOVE = 1.0
+"""Minimum seconds by which a window advances, so that a timestamp of 0 cannot stall it."""
 
 
 class Transcriber:
-    """A finished model on a device.
+    """A trained model on a device.
 
     Args:
-        folder: of the model, or its name on the hub.
-        language: name or code; empty: as the model was saved; ``auto``: it finds out.
+        folder: the model's folder or hub name.
+        language: name or code; empty: the model's default; ``auto``: detected.
 
     Raises:
-        BadInput: it cannot be used, or does not know the language.
+        BadInput: the model cannot be used, or does not support the language.
     """
 
     def __init__(self, folder: str | Path, device: str = "auto", language: str = "") -> None:
         self.wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), language=language))
         self.language = self.wrapper.default_language
-        """Code; empty where the model is to find out."""
+        """Language code; empty if it is to be detected."""
         self.device = select_device(device)
 
     @cached_property
@@ -63,10 +63,10 @@ class Transcriber:
 
     @torch.no_grad()
     def encode(self, pieces: Sequence[Samples]) -> Any:
-        """The encoder's output for sounds at the model's rate, each at most its window."""
+        """Return the encoder's output for pieces of audio at the model's rate, each at most one window long."""
         log_mel = self.wrapper.log_mel
         features = np.stack([log_mel.fill(*log_mel(piece)) for piece in pieces])
-        return self.wrapper.hear(self.model, torch.from_numpy(features).to(self.device))
+        return self.wrapper.encode_audio(self.model, torch.from_numpy(features).to(self.device))
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,23 @@ class DecodingResult:
 
     text: str
     confidence: float
-    """Mean natural logarithm of the probabilities of its tokens, the end token included."""
+    """Mean log probability (natural) of its tokens, including the end token."""
     no_speech: float
-    """Probability that nobody speaks; 0 where a model has no token for it."""
+    """Probability of no speech; 0 if the model has no token for it."""
     cut: bool
-    """It had not ended when it reached its bound."""
+    """Whether generation stopped at the length limit."""
     reference_confidence: float | None = None
-    """Mean logarithm of the probabilities of the text that was given for the clip; ``None`` if none was."""
+    """Mean log probability of the clip's reference text; ``None`` without one."""
 
 
 def compression_ratio(text: str) -> float:
-    """Return the bytes of ``text`` over those after zlib, high where it repeats itself; 0 for an empty one."""
+    """Return the ratio of ``text``'s size to its zlib-compressed size, high for repetitive text; 0 if empty."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
 @torch.no_grad()
-def hear(
+def transcribe_clips(
     wrapper: WhisperModelWrapper,
     model: nn.Module,
     features: torch.Tensor,
@@ -103,17 +103,17 @@ def hear(
 
     Args:
         features: [batch, mels, frames], on the model's device.
-        languages: code of each clip; an empty one: the model decides.
-        references: a text for each clip, to learn how probable it is too.
+        languages: code of each clip; empty ones are detected.
+        references: optional text of each clip, whose probability is computed too.
     """
     with evaluating(model):
-        sound = wrapper.hear(model, features)
+        encoded = wrapper.encode_audio(model, features)
         if wrapper.is_multilingual and not all(languages):
-            detected = wrapper.detect_languages(model, sound)
+            detected = wrapper.detect_languages(model, encoded)
             languages = [language or code for language, code in zip(languages, detected, strict=True)]
-        transcripts = wrapper.generate(model, sound, languages, max_new_tokens)
-        confidences, no_speech = probabilities(
-            wrapper, model, sound, languages, [transcript.text for transcript in transcripts]
+        transcripts = wrapper.generate(model, encoded, languages, max_new_tokens)
+        confidences, no_speech = text_probabilities(
+            wrapper, model, encoded, languages, [transcript.text for transcript in transcripts]
         )
         results = [
             DecodingResult(transcript.text, confidences[i], no_speech[i], transcript.cut)
@@ -121,94 +121,94 @@ def hear(
         ]
         if not references:
             return results
-        reference_confidences, _ = probabilities(wrapper, model, sound, languages, references)
+        reference_confidences, _ = text_probabilities(wrapper, model, encoded, languages, references)
     return [
         dataclasses.replace(result, reference_confidence=value)
         for result, value in zip(results, reference_confidences, strict=True)
     ]
 
 
-def probabilities(
-    wrapper: WhisperModelWrapper, model: nn.Module, sound: Any, languages: Sequence[str], texts: Sequence[str]
+def text_probabilities(
+    wrapper: WhisperModelWrapper, model: nn.Module, encoded: Any, languages: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[float], list[float]]:
-    """Return each text's mean log-probability, and the probability of silence after the start token."""
-    tokens = [ids[: wrapper.room + 1] for ids in wrapper.encode(texts)]
+    """Return each text's mean log probability, and its clip's no-speech probability."""
+    tokens = [ids[: wrapper.text_positions + 1] for ids in wrapper.tokenise(texts)]
     device = next(model.parameters()).device
     inputs = wrapper.decoder_inputs(languages, tokens).to(device)
-    logits = model(encoder_outputs=sound, decoder_input_ids=inputs, use_cache=False).logits.float()
-    start, sure = wrapper.prompt_length - 1, list[float]()
+    logits = model(encoder_outputs=encoded, decoder_input_ids=inputs, use_cache=False).logits.float()
+    start, confidences = wrapper.prompt_length - 1, list[float]()
     for index, ids in enumerate(tokens):
         scores = logits[index, start : start + len(ids)].log_softmax(dim=-1)
-        sure.append(float(scores.gather(1, torch.tensor(ids, device=device)[:, None]).mean()))
-    return sure, _no_speech(wrapper, logits[:, 0])
+        confidences.append(float(scores.gather(1, torch.tensor(ids, device=device)[:, None]).mean()))
+    return confidences, _no_speech(wrapper, logits[:, 0])
 
 
 def is_silence(no_speech: float, confidence: float, voice: Callable[[], bool]) -> bool:
-    """Return whether a text was written for sound in which nobody speaks.
+    """Return whether a text was generated for audio without speech.
 
-    The thresholds are those of section 4.5. They keep what a model is sure of, and models are sure of "you" for plain
-    silence. So a detector of voices has the last word where the model itself takes the sound for silence.
+    The thresholds are those of section 4.5. They keep confident texts, but models are confident of "you" for plain
+    silence, so a voice activity detector decides if the no-speech probability is high.
 
     Args:
-        no_speech: probability of the token for no speech.
+        no_speech: probability of the no-speech token.
         confidence: mean log probability of the text's tokens.
-        voice: whether somebody speaks; only asked where it decides.
+        voice: returns whether a voice is detected; only called if it decides.
     """
-    return no_speech > SILENT and (confidence < LEAST_LIKELY or not voice())
+    return no_speech > NO_SPEECH_THRESHOLD and (confidence < MIN_CONFIDENCE or not voice())
 
 
 @dataclass(frozen=True)
 class TimedText:
-    """Something that was said, between two times."""
+    """A transcript segment with start and end time."""
 
     start: float
     end: float
-    """Seconds from the beginning of the recording."""
+    """In seconds from the beginning of the recording."""
     text: str
 
 
-Timed = tuple[float, float, list[int]]
+TimedTokens = tuple[float, float, list[int]]
 """Start, end and tokens of a segment."""
 
 
-def divided(tokens: Sequence[int], first_time: int, seconds: float) -> tuple[list[Timed], float]:
-    """Divide what was written on a window at its times.
+def split_at_timestamps(tokens: Sequence[int], first_timestamp: int, seconds: float) -> tuple[list[TimedTokens], float]:
+    """Split the generated tokens of a window into segments at their timestamps.
 
     Args:
-        tokens: text and times, without the end token.
-        first_time: token of the time 0.
-        seconds: how much of the window holds sound.
+        tokens: text and timestamp tokens, without the end token.
+        first_timestamp: token of the time 0.
+        seconds: length of the audio in the window.
 
     Returns:
-        start, end and tokens of every segment that is whole, in seconds of the window; and how far to move it. What
-        was begun after the last pair of times is not whole: it is heard again by the next window.
+        start, end and tokens of every complete segment, in seconds of the window; and how far to advance the window.
+        Text after the last pair of timestamps is incomplete, and decoded again by the next window.
     """
 
     def time_of(token: int) -> float:
-        return min(max(0.0, (token - first_time) * TICK), seconds)
+        return min(max(0.0, (token - first_timestamp) * TIMESTAMP_STEP), seconds)
 
-    is_time = [token >= first_time for token in tokens]
+    is_time = [token >= first_timestamp for token in tokens]
     ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
-    closed = is_time[-2:] == [False, True]  # the last words end, and nothing was begun after them
+    closed = is_time[-2:] == [False, True]  # the last segment is complete
     if not ends:
-        times = [time_of(token) for token in tokens if token >= first_time]
+        times = [time_of(token) for token in tokens if token >= first_timestamp]
         begin = times[0] if is_time[:1] == [True] else 0.0
         end = times[-1] if times and times[-1] > begin else seconds
         return [(begin, end, list(tokens))], seconds
     if closed:
         ends.append(len(tokens))
-    segments, start = list[Timed](), 0
+    segments, start = list[TimedTokens](), 0
     for end in ends:
         segment = list(tokens[start:end])
-        begin = time_of(segment[0]) if segment[0] >= first_time else (segments[-1][1] if segments else 0.0)
+        begin = time_of(segment[0]) if segment[0] >= first_timestamp else (segments[-1][1] if segments else 0.0)
         segments.append((begin, max(begin, time_of(segment[-1])), segment))
         start = end
     move = seconds if closed else segments[-1][1]
-    return segments, move if move >= min(_SHORTEST_MOVE, seconds) else seconds
+    return segments, move if move >= min(_MIN_MOVE, seconds) else seconds
 
 
 class _Likelihood(LogitsProcessor):
-    """Counts how likely the model held the tokens it wrote; no step's scores are kept beyond the next one."""
+    """Accumulates the log probabilities of generated tokens, keeping only one step's scores at a time."""
 
     def __init__(self, end: int) -> None:
         self._end = end
@@ -234,41 +234,43 @@ class _Likelihood(LogitsProcessor):
         self._going = self._going * (written != self._end)
 
     def means(self, last_tokens: torch.Tensor) -> list[float]:
-        """Return the mean log probability of each text; ``last`` are the tokens [batch] that were written last."""
+        """Return the mean log probability of each text; ``last_tokens`` [batch] are those generated last."""
         if self._scores is not None:
             self._add(last_tokens)
         return [float(value) for value in self._sums / self._counts.clamp(min=1.0)]
 
 
-def write_with_times(
+def generate_with_timestamps(
     wrapper: WhisperModelWrapper,
     model: nn.Module,
-    heard: Any,
+    encoded: Any,
     languages: Sequence[str],
     bound: int,
     voices: Sequence[Callable[[], bool]],
 ) -> list[list[int]]:
-    """Return text and times, without the end token, of each window of a batch; nothing for silence.
+    """Return text and timestamp tokens, without the end token, of each window of a batch; empty for silence.
 
     Args:
-        voices: of each window, whether somebody speaks in it.
+        voices: for each window, a function that returns whether a voice is detected in it.
     """
-    silent, end = silence(wrapper, model, heard), int(wrapper.tokenizer.eos_token_id)
+    silent, end = no_speech_probabilities(wrapper, model, encoded), int(wrapper.tokenizer.eos_token_id)
     result: list[list[int]] = [[] for _ in languages]
     pending = list(range(len(languages)))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for temperature in TEMPERATURES:
-            remaining = type(heard)(last_hidden_state=heard.last_hidden_state[pending])
+            remaining = type(encoded)(last_hidden_state=encoded.last_hidden_state[pending])
             likelihood = _Likelihood(end)
             options = {"temperature": temperature, "logits_processor": [likelihood]}
-            ids = wrapper.write(model, remaining, [languages[window] for window in pending], bound, True, **options)
+            ids = wrapper.generate_tokens(
+                model, remaining, [languages[window] for window in pending], bound, True, **options
+            )
             failed = []
             for window, row, likely in zip(pending, ids.tolist(), likelihood.means(ids[:, -1]), strict=True):
                 result[window] = list(row[: row.index(end)] if end in row else row)
                 if is_silence(silent[window], likely, voices[window]):
                     result[window] = []
-                elif likely < LEAST_LIKELY or compression_ratio(wrapper.text(result[window])) > MOST_COMPRESSED:
+                elif likely < MIN_CONFIDENCE or compression_ratio(wrapper.text(result[window])) > MAX_COMPRESSION:
                     failed.append(window)
             pending = failed
             if not pending:
@@ -276,16 +278,16 @@ def write_with_times(
     return result
 
 
-def silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:
-    """Return how likely nobody speaks in each window; 0 where the model has no token for that."""
-    count, start_token = len(heard.last_hidden_state), int(wrapper.generation.decoder_start_token_id)
-    start = torch.full((count, 1), start_token, device=heard.last_hidden_state.device)
-    logits = model(encoder_outputs=heard, decoder_input_ids=start, use_cache=False).logits.float()
+def no_speech_probabilities(wrapper: WhisperModelWrapper, model: nn.Module, encoded: Any) -> list[float]:
+    """Return the no-speech probability of each window; 0 if the model has no token for it."""
+    count, start_token = len(encoded.last_hidden_state), int(wrapper.generation.decoder_start_token_id)
+    start = torch.full((count, 1), start_token, device=encoded.last_hidden_state.device)
+    logits = model(encoder_outputs=encoded, decoder_input_ids=start, use_cache=False).logits.float()
     return _no_speech(wrapper, logits[:, 0])
 
 
 def _no_speech(wrapper: WhisperModelWrapper, logits: torch.Tensor) -> list[float]:
-    """Return the probability of the token for no speech in ``logits`` [batch, vocabulary] after the start token."""
+    """Return the probability of the no-speech token in ``logits`` [batch, vocabulary] after the start token."""
     vocabulary = wrapper.tokenizer.get_vocab()
     token = next((vocabulary[name] for name in _NO_SPEECH if name in vocabulary), None)
     return [0.0] * len(logits) if token is None else [float(p) for p in logits.softmax(dim=-1)[:, token]]

@@ -1,7 +1,7 @@
-"""Transcripts of recordings that have none, by a model, with how far they can be trusted (``pseudo.csv``).
+"""Pseudo-labelling: transcribe recordings without transcripts, with measures of confidence (``pseudo.csv``).
 
-The table is written as it grows, a batch of whole lines at a time. Who begins again goes on where it ended, and may
-judge what was heard before by other bounds. Transcripts that people made are in other tables and never touched.
+The table is appended to batch by batch, in complete lines. An interrupted job can be resumed, and earlier results can
+be judged by other bounds. Human transcripts are in other tables and never modified.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_r
 from training.tasks.sound_file import AudioError
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import NOISE, Features, augment
-from training.tasks.whisper.listening import Transcriber, compression_ratio, hear, is_silence
+from training.tasks.whisper.listening import Transcriber, compression_ratio, is_silence, transcribe_clips
 from training.tasks.word_errors import ErrorRates
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a short hash of what is in a model's folder."""
+    """Return a short hash of the files in a model's folder."""
     digest = hashlib.blake2b(digest_size=6)
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         digest.update(path.name.encode())
@@ -40,38 +40,38 @@ def fingerprint(folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Labelling:
-    """What is to be labelled, by whom."""
+class LabellingJob:
+    """Models and options of pseudo-labelling."""
 
     model: Path
     second: Path | None
-    """Whose transcripts have to agree; ``None``: the first, which hears the sound with noise and masks."""
+    """Model whose transcripts have to agree; ``None``: the first one again, with noise and masks."""
     language: str = ""
     device: str = "auto"
     batch_size: int = 8
     bounds: TextBounds = field(default_factory=TextBounds)
 
 
-def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progress: Progress) -> list[PseudoRow]:
-    """Write ``table``, with a line for each of ``files`` (id and path), and return these lines.
+def label(job: LabellingJob, files: Sequence[tuple[str, Path]], table: Path, progress: Progress) -> list[PseudoRow]:
+    """Write ``table`` with a line for each of ``files`` (id and path), and return these lines.
 
-    Its lines of other recordings stay, as long as those are there.
+    Lines of other recordings are kept, as long as these exist.
 
     Raises:
-        BadInput: a model cannot be used, the table was not made here or names another recording by one of the ids, or
-            it cannot be written.
+        BadInput: a model cannot be used, the table has another format or another recording with one of the ids, or it
+            cannot be written.
     """
     transcriber = Transcriber(job.model, job.device, job.language)
     second_transcriber = Transcriber(job.second, job.device, job.language) if job.second else transcriber
     heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
     heard_by += f" {transcriber.language}" if job.language else ""
-    pair = _Pair(transcriber, second_transcriber, job.second is None, heard_by)
-    for ear in (
+    pair = _ModelPair(transcriber, second_transcriber, job.second is None, heard_by)
+    for loaded in (
         transcriber,
         second_transcriber,
     ):  # before anything is written: a model that cannot be read costs no line
-        ear.model  # noqa: B018 - it is read when it is first asked for
-    rows_by_id, others = _known(table, files)
+        loaded.model  # noqa: B018 - it is read when it is first asked for
+    rows_by_id, others = _existing_rows(table, files)
     done = {name: job.bounds.judged(row) for name, row in rows_by_id.items() if row.heard_by == heard_by}
     others = [job.bounds.judged(row) for row in others]
     waiting = [(name, path) for name, path in files if name not in done]
@@ -98,11 +98,11 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     return ordered
 
 
-def _known(table: Path, files: Sequence[tuple[str, Path]]) -> tuple[dict[str, PseudoRow], list[PseudoRow]]:
-    """Return what a table says of ``files``, by id, and its lines of other recordings that are there.
+def _existing_rows(table: Path, files: Sequence[tuple[str, Path]]) -> tuple[dict[str, PseudoRow], list[PseudoRow]]:
+    """Return a table's rows of ``files`` by id, and its rows of other recordings that still exist.
 
     Raises:
-        BadInput: the table was not made here, or one of the ids is that of another recording.
+        BadInput: the table has another format, or one of the ids belongs to another recording.
     """
     rows = {row.id: row for row in read_rows(table)} if os.path.lexists(table) else {}
     rows_by_id = dict[str, PseudoRow]()
@@ -116,34 +116,34 @@ def _known(table: Path, files: Sequence[tuple[str, Path]]) -> tuple[dict[str, Ps
     return rows_by_id, [row for row in rows.values() if row.path.is_file()]
 
 
-class _Sound(NamedTuple):
-    """A recording as both models hear it, and whether a voice is in it."""
+class _ModelInputs(NamedTuple):
+    """The input features of a recording for both models, and a voice detector for it."""
 
     features: Sequence[Features]
     has_voice: Callable[[], bool]
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """Two models that listen to every recording; or one, the second time with noise and masks."""
+class _ModelPair:
+    """Two models that transcribe every recording; or one, the second time with noise and masks."""
 
-    first: Transcriber
-    second: Transcriber
+    primary: Transcriber
+    secondary: Transcriber
     noisy: bool
     heard_by: str
 
     def rows(self, batch: Sequence[tuple[str, Path]]) -> list[PseudoRow]:
-        read = [self._sound(name, path) for name, path in batch]
+        read = [self._model_inputs(name, path) for name, path in batch]
         sounds = [sound for _, sound in read if sound is not None]
         heard = self._measures(sounds) if sounds else iter(())
         return [row if sound is None else dataclasses.replace(row, **next(heard)) for row, sound in read]
 
-    def _sound(self, name: str, path: Path) -> tuple[PseudoRow, _Sound | None]:
-        """Return what the models hear of a recording; without it the row says why."""
+    def _model_inputs(self, name: str, path: Path) -> tuple[PseudoRow, _ModelInputs | None]:
+        """Return the models' inputs for a recording; ``None`` if it is unusable, for a reason given in the row."""
         row = PseudoRow(name, path, heard_by=self.heard_by)
         features, has_voice = list[Features](), list[Callable[[], bool]]()
-        for ear in (self.first, self.second):
-            log_mel = ear.wrapper.log_mel
+        for model in (self.primary, self.secondary):
+            log_mel = model.wrapper.log_mel
             try:
                 audio = decode(path, log_mel.rate, log_mel.seconds)
             except AudioError as error:
@@ -157,14 +157,18 @@ class _Pair:
         if self.noisy:
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
             features[1] = augment(features[1], NOISE, np.random.default_rng(seed))
-        return row, _Sound(features, has_voice[0])
+        return row, _ModelInputs(features, has_voice[0])
 
-    def _measures(self, sounds: Sequence[_Sound]) -> Iterator[dict[str, Any]]:
-        """Yield what a row says of each sound: its text, and how far that can be trusted; silence has no text."""
+    def _measures(self, sounds: Sequence[_ModelInputs]) -> Iterator[dict[str, Any]]:
+        """Yield a row's text and measures for each recording; silence has an empty text."""
         results = []
-        for which, ear in enumerate((self.first, self.second)):
-            features = torch.from_numpy(np.stack([sound.features[which] for sound in sounds])).to(ear.device)
-            results.append(hear(ear.wrapper, ear.model, features, [ear.language] * len(sounds), ear.wrapper.room))
+        for index, model in enumerate((self.primary, self.secondary)):
+            features = torch.from_numpy(np.stack([sound.features[index] for sound in sounds])).to(model.device)
+            results.append(
+                transcribe_clips(
+                    model.wrapper, model.model, features, [model.language] * len(sounds), model.wrapper.text_positions
+                )
+            )
         rates = ErrorRates()
         for sound, result, second_result in zip(sounds, *results, strict=True):
             text = (
@@ -177,6 +181,6 @@ class _Pair:
                 "confidence": result.confidence,
                 "compression": compression_ratio(text),
                 "no_speech": result.no_speech,
-                "agreement": max(0.0, 1.0 - rates.of(text, second_result.text, self.first.language)) if text else 0.0,
+                "agreement": max(0.0, 1.0 - rates.of(text, second_result.text, self.primary.language)) if text else 0.0,
                 "cut": result.cut,
             }

@@ -1,7 +1,6 @@
-"""The samples of a split: clips with their tokens, and their features, computed once and kept in a memory-mapped file;
-and which languages the clips are in, as a multilingual Whisper hears.
+"""The samples of a split: clips with their tokens and cached, memory-mapped features; and language detection.
 
-A clip's features end where its sound ends: the silence that fills the model's window is one constant, so a clip of
+Features are stored up to the end of the audio: the silence that fills the model's window is one constant, so a clip of
 2 s takes 32 kB instead of the 480 kB of a full window of 30 s (80 mels, float16).
 """
 
@@ -36,7 +35,7 @@ from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import WhisperModelWrapper
 
 _HEARD = 30.0  # seconds of Whisper's window
-_SLICE = 256  # clips handed to the threads at once: bounds what waits in memory to be written
+_SLICE = 256  # clips submitted to the threads at once, which bounds the memory of results waiting to be written
 
 
 @dataclass(frozen=True)
@@ -44,33 +43,33 @@ class SpeechSample:
     """One clip, ready for :meth:`training.tasks.whisper.task.WhisperTask.collate`."""
 
     features: npt.NDArray[np.float16]
-    """[mels, frames that hold sound]"""
+    """[mels, frames with audio]"""
     silence: float
     """Value of the frames after them."""
     frames: int
-    """Of the clip's window in training."""
+    """Length of the clip's window in training."""
     position: int
-    """Of the clip in its feature store."""
+    """Index of the clip in its feature store."""
     tokens: list[int]
     """Transcript with the end token, without the prompt."""
     text: str
     language: str
-    """Code; empty: the task's default."""
+    """Language code; empty: the task's default."""
     longest: int
-    """Tokens of the longest transcript of its split, the end token included."""
+    """Tokens of the longest transcript of its split, including the end token."""
     index: int
-    """In its split."""
+    """Index in its split."""
 
 
 @dataclass(frozen=True)
 class SpeechData:
-    """Clips of one split that can be used."""
+    """The usable clips of one split."""
 
     clips: list[Clip]
     tokens: list[list[int]]
     store: FeatureStore
     positions: list[int]
-    """Where in ``store`` each clip is."""
+    """Index of each clip in ``store``."""
     languages: list[str]
     windows: Windows
 
@@ -85,16 +84,16 @@ class SpeechData:
 
     @cached_property
     def frames(self) -> npt.NDArray[np.int64]:
-        """Frames of every clip's window in training."""
+        """Window lengths of all clips in training, in frames."""
         return self.windows.frames(self.store.frames[self.positions])
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest transcript, the end token included."""
+        """Tokens of the longest transcript, including the end token."""
         return max(map(len, self.tokens))
 
     def sound(self, index: int) -> bytes | str:
-        """Return what the model hears of a clip as MP3, or why that cannot be."""
+        """Return the part of a clip that the model hears as MP3, or the error."""
         try:
             return as_mp3(self.clips[index].audio.read(), _HEARD)
         except (AudioError, OSError) as error:
@@ -113,13 +112,13 @@ class FeatureStore:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         self._log_mel = log_mel
         self.key = folder.name
-        """Hash of the recordings and of the settings of the extractor."""
+        """Hash of the recordings and the extractor's settings."""
         self._ends = np.concatenate([[0], np.cumsum(index["frames"])]).astype(np.int64)
         self._silence: list[float] = index["silence"]
         self.seconds: list[float] = index["seconds"]
         """Length of each whole recording; 0 for a broken one."""
         self.errors: dict[int, str] = {int(i): text for i, text in index["errors"].items()}
-        """Why a recording is broken, by its position."""
+        """Errors of broken recordings by position."""
         total = int(self._ends[-1])
         shape = (total, log_mel.mels)
         self._data: npt.NDArray[np.float16] = (
@@ -131,11 +130,11 @@ class FeatureStore:
 
     @property
     def frames(self) -> npt.NDArray[np.int64]:
-        """Frames of every clip that hold sound."""
+        """Number of frames with audio of every clip."""
         return np.diff(self._ends)
 
     def sound(self, position: int) -> tuple[npt.NDArray[np.float16], float]:
-        """Return what is stored of a clip: [mels, frames that hold sound], and the value of the silence after it."""
+        """Return the stored features of a clip [mels, frames with audio], and the value of the silence after them."""
         return self._data[self._ends[position] : self._ends[position + 1]].T, self._silence[position]
 
     def __getitem__(self, position: int) -> Features:
@@ -151,13 +150,13 @@ def open_features(
     progress: Progress = lambda phase, done, total: None,
     phase: str = "features",
 ) -> FeatureStore:
-    """Return the features of ``sources`` from the cache below ``root``, computing them if they are not there.
+    """Return the features of ``sources`` from the cache below ``root``, computing them if needed.
 
-    The cache is keyed by what the files hold and the extractor's settings. Hashing all files at every start would
-    take long for a big data set, so a second entry leads from the files' sizes and times to that key.
+    The cache is keyed by the files' contents and the extractor's settings. As hashing all files of a large data set at
+    every start would take long, a second entry maps the files' sizes and mtimes to that key.
 
     Args:
-        workers: threads; 0 is one for each core. Decoding, resampling and the transform leave Python's lock.
+        workers: threads; 0: one per core. Decoding, resampling and the transform release the GIL.
 
     Raises:
         BadInput: the cache folder cannot be used.
@@ -224,10 +223,10 @@ def _content_hash(source: AudioSource) -> str:
 
 logger = logging.getLogger("muster.data")
 
-_BATCH = 8  # clips that the model listens to at once
+_BATCH = 8  # clips per batch of language detection
 
 
-def heard_languages(
+def detect_clip_languages(
     wrapper: WhisperModelWrapper,
     store: FeatureStore,
     positions: Sequence[int],
@@ -235,13 +234,13 @@ def heard_languages(
     root: Path,
     progress: Progress,
 ) -> list[str]:
-    """Return the codes of what a model hears in each clip; it listens once, and the answer is kept below ``root``.
+    """Return the language codes that a model detects in clips, cached below ``root``.
 
     Args:
-        positions: of the clips in ``store``.
+        positions: indices of the clips in ``store``.
 
     Raises:
-        BadInput: the model is untrained and cannot tell, or cannot be read.
+        BadInput: the model is untrained, or cannot be read.
     """
     if not wrapper.is_multilingual:
         return ["en"] * len(positions)
@@ -254,7 +253,7 @@ def heard_languages(
         for start in range(0, len(positions), _BATCH):
             progress("languages", start, len(positions))
             clips = [torch.from_numpy(store[position]) for position in positions[start : start + _BATCH]]
-            codes += wrapper.detect_languages(model, wrapper.hear(model, torch.stack(clips).to(device)))
+            codes += wrapper.detect_languages(model, wrapper.encode_audio(model, torch.stack(clips).to(device)))
         progress("languages", len(positions), len(positions))
         del model
         give_back(device)
@@ -267,15 +266,15 @@ def heard_languages(
     return heard
 
 
-class ModelEar(Transcriber):
-    """A multilingual Whisper that tells languages.
+class LanguageDetector(Transcriber):
+    """Detects languages with a multilingual Whisper.
 
     Args:
         reference: model folder, run, profile or hub name.
         output: folder of the run folders.
 
     Raises:
-        BadInput: the model cannot be found or used, or knows one language only.
+        BadInput: the model cannot be found or used, or is not multilingual.
     """
 
     def __init__(self, reference: str, output: Path, device: str = "auto") -> None:
@@ -286,17 +285,17 @@ class ModelEar(Transcriber):
         files = sorted(Path(folder).glob("*.safetensors")) if Path(folder).is_dir() else []
         stamp = " ".join(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
         self.name = f"{folder} {hashlib.blake2b(stamp.encode(), digest_size=8).hexdigest()}"
-        """What its answers are remembered by; it changes when the weights do."""
+        """Key of its cached answers, which changes with the weights."""
 
     @torch.no_grad()
     def languages(self, files: Sequence[Path]) -> list[str]:
-        """Codes of the languages in the first window of sound files."""
+        """Return the language codes of audio files, from their first window."""
         log_mel = self.wrapper.log_mel
         sounds = [decode(file, log_mel.rate, log_mel.seconds).samples for file in files]
         return self.wrapper.detect_languages(self.model, self.encode(sounds))
 
     def code(self, language: str) -> str:
-        """The model's code of a language; empty if none is given or the model does not know it."""
+        """Return the model's code of a language; empty if none is given or the model does not support it."""
         try:
             code = language_code(language) if language else ""
         except BadInput:

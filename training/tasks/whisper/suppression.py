@@ -1,8 +1,8 @@
-"""Tokens that are no words: those that a Whisper's settings forbid it to write although its training texts need some,
-and those that steer it, which no text may name.
+"""Suppressed tokens, which are allowed again if training texts contain them; and special tokens, which texts may not
+contain.
 
-OpenAI's models suppress about ninety tokens, such as ``:``, ``(`` and ``"``, because nobody says them. A model that is
-trained on texts with them learns them, and could write none.
+OpenAI's models suppress about ninety tokens, such as ``:``, ``(`` and ``"``, because they are not spoken. A model that
+is trained on texts with them learns them, but could not generate them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from training.tasks.transcript_text import MODEL_TOKEN
 
 
 def model_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Return what finds a token in a text that is none of its words: special ones, times."""
+    """Return a pattern that matches special tokens and timestamps spelled out in a text."""
     special = set(tokenizer.all_special_tokens)
     names = [name for name in tokenizer.get_added_vocab() if name in special or MODEL_TOKEN.fullmatch(name)]
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
 def lift_for(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) -> str:
-    """Let a model write what its training texts hold (:func:`lift`), and return a line that says so; empty if it was
-    allowed to write all of it."""
+    """Allow a model to generate all tokens of its training texts (:func:`lift`).
+
+    Return a remark on the newly allowed tokens; empty if there are none.
+    """
     lifted = lift(generation, texts)
     names = {token: tokenizer.decode([token]).strip() for token in set().union(*lifted)}
     names[int(tokenizer.eos_token_id)] = "nothing"
@@ -36,11 +38,12 @@ def lift_for(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) ->
 
 
 def lift(generation: Any, texts: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Take the tokens of training texts out of the lists that a ``GenerationConfig`` suppresses; return those of each
-    text that it held.
+    """Remove the tokens of training texts from a ``GenerationConfig``'s suppression lists.
+
+    Return the tokens of each text that were suppressed.
 
     Args:
-        texts: tokens of each text, the end token included. The first of one counts for ``begin_suppress_tokens``.
+        texts: tokens of each text, including the end token. The first one is checked with ``begin_suppress_tokens``.
     """
     never, not_first = (set(getattr(generation, name, None) or ()) for name in _LISTS)
     lifted = [never.intersection(text) | not_first.intersection(text[:1]) for text in texts]

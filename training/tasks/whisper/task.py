@@ -1,4 +1,4 @@
-"""Fine-tuning Whisper on recordings with transcripts."""
+"""Fine-tune Whisper on recordings with transcripts."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, long
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment, fill_row
-from training.tasks.whisper.languages import wanted_languages
+from training.tasks.whisper.languages import selected_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
-from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, heard_languages, open_features
+from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, detect_clip_languages, open_features
 from training.tasks.whisper.suppression import lift_for
 from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
 
-_NAMED = 10  # broken or long clips that are named one by one
-_DETECT_ON = 8  # clips the model listens to if no language was given
-_WIDE = 384  # of Whisper tiny, the narrowest that bf16 was measured with on a processor
-_MARGIN = 8  # tokens beyond the longest transcript that a text may take, or half of it if that is more
+_NAMED = 10  # broken clips that are logged individually
+_DETECTION_CLIPS = 8  # clips for language detection if no language was given
+_MIN_BF16_WIDTH = 384  # of Whisper tiny, the narrowest model measured with bf16 on a CPU
+_MARGIN = 8  # minimum tokens beyond the longest transcript; else half of its length
 
 
 def generation_bound(longest: int, cap: int, positions: int) -> int:
-    """Return how many tokens a text in an evaluation may take.
+    """Return the maximum number of tokens of a generated text in an evaluation.
 
     Args:
-        longest: tokens of the longest transcript of the whole split, so that the bound is the same for every batch.
-        cap: a person's own bound (``eval_max_new_tokens``); 0: none.
-        room: positions that the decoder has for a text.
+        longest: tokens of the longest transcript of the whole split, so that the limit is the same for every batch.
+        cap: the configured limit (``eval_max_new_tokens``); 0: none.
+        positions: the decoder's positions that remain for a text.
     """
     return min(longest + max(_MARGIN, longest // 2), cap or positions, positions)
 
 
-class NothingLeft(BadInput):
+class NoUsableClips(BadInput):
     """No recording of a split can be used."""
 
 
 class WhisperTask(Task):
-    """Speech recognition (or translation) with a Whisper; loss per token of the transcript, the prompt not counted."""
+    """Speech recognition (or translation) with Whisper; the loss is per transcript token, excluding the prompt."""
 
     name = "whisper"
     compiling_pays = True
@@ -71,14 +71,14 @@ class WhisperTask(Task):
         self.wrapper = WhisperModelWrapper(profile.model)
         log_mel = self.wrapper.log_mel
         setting = profile.data.window
-        if setting == "auto" and profile.model.from_scratch:  # of long silence it knows nothing but what it hears here
+        if setting == "auto" and profile.model.from_scratch:  # it must learn about long silence here
             setting = "full"
         self.windows = Windows(setting, log_mel.frames, log_mel.seconds)
-        self.bf16_pays = self.wrapper.config.d_model >= _WIDE
+        self.bf16_pays = self.wrapper.config.d_model >= _MIN_BF16_WIDTH
         self.monitor = "wer" if profile.evaluation.eval_generate else "loss"
         self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
-        self.languages = wanted_languages(profile.data.languages)
+        self.languages = selected_languages(profile.data.languages)
         self._rates = ErrorRates()
         self._encoded: EncoderCache | None = None
 
@@ -98,42 +98,40 @@ class WhisperTask(Task):
         return len(clips)
 
     def _clips(self) -> dict[str, list[Clip]]:
-        """Read the tables; return what the settings leave of each split."""
+        """Read the tables; return the clips of each split that the settings select."""
         data = self.profile.data
         splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
-        splits = {split: self._taken(split, clips) for split, clips in splits.items()}
+        splits = {split: self._select_clips(split, clips) for split, clips in splits.items()}
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}
 
     def prepare_split(self, split: str, clips: list[Clip], progress: Progress) -> SpeechData:
-        """Compute or load the features of one split, and leave out what the settings say.
+        """Compute or load the features of one split, and select its clips according to the settings.
 
         Raises:
-            BadInput: too many broken files, clips or transcripts that are too long, or nothing is left.
+            BadInput: too many broken files, clips or transcripts that are too long, or no clip is left.
         """
-        data, window, max_tokens = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.room
+        data, window, max_tokens = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.text_positions
         languages = [self._language_of(clip) for clip in clips]
         too_long = longer_than(window)
-        if data.long_audio == "refuse":  # the column ``duration`` gives it away before hours of decoding
-            self._without_long(
-                clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long
-            )
-        tokens = self.wrapper.encode([clip.text for clip in clips])
+        if data.long_audio == "refuse":  # known from the column ``duration`` before hours of decoding
+            self._drop_long(clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long)
+        tokens = self.wrapper.tokenise([clip.text for clip in clips])
         long = {i for i, text in enumerate(tokens) if len(text) - 1 > max_tokens}
         wordy = f"with transcripts of more than {max_tokens} tokens"
-        fitting = self._without_long(clips, list(range(len(clips))), long, wordy)
+        fitting = self._drop_long(clips, list(range(len(clips))), long, wordy)
         root, sources = cache_root(data.cache_dir), [clip.audio for clip in clips]
         store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, f"features ({split})")
         self._check_broken(split, clips, store)
         positions = [i for i in fitting if i not in store.errors]
         long = {i for i in positions if store.seconds[i] > window + 1e-3}
-        positions = self._without_long(clips, positions, long, too_long)
-        self._hear_languages(store, positions, languages, progress)
+        positions = self._drop_long(clips, positions, long, too_long)
+        self._detect_languages(store, positions, languages, progress)
         selected = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
         if positions and not selected:
-            raise self._none_wanted(split, [languages[i] for i in positions])
+            raise self._nothing_selected(split, [languages[i] for i in positions])
         if not selected:
-            raise NothingLeft(f"{split}: no clip is left", "check the warnings before this line")
+            raise NoUsableClips(f"{split}: no clip is left", "check the warnings before this line")
         positions = selected
         selected_tokens = [tokens[position][: max_tokens + 1] for position in positions]
         spoken = [languages[i] for i in positions]
@@ -151,8 +149,8 @@ class WhisperTask(Task):
         self.wrapper.check_language(code, f"{clip.location}, column language")
         return code
 
-    def _takes(self, clip: Clip) -> bool:
-        """Whether a clip is of a language that is wanted, as far as is known before anybody listens to it."""
+    def _is_selected(self, clip: Clip) -> bool:
+        """Whether a clip's language is selected, as far as known before detection."""
         if self.languages is None:
             return True
         code = self._language_of(clip) or self.default_language
@@ -161,33 +159,33 @@ class WhisperTask(Task):
             raise BadInput(message, "add a column 'language', or set language = auto")
         return not code or code in self.languages
 
-    def _taken(self, split: str, clips: list[Clip]) -> list[Clip]:
-        selected = [clip for clip in clips if self._takes(clip)]
+    def _select_clips(self, split: str, clips: list[Clip]) -> list[Clip]:
+        selected = [clip for clip in clips if self._is_selected(clip)]
         if clips and not selected:
-            raise self._none_wanted(split, [self._language_of(clip) or self.default_language for clip in clips])
+            raise self._nothing_selected(split, [self._language_of(clip) or self.default_language for clip in clips])
         return selected
 
-    def _none_wanted(self, split: str, spoken: Sequence[str]) -> NothingLeft:
+    def _nothing_selected(self, split: str, spoken: Sequence[str]) -> NoUsableClips:
         counts = ", ".join(f"{code or 'unknown'} ({count})" for code, count in Counter(spoken).most_common())
         languages = ", ".join(sorted(self.languages or ()))
         message = f"{split}: no clip is in one of the languages {languages}: they are in {counts}"
-        return NothingLeft(message, "name one of theirs in 'languages', or set languages = all")
+        return NoUsableClips(message, "name one of theirs in 'languages', or set languages = all")
 
-    def _hear_languages(
+    def _detect_languages(
         self, store: FeatureStore, positions: Sequence[int], languages: list[str], progress: Progress
     ) -> None:
-        """Let the model say what ``languages`` do not, where it is to."""
+        """Detect unknown ``languages`` in place, if set to automatic."""
         unknown = [i for i in positions if not languages[i]]
         if self.profile.model.language != AUTO_LANGUAGE or not unknown:
             return
         root = cache_root(self.profile.data.cache_dir)
-        heard = heard_languages(self.listener, store, unknown, self.device, root, progress)
+        heard = detect_clip_languages(self.language_detector, store, unknown, self.device, root, progress)
         for i, code in zip(unknown, heard, strict=True):
             languages[i] = code
 
     @property
-    def listener(self) -> WhisperModelWrapper:
-        """Who says what language a clip is in."""
+    def language_detector(self) -> WhisperModelWrapper:
+        """The model that detects a clip's language."""
         return self.wrapper
 
     def _check_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> None:
@@ -204,8 +202,8 @@ class WhisperTask(Task):
         if store.errors:
             logger.warning("%s: %s and left out", split, broken)
 
-    def _without_long(self, clips: Sequence[Clip], positions: list[int], long: set[int], problem: str) -> list[int]:
-        """Return the positions that go on, when those in ``long`` are too long: all of them where they are cut."""
+    def _drop_long(self, clips: Sequence[Clip], positions: list[int], long: set[int], problem: str) -> list[int]:
+        """Return the remaining positions when those in ``long`` are too long: all of them if they are truncated."""
         if not long:
             return positions
         affected, policy = [clips[i] for i in sorted(long)], self.profile.data.long_audio
@@ -228,7 +226,7 @@ class WhisperTask(Task):
         return model
 
     def cache_for(self, model: nn.Module) -> EncoderCache | None:
-        """Return the outputs of the model's encoder for the training clips, where they are always the same."""
+        """Return the cache of the encoder's outputs for the training clips; ``None`` if they vary."""
         encoder, data = unwrap(model).model.encoder, self.train
         if self.profile.data.augmentation or not is_constant(encoder):
             return None
@@ -238,12 +236,12 @@ class WhisperTask(Task):
         return self._encoded
 
     def ensure_language(self, model: nn.Module, data: SpeechData) -> None:
-        """Let the model listen to a few clips if nobody said what language they are in."""
+        """Detect the default language from a few clips if no language was given."""
         if self.default_language or all(data.languages):
             return
-        clips = torch.from_numpy(np.stack([data.store[i] for i in data.positions[:_DETECT_ON]]))
+        clips = torch.from_numpy(np.stack([data.store[i] for i in data.positions[:_DETECTION_CLIPS]]))
         with evaluating(model), torch.no_grad():
-            votes = Counter(self.wrapper.detect_languages(model, self.wrapper.hear(model, clips)))
+            votes = Counter(self.wrapper.detect_languages(model, self.wrapper.encode_audio(model, clips)))
         self.default_language = votes.most_common(1)[0][0]
         logger.warning(
             "language is not set: the model detects %r; set language if that is wrong", self.default_language
@@ -257,8 +255,8 @@ class WhisperTask(Task):
     def collate(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return features [batch, mels, frames], decoder input ids and labels [batch, longest prompt + text - 1].
 
-        Position ``t`` of the labels is the token after position ``t`` of the decoder's input; the prompt's own tokens
-        and the padding are ``-100``.
+        Position ``t`` of the labels is the token after position ``t`` of the decoder's input; prompt and padding are
+        ``-100``.
         """
         languages = [sample.language or self.default_language for sample in samples]
         inputs = self.wrapper.decoder_inputs(languages, [sample.tokens for sample in samples])
@@ -292,7 +290,7 @@ class WhisperTask(Task):
         return torch.from_numpy(batch)
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
-        """Frames of the windows that the clips are trained on in."""
+        """Window lengths of the training clips in frames."""
         return self.train.frames if self.windows.are_cut else None
 
     def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
@@ -301,7 +299,7 @@ class WhisperTask(Task):
         return [first_of(clip.columns, SPEAKER_COLUMNS) for clip in self.train.clips]
 
     def evaluation_lengths(self, split: str) -> npt.NDArray[np.int64] | None:
-        """Tokens of the transcripts: a batch generates until its last text ends."""
+        """Transcript lengths in tokens, as a batch generates until its last text ends."""
         return np.array([len(tokens) for tokens in self.evaluation[split].tokens], dtype=np.int64)
 
     def lengthen(self, batch: Batch, length: int) -> Batch:
@@ -313,38 +311,42 @@ class WhisperTask(Task):
         return {**batch, "input_features": torch.cat([features, padding], dim=2)}
 
     def weight(self, batch: Batch) -> float:
-        """Tokens of the transcripts, end tokens included."""
+        """Number of transcript tokens, including end tokens."""
         return float(batch["tokens"])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        return self._loss(model, batch, self.hear_to_train(model, batch))
+        return self._loss(model, batch, self.encode_for_training(model, batch))
 
-    def hear_to_train(self, model: nn.Module, batch: Batch) -> Any:
-        """The encoder's output for a training batch; that of an encoder which stays as it is, from the cache."""
+    def encode_for_training(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the encoder's output for a training batch, from the cache if the encoder is constant."""
         features, positions = batch["input_features"], batch["positions"]
         cache = self.cache_for(model) if positions else None
         if cache is None:
-            return self.wrapper.hear(model, features)
-        return (cache(features, positions, lambda missing: self.wrapper.hear(model, missing).last_hidden_state),)
+            return self.wrapper.encode_audio(model, features)
+        return (
+            cache(features, positions, lambda missing: self.wrapper.encode_audio(model, missing).last_hidden_state),
+        )
 
     @staticmethod
-    def _loss(model: nn.Module, batch: Batch, heard: Any) -> torch.Tensor:
+    def _loss(model: nn.Module, batch: Batch, encoded: Any) -> torch.Tensor:
         text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
         with unpacked():
-            loss: torch.Tensor = model(encoder_outputs=heard, **text, use_cache=False).loss
+            loss: torch.Tensor = model(encoder_outputs=encoded, **text, use_cache=False).loss
         return loss
 
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
         return self.answer(model, batch, generate)[0]
 
     def answer(self, model: nn.Module, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
-        heard = self.wrapper.hear(model, batch["input_features"])
+        encoded = self.wrapper.encode_audio(model, batch["input_features"])
         weight = self.weight(batch)
-        sums = {"loss_sum": float(self._loss(model, batch, heard)) * weight, "weight": weight}
+        sums = {"loss_sum": float(self._loss(model, batch, encoded)) * weight, "weight": weight}
         answers: list[Answer] = []
         if generate:
-            bound = generation_bound(batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.room)
-            transcripts = self.wrapper.generate(model, heard, batch["languages"], bound)
+            bound = generation_bound(
+                batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.text_positions
+            )
+            transcripts = self.wrapper.generate(model, encoded, batch["languages"], bound)
             pairs = list(
                 zip(batch["texts"], [transcript.text for transcript in transcripts], batch["languages"], strict=True)
             )
@@ -361,7 +363,7 @@ class WhisperTask(Task):
         return self.predictions_of(self.evaluation[split], answers)
 
     def predictions_of(self, data: SpeechData, answers: Sequence[Answer]) -> list[Prediction]:
-        """Return answers beside the clips of a split, in the order of its table."""
+        """Return the predictions for a split's clips, in the order of its table."""
         predictions = []
         for answer in sorted(answers):
             clip, language = data.clips[answer.sample], data.languages[answer.sample] or self.default_language
@@ -382,7 +384,7 @@ class WhisperTask(Task):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``loss``, and ``wer`` and ``cer`` (shares, 0.05 is 5 %) if text was generated.
 
-        ``cut`` is the share of the texts that had not ended at their bound; it is there if there is one.
+        ``cut`` is the share of texts that reached the length limit; it is omitted if there are none.
         """
         metrics = super().metrics(sums)
         if sums.get("words"):
