@@ -103,7 +103,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_run(prepared: Prepared, monkeyp
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encoder_cache, "_put", full)
+    monkeypatch.setattr(encoder_cache, "_write_rows", full)
     task = prepared()
     count = Encodings(monkeypatch, task)
     assert all(np.isfinite(trained(task)[0])) and count.clips == 16

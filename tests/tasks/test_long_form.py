@@ -76,7 +76,7 @@ def test_a_stream_keeps_no_more_than_its_window(tmp_path: Path) -> None:
     stream = SoundStream(tmp_path / "x.flac", 16_000)
     for start in range(0, 100 * 16_000, 160_000):
         assert len(stream.window(start, 160_000)) == 160_000
-        assert stream._kept.nbytes < 4 * (2 * 160_000 + 65_536)
+        assert stream._buffer.nbytes < 4 * (2 * 160_000 + 65_536)
     stream.close()
 
 
