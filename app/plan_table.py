@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from app.console import visible
 from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning
-from distributed.planning.reasons import WAYS, sentence
+from distributed.planning.reasons import ROUTE_CODES, sentence
 from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, memory_text, time_text
@@ -61,8 +61,8 @@ def table_lines(planning: Planning) -> Iterator[str]:
     yield _HEAD
     seen = set[object]()
     for index, candidate in enumerate(planning.ranking):
-        if candidate.choice.way not in seen and len(seen) < ROWS:
-            seen.add(candidate.choice.way)
+        if candidate.choice.without_interval not in seen and len(seen) < ROWS:
+            seen.add(candidate.choice.without_interval)
             yield _row(candidate, index == planning.chosen).rstrip()
     if omitted := len(planning.ranking) - len(seen):
         yield f"   and {omitted} more with --json: slower ways"
@@ -108,5 +108,5 @@ def summary_lines(planning: Planning) -> Iterator[str]:
             f"{time_text(member.seconds)}{memory}{traffic}"
         )
     for reason in planning.reasons:
-        if reason.code in (*WAYS, *CABLES, "data-stay"):
+        if reason.code in (*ROUTE_CODES, *CABLES, "data-stay"):
             yield from textwrap.wrap(visible(sentence(reason)), WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from distributed.planning.cluster import Cluster, ClusterMachine, Link
-from distributed.planning.cost_model import parts_of, star_flows
+from distributed.planning.cost_model import bottlenecks_of, star_flows
 from distributed.planning.document import Choice
 from distributed.planning.exchange_cost import ExchangeCosts
 from tests.lab.lab import Lab
@@ -46,8 +46,8 @@ def planned(size: int, rates: dict[str, float]) -> tuple[list[float], float]:
     links = tuple(Link(source=a, target=b, mbit=rate, mbit_back=rate) for a, b, rate in pairs)
     there = Cluster(machines=machines, links=links)
     way = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=NAMES)
-    shares = ExchangeCosts(there, size // 4).of(way).shares
-    stars = [parts_of(there, star_flows(NAMES, owner, size, size)) for owner in NAMES]
+    shares = ExchangeCosts(there, size // 4).forecast(way).shares
+    stars = [bottlenecks_of(there, star_flows(NAMES, owner, size, size)) for owner in NAMES]
     keys = {key for star in stars for key in star}
     times = ([star[key].seconds if key in star else 0.0 for star in stars] for key in keys)
     return list(shares), max(sum(map(mul, shares, each)) for each in times)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.planning.cost_model import LINE_SHARE, transfer
+from distributed.planning.cost_model import LINE_SHARE, transfer_seconds
 from training.exchange.codecs import codec_by_name
 from training.strategies.allreduce import OVERLAP
 
@@ -23,7 +23,7 @@ def payload_bytes(parameters: int, codec: str) -> float:
 
 def ring(size: float, members: int, mbit: float) -> float:
     """Return the time of an exchange in which every member sends ``2 (n-1)/n`` of ``size``: a ring, or by owner."""
-    return transfer(2 * (members - 1) / members * size, mbit * LINE_SHARE)
+    return transfer_seconds(2 * (members - 1) / members * size, mbit * LINE_SHARE)
 
 
 def per_step(compute: float, exchange: float) -> float:

@@ -85,7 +85,7 @@ class Log:
             seats = [s.model_copy(update={"machine": m}) for s, m in zip(seats, machines, strict=True)]
         pairs = [PairFigures.model_validate(one) for one in links["measured"]]
         whole = MeasurementResult(list(NAMES), pairs, seats, here=NAMES[0]).figures
-        return whole.model_copy(update={"cluster": whole.cluster.only(cell.names)})
+        return whole.model_copy(update={"cluster": whole.cluster.subset(cell.names)})
 
     def job(self, cell: Cell) -> Job:
         return job_of(cell.profile(1000), self.figures(cell).workload)

@@ -16,7 +16,7 @@ from distributed.planning import planner
 from distributed.planning.cables import cable_reasons
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Figures, MemberSetting, Planning, Preference, Reason, Settings, job_of
-from distributed.planning.feedback import corrections, keep_planning
+from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.preflight import NotReady, Ready, plan_run, rooms_of, seat_names
@@ -112,7 +112,7 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
         if chosen.coordinator not in ("", cluster.here, *member_names):  # only who takes part is held on to
             candidates = [cluster.here]
             planning = planner.plan(cluster, job, candidates, learnt_corrections)
-    planning = planner.signed(planning, cluster, profile)
+    planning = planner.with_hashes(planning, cluster, profile)
     if planning.settings is None:
         return planning
     settings = on_best_paths(planning.settings, measured, machines)
@@ -355,7 +355,7 @@ class DistributedLauncher:
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
         remember(output)
         if planned.planning is not None:
-            keep_planning(folder.path, planned.planning, planned.figures)
+            write_planning(folder.path, planned.planning, planned.figures)
         save_hosts(self._hosts, folder.path / RUN_HOSTS)
         self._phases.end("command: plan")
         for timing in self._timings:

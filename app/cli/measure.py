@@ -243,7 +243,7 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
     from distributed.planning.document import Figures, job_of
     from distributed.planning.fitting import MemoryBudget, fit
     from distributed.planning.planner import plan as make_plan
-    from distributed.planning.planner import signed
+    from distributed.planning.planner import with_hashes
 
     found = Figures.read(figures)
     members = [machine for machine in found.cluster.machines if machine.trains]
@@ -251,7 +251,7 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
     profile = fit(profile, rooms, say)
     job = job_of(profile, found.workload, plan_options.preference, plan_options.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
-    planning = signed(make_plan(cluster, job), cluster, profile)
+    planning = with_hashes(make_plan(cluster, job), cluster, profile)
     cables = cable_reasons(cluster, planning, lambda wired: make_plan(wired, job))
     return planning.model_copy(update={"reasons": (*planning.reasons, *missing, *cables)})
 
@@ -284,4 +284,4 @@ def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ..
     names = tuple(name for name, bare in known.items() if name.casefold() in wanted or bare in wanted)
     measured = {name.casefold() for name in names} | {known[name] for name in names}
     missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(set(wanted) - measured))
-    return cluster.only(names), missing
+    return cluster.subset(names), missing

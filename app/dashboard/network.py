@@ -18,7 +18,7 @@ from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal
 from distributed.planning.cables import CABLES
-from distributed.planning.reasons import OWNERSHIP, sentence
+from distributed.planning.reasons import OWNERSHIP_CODES, sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, rate_figure, rate_text, share_text, time_text
 from training.events import SyncEvent
@@ -144,7 +144,7 @@ def sums(picture: Picture) -> Iterator[Content]:
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")
     for reason in picture.planning.reasons if picture.planning is not None else ():
-        if reason.code in (*OWNERSHIP, *CABLES):
+        if reason.code in (*OWNERSHIP_CODES, *CABLES):
             yield literal(sentence(reason), "$text-muted")
     if (planned := picture.planned) is not None and syncs:
         said = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"

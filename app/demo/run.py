@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from app.demo import PROFILE
 from app.demo.course import LOG, TourScript, recorded_training
 from app.run_state import RunState, apply
-from distributed.planning.feedback import keep_planning, prediction_metrics
+from distributed.planning.feedback import prediction_metrics, write_planning
 from distributed.planning.reasons import why_in_words
 from distributed.run.request_desk import LocalMachines
 from distributed.run.requests import Outcome, Request, RequestBook, leave_request, take_requests
@@ -264,7 +264,7 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
     reason = "recorded" if planned.planning is None else f"recorded: {why_in_words(planned.planning)}"
     run = RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=reason)
     if planned.planning is not None:
-        keep_planning(run.path, planned.planning, planned.figures)
+        write_planning(run.path, planned.planning, planned.figures)
     return run
 
 

@@ -131,8 +131,8 @@ def ranked(planning: Planning, found: object) -> StrategyRanking:
     rows: dict[object, RankedCandidate] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
-        if choice.way not in rows and (len(rows) < MOST_ROWS or choice.alone):
-            rows[choice.way] = way_of(planning, index, candidate)
+        if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
+            rows[choice.without_interval] = way_of(planning, index, candidate)
     plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in FOR_EXPERTS)
     details, said = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
     if planning.chosen is None:

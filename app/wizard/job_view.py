@@ -21,7 +21,7 @@ from app.wizard.records import (
 )
 from distributed.checks.findings import Health
 from distributed.checks.job import free_memory, memory_level
-from distributed.planning.fitting import FreeMemory, fitted
+from distributed.planning.fitting import FreeMemory, fit_to_budgets
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
 from profiles.layers import DEFAULT
@@ -211,10 +211,10 @@ def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, room: FreeMe
         missing = "the model's size" if not needed else "its free memory"
         return replace(fit, words="not known yet", cause=f"{missing} is not known before it has been measured")
     try:
-        found = fitted(profile, size, [room.budget(row.name)], alone=False)
+        found = fit_to_budgets(profile, size, [room.budget(row.name)], alone=False)
     except BadInput as error:
         return replace(fit, status=ItemStatus.FAILED, words="does not fit", cause=error.message, fix=error.hint)
-    fit = replace(fit, needed=found.needs or needed, words="fits", cause=found.line)
+    fit = replace(fit, needed=found.bytes_after or needed, words="fits", cause=found.line)
     if memory_level(fit.needed, free, room.total, estimated=True) == "warning":
         less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
         cause, fix = "other programs use the memory that it needs", f"close programs there, or {less}"

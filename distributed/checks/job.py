@@ -18,7 +18,7 @@ from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import known_speeds
 from distributed.planning.cluster import MeasurementCache
 from distributed.planning.document import job_of
-from distributed.planning.fitting import DOUBT, FreeMemory, fitted
+from distributed.planning.fitting import ESTIMATE_TOLERANCE, FreeMemory, fit_to_budgets
 from distributed.planning.memory_model import member_bytes
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
@@ -115,10 +115,10 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         return Finding("model", "ok", unknown, fix="'measure' determines it")
     memory = free_memory(health, profile.training.device)
     try:
-        fit = fitted(profile, size, [memory.budget("it")], alone=False)
+        fit = fit_to_budgets(profile, size, [memory.budget("it")], alone=False)
     except BadInput as error:
         return Finding("model", "problem", error.message, "fits into memory", error.hint)
-    finding = _judged(profile, fit.needs or memory.need(profile, size), _ESTIMATED, health)
+    finding = _judged(profile, fit.bytes_after or memory.need(profile, size), _ESTIMATED, health)
     return finding._replace(seen=f"{finding.seen}; {fit.line}") if fit.changes else finding
 
 
@@ -139,7 +139,7 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
     Args:
         free: 0: unknown; so is ``total``.
     """
-    if total and need > total * (DOUBT if estimated else 1):
+    if total and need > total * (ESTIMATE_TOLERANCE if estimated else 1):
         return "problem"
     return "warning" if free and need > free else "ok"
 

@@ -1,7 +1,7 @@
-"""What measured figures are corrected by before they predict anything. Pure.
+"""Corrections of measured figures before they are used for predictions. Pure functions.
 
-Machines whose steps differ by no more than what the measurements leave open count as equally fast; and how far off
-earlier predictions for these machines were gives factors."""
+Machines whose step times differ by no more than the error of measurement count as equally fast; and the errors of
+earlier predictions for these machines become factors."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from pydantic import Field
 
 from distributed.planning.cluster import Cluster, ClusterMachine, Document, Measurement, Name, Text
 
-BOUND = 3.0
-"""No factor is larger, nor smaller than its inverse: a run that was disturbed must not rule the next plan."""
-PRIOR = 1.0
-"""So many observations of "it was as predicted" are added to every history."""
+LARGEST_FACTOR = 3.0
+"""Bound of every factor and of its inverse: one disturbed run must not decide the next plan."""
+PRIOR_WEIGHT = 1.0
+"""Weight of an exact prediction that is added to every history."""
 
-Factor = Annotated[float, Field(ge=1 / BOUND, le=BOUND)]
-
-
-def bounded(ratio: float) -> float:
-    """Return a ratio within the bound."""
-    return min(BOUND, max(1 / BOUND, ratio))
+Factor = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
 
 
-def shrunk(ratios: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted geometric mean of measured / predicted, drawn towards 1 as if one more had been exact.
+def clamped(ratio: float) -> float:
+    """Return a ratio within the bounds of a factor."""
+    return min(LARGEST_FACTOR, max(1 / LARGEST_FACTOR, ratio))
+
+
+def shrunk_mean(ratios: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted geometric mean of measured over predicted times, shrunk towards 1 by :data:`PRIOR_WEIGHT`.
 
     Args:
-        weights: how much each counts, 0 to 1.
+        weights: weight of each ratio, 0 to 1.
     """
-    total = PRIOR + sum(weights)
-    return math.exp(sum(w * math.log(bounded(r)) for r, w in zip(ratios, weights, strict=True)) / total)
+    total = PRIOR_WEIGHT + sum(weights)
+    return math.exp(sum(w * math.log(clamped(r)) for r, w in zip(ratios, weights, strict=True)) / total)
 
 
 class ExchangeCorrection(Document):
-    """What exchanges of a strategy over an engine took, over what was predicted, where a machine took part."""
+    """Measured over predicted time of a strategy's exchanges over an engine in which a machine took part."""
 
     machine: Name
     strategy: Text
@@ -47,26 +47,27 @@ class ExchangeCorrection(Document):
 
 
 class Corrections(Document):
-    """Factors on predicted times; without entries nothing changes."""
+    """Factors on predicted times, from the errors of earlier predictions."""
 
     compute: dict[Name, Factor] = Field(default_factory=dict)
-    """By machine: on the time of a step alone."""
+    """Factor on the time of a step without exchanges, by machine."""
     exchange: tuple[ExchangeCorrection, ...] = ()
 
-    def exchange_of(self, members: Iterable[str], strategy: str, engine: str) -> float:
-        """Return the factor on an exchange of a group: the geometric mean of its machines', 1 for who has none."""
-        known = {one.machine: one.factor for one in self.exchange if (one.strategy, one.engine) == (strategy, engine)}
-        return statistics.geometric_mean([known.get(name, 1.0) for name in members])
+    def exchange_factor(self, members: Iterable[str], strategy: str, engine: str) -> float:
+        """Return the factor on an exchange of a group: the geometric mean of its machines' factors, 1 without one."""
+        corrections = (c for c in self.exchange if (c.strategy, c.engine) == (strategy, engine))
+        factors = {correction.machine: correction.factor for correction in corrections}
+        return statistics.geometric_mean([factors.get(name, 1.0) for name in members])
 
-    def applied(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with machines as fast as they proved to be."""
+    def apply(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with corrected step times of its machines."""
         if not self.compute:
             return cluster
         machines = []
         for machine in cluster.machines:
             factor = self.compute.get(machine.name, 1.0)
-            found = tuple(m.model_copy(update={"seconds": m.seconds * factor}) for m in machine.measurements)
-            machines.append(machine.measured_as(found))
+            corrected = tuple(m.model_copy(update={"seconds": m.seconds * factor}) for m in machine.measurements)
+            machines.append(machine.with_measurements(corrected))
         return Cluster(machines=tuple(machines), links=cluster.links, here=cluster.here)
 
 
@@ -75,61 +76,67 @@ NO_CORRECTIONS = Corrections()
 
 # ------------------------------------------------------------------------------------------------------- equal machines
 
-_ERRORS = 2.0
-"""Standard errors of a difference within which there is none: 95 of 100 equal machines are."""
+_STANDARD_ERRORS = 2.0
+"""Standard errors within which a difference is not significant: the differences of 95 % of equal machines are."""
 _LEAST_ERROR = 0.01
-"""Of every measurement, as a share: the next minute of the same machine differs by as much."""
+"""Smallest relative error of a measurement: the same machine differs by as much from minute to minute."""
 
 
-def evened(cluster: Cluster) -> Cluster:
-    """Return the cluster with the mean of their measurements for machines that are alike.
+def average_equal_machines(cluster: Cluster) -> Cluster:
+    """Return the cluster with averaged measurements of machines whose step times do not differ significantly.
 
-    Only such as were measured at the same batch sizes are compared, at the largest; one whose error is not known is
-    taken as it is.
+    Machines measured at the same batch sizes are compared, at the largest one. A machine whose error is not known keeps
+    its measurements.
     """
-    equal: dict[str, tuple[Measurement, ...]] = {}
-    for group in _groups(cluster.machines):
-        for each in group:
-            equal[each.name] = _mean(group, each)
-    if not equal:
+    means_by_name: dict[str, tuple[Measurement, ...]] = {}
+    for group in _equal_groups(cluster.machines):
+        for machine in group:
+            means_by_name[machine.name] = _mean(group, machine)
+    if not means_by_name:
         return cluster
-    machines = tuple(one.measured_as(equal.get(one.name, one.measurements)) for one in cluster.machines)
+    machines = tuple(
+        machine.with_measurements(means_by_name.get(machine.name, machine.measurements)) for machine in cluster.machines
+    )
     return Cluster(machines=machines, links=cluster.links, here=cluster.here)
 
 
-def _groups(machines: Sequence[ClusterMachine]) -> Iterator[list[ClusterMachine]]:
-    """Yield the groups of two and more machines none of which differs from the fastest of its group."""
-    known = [one for one in machines if one.measurements and all(m.error for m in one.measurements)]
+def _equal_groups(machines: Sequence[ClusterMachine]) -> Iterator[list[ClusterMachine]]:
+    """Yield groups of at least two machines that do not differ significantly from the fastest of the group."""
+    comparable = [
+        machine for machine in machines if machine.measurements and all(m.error for m in machine.measurements)
+    ]
     group: list[ClusterMachine] = []
-    for one in sorted(known, key=lambda one: (_batches(one), _largest(one).seconds, one.name)):
-        if group and _batches(one) == _batches(group[0]) and _alike(_largest(one), _largest(group[0])):
-            group.append(one)
+    for machine in sorted(comparable, key=lambda machine: (_batches(machine), _largest(machine).seconds, machine.name)):
+        if group and _batches(machine) == _batches(group[0]) and _are_equal(_largest(machine), _largest(group[0])):
+            group.append(machine)
             continue
         if len(group) > 1:
             yield group
-        group = [one]
+        group = [machine]
     if len(group) > 1:
         yield group
 
 
 def _batches(machine: ClusterMachine) -> tuple[int, ...]:
-    return tuple(sorted(one.batch for one in machine.measurements))
+    return tuple(sorted(measurement.batch for measurement in machine.measurements))
 
 
 def _largest(machine: ClusterMachine) -> Measurement:
-    return max(machine.measurements, key=lambda one: one.batch)
+    return max(machine.measurements, key=lambda measurement: measurement.batch)
 
 
-def _alike(one: Measurement, other: Measurement) -> bool:
-    errors = (max(each.error, _LEAST_ERROR * each.seconds) for each in (one, other))
-    return abs(one.seconds - other.seconds) <= _ERRORS * math.hypot(*errors)
+def _are_equal(left: Measurement, right: Measurement) -> bool:
+    errors = (max(measurement.error, _LEAST_ERROR * measurement.seconds) for measurement in (left, right))
+    return abs(left.seconds - right.seconds) <= _STANDARD_ERRORS * math.hypot(*errors)
 
 
 def _mean(group: Sequence[ClusterMachine], machine: ClusterMachine) -> tuple[Measurement, ...]:
-    """Return the machine's measurements with the group's mean times; what else was measured there stays."""
+    """Return the machine's measurements with the group's mean times; their other values stay."""
     times: dict[int, list[float]] = {}
-    for each in group:
-        for one in each.measurements:
-            times.setdefault(one.batch, []).append(one.seconds)
-    means = {batch: sum(found) / len(found) for batch, found in times.items()}
-    return tuple(one.model_copy(update={"seconds": means[one.batch]}) for one in machine.measurements)
+    for member in group:
+        for measurement in member.measurements:
+            times.setdefault(measurement.batch, []).append(measurement.seconds)
+    means = {batch: sum(seconds) / len(seconds) for batch, seconds in times.items()}
+    return tuple(
+        measurement.model_copy(update={"seconds": means[measurement.batch]}) for measurement in machine.measurements
+    )

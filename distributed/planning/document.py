@@ -1,8 +1,7 @@
-"""What is to be trained as the planner sees it, and the result of planning, as documents: all candidates in order, the
-one that was chosen, and why.
+"""Documents of the planner: the job that it plans, and its result with all ranked candidates, the choice and reasons.
 
-``plan --out`` writes it and ``distributed-train --plan`` reads it: :attr:`Planning.settings` is what changes in the
-profile, :attr:`Planning.made_for` tells whether it is still the same job.
+``plan --out`` writes the result and ``distributed-train --plan`` reads it: :attr:`Planning.settings` are the changes of
+the profile, :attr:`Planning.made_for` identifies the job that the plan was made for.
 """
 
 from __future__ import annotations
@@ -27,62 +26,62 @@ Count = Bytes
 
 
 class ModelCounts(Document):
-    """How large the model is."""
+    """Size of the model."""
 
     trainable: Annotated[int, Field(ge=1, le=2**60)]
-    """Trainable parameters: what is exchanged."""
+    """Trainable parameters, which are exchanged."""
     total: Annotated[int, Field(ge=1, le=2**60)]
     """All parameters."""
     layers: Annotated[int, Field(ge=1, le=10_000)] = 12
-    """Blocks that gradient checkpointing would recompute."""
+    """Blocks that gradient checkpointing recomputes."""
     lora_trainable: Count = 0
-    """Trainable parameters if the profile's adapters were used instead; 0: unknown."""
+    """Trainable parameters with the profile's adapters; 0: unknown."""
 
 
 class Workload(ModelCounts):
-    """What only the loaded model and data can tell."""
+    """Figures that are known once model and data are loaded."""
 
     model_path: Text = ""
-    """The profile's model; empty: not checked against the profile."""
+    """The profile's model; empty: not compared with the profile."""
     tuning: Literal["full", "lora"] = "full"
     samples: Annotated[int, Field(ge=1, le=2**60)]
     """Training samples of one epoch."""
 
 
 class Job(Owning, ModelCounts):
-    """What is to be trained, and what the person wants of it."""
+    """The training job and the user's preferences, as the planner needs them."""
 
     weight_bytes: Annotated[int, Field(ge=1, le=16)] = 4
-    """Of one parameter in memory; gradients have the same type."""
+    """Bytes of one parameter in memory; gradients have the same type."""
     optimizer_bytes: Annotated[int, Field(ge=0, le=64)] = 8
-    """Of one trainable parameter: AdamW keeps two fp32 moments, and Muon at most as much."""
+    """Bytes of optimizer state per trainable parameter: AdamW has two fp32 moments, Muon at most as much."""
     samples: Annotated[int, Field(ge=1, le=2**60)]
-    """Of the whole run, all epochs."""
+    """Samples of the whole run, all epochs."""
     epochs: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """Passes over the data in which these are seen."""
+    """Passes over the data in the whole run."""
     drop_last: bool = False
-    """Whether an epoch has no smaller step at its end."""
+    """Whether the smaller batch at the end of an epoch is dropped."""
     steps: Count = 0
     """Optimizer steps; 0: as many as the samples need."""
     batch: Annotated[int, Field(ge=1, le=1_000_000)] = 8
     """Samples of one forward pass of one device."""
     accumulation: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     global_batch: Annotated[int, Field(ge=0, le=2**40)] = 0
-    """Samples of one optimizer step whatever the number of members; 0: ``batch * accumulation`` for each of them."""
+    """Samples of one optimizer step for any number of members; 0: ``batch * accumulation`` for each member."""
     start: Start = "pretrained"
     texts: bool = False
-    """Whether it is a language model."""
+    """Whether the model is a language model."""
     lora: bool = False
     gradient_checkpointing: bool = False
     adaptable: bool = True
-    """Whether its task can recompute activations and train adapters."""
+    """Whether the task can recompute activations and train adapters."""
     lr_scaling: AskedRule = "auto"
     strategy: Text = "auto"
     engine: AskedEngine = "auto"
     codec: Text = "auto"
     preference: Preference = "fastest"
     max_loss_increase: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """How much higher than with per-step averaging the loss may be expected to end, as a share."""
+    """Accepted increase of the expected final loss over that of per-step averaging, as a share."""
 
     @property
     def reference_batch(self) -> int:
@@ -95,12 +94,12 @@ class Job(Owning, ModelCounts):
 
     def steps_of(self, members: int) -> int:
         """Return the optimizer steps of the whole run."""
-        each = max(1, round(self.samples / self.epochs)) / self.global_batch_of(members)
-        return self.steps or steps_in(each, self.epochs, self.drop_last)
+        steps_per_epoch = max(1, round(self.samples / self.epochs)) / self.global_batch_of(members)
+        return self.steps or steps_in(steps_per_epoch, self.epochs, self.drop_last)
 
 
 class Figures(DocumentFile):
-    """One file of figures."""
+    """A file of measured figures."""
 
     when_missing: ClassVar[str] = "name a file of measured figures with --figures FILE"
     when_broken: ClassVar[str] = "measure again, or fix the file"
@@ -112,21 +111,24 @@ class Figures(DocumentFile):
     """Unix time."""
 
 
-def job_of(profile: Profile, workload: Workload, preference: Preference = "fastest", bound: float = 0.02) -> Job:
+def job_of(
+    profile: Profile, workload: Workload, preference: Preference = "fastest", max_loss_increase: float = 0.02
+) -> Job:
     """Return the job of a profile.
 
     Args:
-        bound: see :attr:`Job.max_loss_increase`.
+        max_loss_increase: see :class:`Job`.
 
     Raises:
-        BadInput: the figures are of another model.
+        BadInput: the figures were measured with another model.
     """
     model, training, strategy = profile.model, profile.training, profile.strategy
-    other_model = workload.model_path and workload.model_path != model.model_path
-    if other_model or workload.tuning != model.tuning:
-        was = f"{workload.model_path or 'this model'} ({workload.tuning})"
+    is_other_model = workload.model_path and workload.model_path != model.model_path
+    if is_other_model or workload.tuning != model.tuning:
+        measured_model = f"{workload.model_path or 'this model'} ({workload.tuning})"
         raise BadInput(
-            f"the figures were measured for {was}, not for {model.model_path} ({model.tuning})", "measure this profile"
+            f"the figures were measured for {measured_model}, not for {model.model_path} ({model.tuning})",
+            "measure this profile",
         )
     return Job(
         **workload.model_dump(include=set(ModelCounts.model_fields)),
@@ -149,7 +151,7 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         engine=strategy.engine,
         codec=strategy.codec,
         preference=preference,
-        max_loss_increase=bound,
+        max_loss_increase=max_loss_increase,
     )
 
 
@@ -158,11 +160,12 @@ _RESULT_SECTIONS = ("model", "data", "training")
 
 
 class Reason(Document):
-    """Why something is so, as data; :func:`distributed.planning.reasons.sentence` says it in words."""
+    """A reason as data; :func:`distributed.planning.reasons.sentence` makes a sentence of it."""
 
     code: Text
     subject: Text = ""
     other: Text = ""
+    """A second name in the sentence: a peer, an option, a detail."""
     numbers: dict[str, float] = Field(default_factory=dict)
 
     @classmethod
@@ -172,7 +175,7 @@ class Reason(Document):
 
 
 class Choice(Document):
-    """One way to train: everything that a prediction needs beside the figures and the job."""
+    """A candidate plan before its prediction: strategy, codec, engine, members and rhythm."""
 
     strategy: Text
     codec: Text
@@ -181,7 +184,7 @@ class Choice(Document):
     interval: Annotated[int, Field(ge=1)] = 1
     """Steps between exchanges, H."""
     delay: Annotated[int, Field(ge=0)] = 0
-    """Steps that an exchange overlaps with."""
+    """Steps that an exchange overlaps."""
 
     @property
     def alone(self) -> bool:
@@ -189,7 +192,7 @@ class Choice(Document):
 
     @property
     def name(self) -> str:
-        """The way without H: ``diloco mxfp4``, or ``alone``."""
+        """Strategy and codec: ``diloco mxfp4``, or ``alone``."""
         return "alone" if self.alone else f"{self.strategy} {self.codec}"
 
     @property
@@ -198,13 +201,13 @@ class Choice(Document):
         return self.members[0] if self.alone else "nccl" if self.engine == "nccl" else "the mesh"
 
     @property
-    def way(self) -> tuple[object, ...]:
-        """What two choices share that differ in H only."""
+    def without_interval(self) -> tuple[object, ...]:
+        """Key that is equal for choices which differ in their intervals only."""
         return self.strategy, self.codec, self.engine, self.members
 
 
 class MemberForecast(Document):
-    """What one member does."""
+    """Predicted work and memory of one member."""
 
     name: Name
     micro_batch: int
@@ -212,67 +215,67 @@ class MemberForecast(Document):
     seconds: float
     """Compute of one optimizer step."""
     busy: float = 0.0
-    """The same with the work that exchanges take from it, on average: what a step does not wait for."""
+    """``seconds`` with the mean work for exchanges: the part of a step that is not waiting."""
     correction: float = 1.0
-    """Factor on compute, of earlier runs; it is in ``seconds``."""
+    """Factor on compute from earlier runs, included in ``seconds``."""
     memory: int
-    """Bytes at the peak, as far as they are known."""
+    """Peak memory in bytes, as far as it is known."""
     memory_free: int
     """0: unknown."""
     bytes_per_hour: float
     """Sent and received together."""
     share: float = 0.0
-    """Of every vector, that it owns; 0 where nothing was predicted."""
+    """Share of every vector that it owns; 0 without a prediction."""
 
 
 class PredictedOutcome(Document):
-    """What ranks a choice."""
+    """The predicted figures by which a choice is ranked."""
 
     choice: Choice
     fits: bool = True
-    """Whether every member has the memory for it."""
+    """Whether every member has enough memory."""
     step: float = 0.0
     """Seconds of one optimizer step."""
     skew: float = 0.0
-    """Seconds of a step that the slowest waits for others, because no two steps take the same time; in ``exposed``."""
+    """Seconds of a step that the slowest member waits because step times vary; included in ``exposed``."""
     samples_per_second: float = 0.0
     speed_up: float = 0.0
     """Samples/s over those of the best single machine."""
     token_efficiency: float = 1.0
-    """Share of the samples that count: as many of one machine's would bring the same loss."""
+    """Samples with which one machine reaches the same loss, over the samples of the group."""
     useful_speed_up: float = 0.0
-    """``speed_up * token_efficiency``: how much sooner the same loss is reached."""
+    """``speed_up * token_efficiency``: the speed-up to the same loss."""
     loss_increase: float = 0.0
-    """Expected loss over that of per-step averaging, as a share."""
+    """Increase of the expected loss over that of per-step averaging, as a share."""
     sources: tuple[str, ...] = ()
     """Keys of :func:`training.strategies.registry.loss_sources`."""
     bytes_per_hour: float = 0.0
-    """Of the machine that moves most."""
+    """Traffic of the machine with the most."""
 
 
 class Candidate(PredictedOutcome):
-    """One choice and what it should cost."""
+    """A candidate plan with its prediction."""
 
     predicted: bool = True
-    """``False``: what the strategy costs is not known, so that only shares, compute and memory are."""
+    """``False``: the costs of the strategy are not known; only shares, compute and memory are predicted."""
     members: tuple[MemberForecast, ...] = ()
     accumulation: int = 1
     global_batch: int = 0
     steps: int = 0
     rounds: int = 0
     compute: float = 0.0
-    """Seconds of the slowest member's step, without any exchange."""
+    """Seconds of the slowest member's step, without exchanges."""
     exchange: float = 0.0
-    """Seconds of one exchange, if nothing hid it."""
+    """Seconds of one exchange, without overlap."""
     exchange_correction: float = 1.0
-    """Factor of earlier runs; it is in ``exchange``."""
+    """Factor from earlier runs, included in ``exchange``."""
     exposed: float = 0.0
-    """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
+    """Mean seconds of a step that the slowest member spends on exchanges: waiting, and work for them."""
     reasons: tuple[Reason, ...] = ()
 
     @property
     def waiting(self) -> float:
-        """Share of a step that waits for the network; 0 where its length is not known."""
+        """Share of a step spent waiting for the network; 0 if the time of a step is not known."""
         return self.exposed / self.step if self.step else 0.0
 
 
@@ -282,17 +285,17 @@ class MemberSetting(Document):
     name: Name
     batch_size: int
     interface: Text = ""
-    """Network interface of its best paths; empty: the one that SSH uses."""
+    """Network interface of its best routes; empty: the one that SSH uses."""
     coordinator_at: Text = ""
-    """Address of the coordinator on its best path; empty: the one on the route to it."""
+    """Address of the coordinator on its best route; empty: the one that the routing table yields."""
     share: Annotated[float, Field(ge=0)] = 1.0
-    """How much of every vector it owns, relative to the others."""
+    """Share of every vector that it owns, relative to the other members."""
     addresses: tuple[Text, ...] = ()
-    """Where the others reached it when links were measured, the fastest way first."""
+    """Addresses at which the others reached it when links were measured, the fastest first."""
 
 
 class Settings(Document):
-    """What the chosen candidate changes in a profile and its run."""
+    """Changes of a profile and its run by the chosen candidate."""
 
     options: dict[str, str | int | float | bool]
     """Options of the profile by name."""
@@ -300,15 +303,15 @@ class Settings(Document):
     members: tuple[MemberSetting, ...]
     engine: Engine
     coordinator: Text = ""
-    """Machine of the coordinator; empty: this one."""
+    """Machine of the coordinator; empty: the machine that starts the run."""
     left_out: tuple[Name, ...] = ()
 
 
 class MadeFor(Document):
-    """What a plan was made for."""
+    """Hashes of the inputs of a plan."""
 
     profile: str = ""
-    """Hash of what decides the result: model, data and training of the profile."""
+    """Hash of the profile's sections that decide the result: model, data and training."""
     machines: str = ""
     """Hash of the machines' names and host keys."""
     figures: str = ""
@@ -316,7 +319,7 @@ class MadeFor(Document):
 
 
 class Planning(DocumentFile):
-    """All candidates, best first, and what follows."""
+    """The result of planning: all candidates, best first, the choice, and its settings."""
 
     when_missing: ClassVar[str] = "make a plan with: plan PROFILE --out FILE"
     when_broken: ClassVar[str] = "make the plan again with this version"
@@ -326,7 +329,7 @@ class Planning(DocumentFile):
     preference: Preference
     ranking: tuple[Candidate, ...]
     chosen: int | None
-    """Index in the ranking; ``None`` where nothing fits."""
+    """Index in the ranking; ``None`` if nothing fits."""
     settings: Settings | None = None
     reasons: tuple[Reason, ...] = ()
     made_for: MadeFor = MadeFor()
@@ -337,10 +340,10 @@ class Planning(DocumentFile):
         return None if self.chosen is None else self.ranking[self.chosen]
 
     def same_loss_seconds(self, candidate: Candidate) -> float:
-        """Return the time of a candidate to the loss with which the whole run of the best single machine ends.
+        """Return the time in which a candidate reaches the final loss of the best single machine.
 
-        Candidates compare by it whether the job has so many steps or so many samples: in as many steps a group sees
-        more samples. 0: its speed is not known.
+        It compares candidates both for a fixed number of steps (in which a group sees more samples) and for a fixed
+        number of samples. 0: the speed is not known.
         """
         samples = self.job.steps_of(1) * self.job.global_batch_of(1)
         rate = candidate.samples_per_second * candidate.token_efficiency
@@ -350,7 +353,7 @@ class Planning(DocumentFile):
         """Return the profile with the plan's options.
 
         Raises:
-            BadInput: nothing was chosen, or the profile is another than the plan was made for.
+            BadInput: nothing was chosen, or the plan was made for another profile.
         """
         if self.settings is None:
             raise BadInput("the plan chose nothing: the job fits no machine", "see why with: plan --explain")
@@ -359,8 +362,9 @@ class Planning(DocumentFile):
         document = profile.model_dump()
         for name, value in self.settings.options.items():
             spec = options_by_name()[name]
-            own = document[spec.section].setdefault("owned", {}).setdefault(spec.owner, {}) if spec.owner else {}
-            (own if spec.owner else document[spec.section])[spec.field] = value
+            section = document[spec.section]
+            options = section.setdefault("owned", {}).setdefault(spec.owner, {}) if spec.owner else section
+            options[spec.field] = value
         return Profile.model_validate(document)
 
 
@@ -370,7 +374,7 @@ def digest(document: Any) -> str:
 
 
 def profile_hash(profile: Profile) -> str:
-    """Return a hash of what decides the result of a profile: not of what a plan changes, nor of where results go."""
+    """Return a hash of the sections that decide a profile's result, without what a plan changes and output paths."""
     document = profile.model_dump(mode="json", include=set(_RESULT_SECTIONS))
     document["model"].pop("owned", None)
     document["model"] |= {"owned": changed} if (changed := profile.model.changed()) else {}

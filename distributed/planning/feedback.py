@@ -1,7 +1,7 @@
-"""Predictions compared with measurements, and what the next prediction for these machines learns from that.
+"""Compares predictions with measurements, and corrects the next predictions for the same machines.
 
-At the end of a run, :func:`prediction_metrics` compares and remembers; the next plan asks for :func:`corrections`.
-Ratios are measured over predicted, freed of the corrections that the prediction had in it.
+At the end of a run, :func:`prediction_metrics` compares and stores the result; the next plan uses :func:`corrections`.
+Ratios are measured over predicted times, without the corrections that the prediction included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from distributed.planning.cluster import Cluster, ClusterMachine, Document, MeasurementCache, Name, Text
-from distributed.planning.corrections import Corrections, ExchangeCorrection, bounded, shrunk
+from distributed.planning.corrections import Corrections, ExchangeCorrection, clamped, shrunk_mean
 from distributed.planning.document import Candidate, Choice, Figures, Job, MemberForecast, Planning
 from profiles.errors import MusterError
 from training.events import Event, MemberEvent, StepEvent
@@ -26,23 +26,23 @@ from training.run_folder import RunFolder
 from training.strategies.registry import cost_model
 
 PLANNING = "planning.json"
-"""What a run's plan was chosen from, where there was a choice."""
+"""File of the planner's result in a run folder."""
 FIGURES = "figures.json"
-"""What was measured for it."""
-FORGET = 30 * 24 * 3600.0
-"""Seconds after which a comparison counts half as much."""
+"""File of the figures that the plan was made from."""
+HALF_LIFE = 30 * 24 * 3600.0
+"""Seconds after which an observation counts half as much."""
 MOST_OBSERVATIONS = 16
-OTHER_MODEL = 0.25
-"""What a comparison of a model of another size counts: fixed costs and costs of a byte are not off alike."""
+OTHER_MODEL_WEIGHT = 0.25
+"""Weight of an observation with a model of another size: the errors of fixed costs and of costs per byte differ."""
 _FEWEST_STEPS = 5
-_WARM_UP = 3
-"""Steps of a run that are left out: memory is still being claimed and caches are being filled."""
-_NOTHING = 1e-3
-"""Seconds: an exchange predicted shorter tells nothing by how far it was off."""
+_WARM_UP_STEPS = 3
+"""Steps of a run that are not compared: memory is still being allocated and caches are being filled."""
+_SHORTEST_EXCHANGE = 1e-3
+"""Seconds: the error of a shorter predicted exchange is not meaningful."""
 
 
 class MemberComparison(Document):
-    """One member's compute, in seconds a step, with the work that exchanges take from it."""
+    """One member's compute in seconds per step, with its work for exchanges."""
 
     name: Name
     predicted: float
@@ -52,36 +52,36 @@ class MemberComparison(Document):
 
 
 class PredictionComparison(Document):
-    """One run beside its prediction. Times in seconds of one optimizer step."""
+    """A run compared with its prediction. Times in seconds per optimizer step."""
 
     choice: Choice
     trainable: int = 0
     steps: int
-    """Steps that were counted, after the warm-up."""
+    """Number of compared steps, after the warm-up."""
     predicted_step: float
     measured_step: float
-    """Of the slowest member: the median of its steps, two by two; the mean where some steps exchange more than others,
-    over whole rounds where only some exchange."""
+    """Time of the slowest member: the median over pairs of its steps; the mean if the exchanges of steps differ, over
+    whole rounds if only some steps exchange."""
     predicted_wait: float
     measured_wait: float
-    """Of the member that waits least: what the exchange costs and not what the others take longer."""
+    """Time of the member that waits least: the cost of the exchange, without that of slower members."""
     predicted_share: float
     measured_share: float
-    """Of a step that is waited for exchanges."""
+    """Share of a step spent waiting for exchanges."""
     predicted_bytes_per_hour: float
     measured_bytes_per_hour: float
-    """Of the machine that moves most."""
+    """Traffic of the machine with the most."""
     exchange_ratio: float | None = None
-    """Measured over predicted without corrections; ``None`` where the run does not tell."""
+    """Measured over predicted without corrections; ``None`` if the run does not show it."""
     members: tuple[MemberComparison, ...]
 
     @property
     def ratio(self) -> float:
-        """Measured over predicted time of a step, the corrections included."""
+        """Measured over predicted time of a step, with the corrections."""
         return self.measured_step / self.predicted_step
 
     def document(self) -> dict[str, Any]:
-        """Return it for ``metrics.json``."""
+        """Return the entry in ``metrics.json``."""
         return {"ratio": round(self.ratio, 4), **self.model_dump(mode="json")}
 
 
@@ -92,14 +92,14 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     """Compare a finished run with its prediction.
 
     Args:
-        candidate: what was predicted for exactly this run.
-        events: of the whole run, in any order; members are known by the names they gave, else by their ranks in the
-            order of the choice.
-        trainable: parameters that an exchange carries.
+        candidate: the prediction for this run.
+        events: all events of the run, in any order; members are identified by their names if they have some, else by
+            their ranks in the order of the choice.
+        trainable: number of exchanged parameters.
 
     Returns:
-        The comparison; ``None`` where fewer than 5 steps (or one whole interval) after the warm-up were taken by all
-        members of the choice, or each goes at its own pace.
+        The comparison; ``None`` if the members of the choice have fewer than 5 steps (or one whole interval) after the
+        warm-up in common, or do not wait for each other.
     """
     costs = cost_model(candidate.choice.strategy)
     if costs is not None and not costs.waits:
@@ -109,24 +109,24 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     ranks = _ranks(choice.members, steps, names)
     if ranks is None:
         return None
-    counted = _counted([steps[rank] for rank in ranks], choice.interval)
-    if not counted:
+    counted_steps = _comparable_steps([steps[rank] for rank in ranks], choice.interval)
+    if not counted_steps:
         return None
 
     def by_member(typical: Callable[[Sequence[float]], float], value: Callable[[StepEvent], float]) -> list[float]:
-        return [typical([value(steps[rank][number]) for number in counted]) for rank in ranks]
+        return [typical([value(steps[rank][number]) for number in counted_steps]) for rank in ranks]
 
-    typical = statistics.fmean if choice.interval > 1 or (costs is not None and costs.uneven) else _usual
-    walls = by_member(typical, lambda e: e.seconds)
+    typical = statistics.fmean if choice.interval > 1 or (costs is not None and costs.uneven) else _median_of_pairs
+    step_seconds = by_member(typical, lambda e: e.seconds)
     waits = by_member(typical, lambda e: e.wait)
     busy = by_member(typical, lambda e: e.compute)
     moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received))
-    wall, wait = max(walls), min(waits)
+    wall, wait = max(step_seconds), min(waits)
     predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
     return PredictionComparison(
         choice=choice,
         trainable=trainable,
-        steps=len(counted),
+        steps=len(counted_steps),
         predicted_step=candidate.step,
         measured_step=wall,
         predicted_wait=predicted_wait,
@@ -138,9 +138,12 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
         exchange_ratio=_exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew),
         members=tuple(
             MemberComparison(
-                name=one.name, predicted=_busy(one), measured=seconds, ratio=seconds / _busy(one) * one.correction
+                name=member.name,
+                predicted=_busy(member),
+                measured=seconds,
+                ratio=seconds / _busy(member) * member.correction,
             )
-            for one, seconds in zip(candidate.members, busy, strict=True)
+            for member, seconds in zip(candidate.members, busy, strict=True)
         ),
     )
 
@@ -151,7 +154,7 @@ def _busy(member: MemberForecast) -> float:
 
 
 def _by_rank(events: Iterable[Event]) -> tuple[dict[int, dict[int, StepEvent]], dict[str, int]]:
-    """Return the steps of every rank (of a step taken twice the later one), and the ranks by name."""
+    """Return the steps of every rank (the later event of a repeated step), and the ranks by name."""
     steps: dict[int, dict[int, StepEvent]] = {}
     names: dict[str, int] = {}
     for event in events:
@@ -165,39 +168,40 @@ def _by_rank(events: Iterable[Event]) -> tuple[dict[int, dict[int, StepEvent]], 
 
 
 def _ranks(members: Sequence[str], steps: Mapping[int, object], names: Mapping[str, int]) -> list[int] | None:
-    """Return the rank of every member of the choice; ``None`` where the run was another one."""
-    known = [names[name] for name in members if name in names]
-    ranks = known if len(known) == len(members) else sorted(steps) if not known else []
+    """Return the rank of every member of the choice; ``None`` if the run had other members."""
+    named_ranks = [names[name] for name in members if name in names]
+    ranks = named_ranks if len(named_ranks) == len(members) else sorted(steps) if not named_ranks else []
     return ranks if len(ranks) == len(members) == len(steps) and set(ranks) <= set(steps) else None
 
 
-def _counted(steps: Sequence[Collection[int]], interval: int) -> list[int]:
-    """Return the steps that all members took, after the warm-up, whole intervals of them; none where they are too few.
+def _comparable_steps(steps: Sequence[Collection[int]], interval: int) -> list[int]:
+    """Return the steps that all members took after the warm-up, in whole intervals; empty if they are too few.
 
-    They end with the last exchange, after the first one where there are more: it comes when the slowest start is over.
+    They end with the last exchange. The first interval is left out if there are several: it includes the start of the
+    slowest member.
     """
     common = sorted(set.intersection(*map(set, steps)))
     if interval > 1:
-        last = common[-1] // interval * interval if common else 0
-        first = interval if last >= 2 * interval else 0
-        counted = [step for step in common if first < step <= last]
-        return counted if len(counted) >= interval else []
-    counted = [step for step in common if step > _WARM_UP]
-    return counted if len(counted) >= _FEWEST_STEPS else []
+        last_step = common[-1] // interval * interval if common else 0
+        first_step = interval if last_step >= 2 * interval else 0
+        counted_steps = [step for step in common if first_step < step <= last_step]
+        return counted_steps if len(counted_steps) >= interval else []
+    counted_steps = [step for step in common if step > _WARM_UP_STEPS]
+    return counted_steps if len(counted_steps) >= _FEWEST_STEPS else []
 
 
-def _usual(values: Sequence[float]) -> float:
-    """Return the median of the means of two values that follow one another: members that wait for each other have long
-    and short steps by turns, of which a median alone takes one kind."""
-    return statistics.median((one + other) / 2 for one, other in itertools.pairwise(values))
+def _median_of_pairs(values: Sequence[float]) -> float:
+    """Return the median of the means of adjacent values: members that wait for each other alternate long and short
+    steps, and a plain median would represent one kind only."""
+    return statistics.median((earlier + later) / 2 for earlier, later in itertools.pairwise(values))
 
 
 def _exchange_ratio(candidate: Candidate, predicted_wait: float, wait: float) -> float | None:
-    """Return how long an exchange took over what was predicted, as far as the wait tells.
+    """Return the measured over the predicted time of an exchange, as far as the wait shows it.
 
-    What the prediction hides behind compute is taken as hidden: ``(hidden + waited) / predicted``.
+    The part that the prediction hides behind compute counts as hidden: ``(hidden + waited) / predicted``.
     """
-    if candidate.choice.alone or candidate.exchange < _NOTHING:
+    if candidate.choice.alone or candidate.exchange < _SHORTEST_EXCHANGE:
         return None
     interval = candidate.choice.interval
     hidden = max(0.0, candidate.exchange - predicted_wait * interval)
@@ -209,7 +213,7 @@ def _exchange_ratio(candidate: Candidate, predicted_wait: float, wait: float) ->
 
 
 class Observation(Document):
-    """One ratio of one run."""
+    """One ratio of measured to predicted time of one run."""
 
     at: float
     """Unix time."""
@@ -217,11 +221,11 @@ class Observation(Document):
     ratio: Annotated[float, Field(gt=0)]
     strategy: Text = ""
     engine: Text = ""
-    """Both empty: of compute."""
+    """Strategy and engine empty: the ratio of compute."""
 
 
 class History(Document):
-    """What was observed on one machine, the oldest first."""
+    """Observations of one machine, the oldest first."""
 
     kind: Literal["predictions"] = "predictions"
     observations: Annotated[tuple[Observation, ...], Field(max_length=4 * MOST_OBSERVATIONS)] = ()
@@ -230,63 +234,63 @@ class History(Document):
 def remember(
     cluster: Cluster, comparison: PredictionComparison, cache: MeasurementCache | None = None, now: float | None = None
 ) -> None:
-    """Keep a comparison for the machines of the run.
+    """Store a comparison for the machines of the run.
 
     Args:
-        cluster: where the names of the choice have their identities.
+        cluster: identities of the machines, by the names of the choice.
 
     Raises:
         BadInput: the cache folder cannot be written.
     """
     cache = cache or MeasurementCache()
     at = time.time() if now is None else now
-    for one in comparison.members:
-        key = _key(cluster.machine(one.name))
-        held = cache.get(History, key) or History()
-        cache.put(key, History(observations=_kept((*held.observations, *_observed(comparison, one, at)))))
+    for member in comparison.members:
+        key = _key(cluster.machine(member.name))
+        history = cache.get(History, key) or History()
+        cache.put(key, History(observations=_most_recent((*history.observations, *_observed(comparison, member, at)))))
 
 
-def _observed(comparison: PredictionComparison, one: MemberComparison, at: float) -> Iterable[Observation]:
+def _observed(comparison: PredictionComparison, member: MemberComparison, at: float) -> Iterable[Observation]:
     size = comparison.trainable
-    if one.ratio > 0:
-        yield Observation(at=at, trainable=size, ratio=bounded(one.ratio))
+    if member.ratio > 0:
+        yield Observation(at=at, trainable=size, ratio=clamped(member.ratio))
     if comparison.exchange_ratio:
         choice = comparison.choice
-        yield Observation(at=at, trainable=size, ratio=bounded(comparison.exchange_ratio),
+        yield Observation(at=at, trainable=size, ratio=clamped(comparison.exchange_ratio),
                           strategy=choice.strategy, engine=choice.engine)  # fmt: skip
 
 
-def _kept(observations: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Return the latest of every kind, and of all not more than a file may hold."""
+def _most_recent(observations: Sequence[Observation]) -> tuple[Observation, ...]:
+    """Return the latest observations of every kind, in all as many as a document may hold."""
     counts = Counter[tuple[str, str]]()
-    kept = []
-    for one in reversed(observations):
-        counts[one.strategy, one.engine] += 1
-        if counts[one.strategy, one.engine] <= MOST_OBSERVATIONS:
-            kept.append(one)
-    return tuple(reversed(kept[: 4 * MOST_OBSERVATIONS]))
+    recent = []
+    for observation in reversed(observations):
+        counts[observation.strategy, observation.engine] += 1
+        if counts[observation.strategy, observation.engine] <= MOST_OBSERVATIONS:
+            recent.append(observation)
+    return tuple(reversed(recent[: 4 * MOST_OBSERVATIONS]))
 
 
 def corrections(
     cluster: Cluster, job: Job, cache: MeasurementCache | None = None, now: float | None = None
 ) -> Corrections:
-    """Return what earlier runs on these machines teach; nothing where there were none.
+    """Return the corrections from earlier runs on these machines.
 
-    Every factor is the geometric mean of what was observed, drawn towards 1, within 1/3 and 3; later runs and runs of a
-    model of this size count more.
+    Every factor is the geometric mean of the observations, shrunk towards 1, between 1/3 and 3; later runs and runs of
+    a model of the same size have more weight.
     """
     cache = cache or MeasurementCache()
     moment = time.time() if now is None else now
     compute: dict[str, float] = {}
     exchange: list[ExchangeCorrection] = []
     for machine in cluster.machines:
-        held = cache.get(History, _key(machine)) or History()
+        history = cache.get(History, _key(machine)) or History()
         by_kind: dict[tuple[str, str], list[Observation]] = {}
-        for one in held.observations:
-            by_kind.setdefault((one.strategy, one.engine), []).append(one)
-        for (strategy, engine), found in by_kind.items():
-            weights = [_weight(one, job, moment) for one in found]
-            factor = shrunk([one.ratio for one in found], weights)
+        for observation in history.observations:
+            by_kind.setdefault((observation.strategy, observation.engine), []).append(observation)
+        for (strategy, engine), observations in by_kind.items():
+            weights = [_weight(observation, job, moment) for observation in observations]
+            factor = shrunk_mean([observation.ratio for observation in observations], weights)
             if not strategy and not engine:
                 compute[machine.name] = factor
                 continue
@@ -294,9 +298,9 @@ def corrections(
     return Corrections(compute=compute, exchange=tuple(exchange))
 
 
-def _weight(one: Observation, job: Job, now: float) -> float:
-    age = max(0.0, now - one.at)
-    return float(0.5 ** (age / FORGET)) * (1.0 if one.trainable == job.trainable else OTHER_MODEL)
+def _weight(observation: Observation, job: Job, now: float) -> float:
+    age = max(0.0, now - observation.at)
+    return float(0.5 ** (age / HALF_LIFE)) * (1.0 if observation.trainable == job.trainable else OTHER_MODEL_WEIGHT)
 
 
 def _key(machine: ClusterMachine) -> dict[str, Any]:
@@ -306,8 +310,8 @@ def _key(machine: ClusterMachine) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------ in a run folder
 
 
-def keep_planning(folder: Path, planning: Planning, figures: Figures | None) -> None:
-    """Write a plan, and the figures it stands on, into a run folder.
+def write_planning(folder: Path, planning: Planning, figures: Figures | None) -> None:
+    """Write a plan, and the figures that it was made from, into a run folder.
 
     Raises:
         BadInput: they cannot be written.
@@ -318,14 +322,14 @@ def keep_planning(folder: Path, planning: Planning, figures: Figures | None) -> 
 
 
 def prediction_metrics(folder: RunFolder, learn: bool = True) -> dict[str, Any]:
-    """Return ``{"prediction": ...}`` for ``metrics.json``, and remember it for the next plan on these machines.
+    """Return ``{"prediction": ...}`` for ``metrics.json``, and store the comparison for the next plan.
 
-    Nothing where nothing was predicted, or the run was too short to tell.
+    Empty if there was no prediction, or the run was too short to compare.
 
     Args:
-        learn: whether to remember it: not of machines that there are not.
+        learn: whether to store the comparison; ``False`` for simulated machines.
     """
-    with contextlib.suppress(MusterError):  # a damaged document is no reason to lose a run's end
+    with contextlib.suppress(MusterError):  # a damaged document must not fail the end of a run
         planning = Planning.read(folder.path / PLANNING) if (folder.path / PLANNING).is_file() else None
         if planning is None or planning.best is None or not planning.best.predicted:
             return {}

@@ -1,15 +1,15 @@
-"""Makes a profile fit the memory of machines: options that nobody has set are changed, in a fixed order.
+"""Makes a profile fit the memory of machines: options that the user has not set are changed, in a fixed order.
 
 0. No gradient checkpointing, and on GPUs the samples of a step in one pass and evaluations in large batches: the same
-   results, in less time.
-1. A smaller micro-batch, and as many more of them: a step has the same samples, and its result is the same.
+   results in less time.
+1. Smaller micro-batches, and more of them: a step has the same samples and the same result.
 2. Gradient checkpointing: the same result, for about a third more compute.
-3. Adapters instead of all weights (LoRA), where the model is trained already: another way to train. They are given ten
-   times the learning rate, unless that was set (Schulman et al. 2025, "LoRA Without Regret").
-4. The other weights in 8 bits under the adapters, where bitsandbytes is installed.
+3. Adapters instead of all weights (LoRA), if the model is pretrained: this trains differently. Adapters get ten times
+   the learning rate, unless it was set (Schulman et al. 2025, "LoRA Without Regret").
+4. The frozen weights under the adapters in 8 bits, if bitsandbytes is installed.
 
 Each is tried with all smaller micro-batches before the next; the first that fits is taken. With each micro-batch the
-batches of evaluations are halved until they fit.
+evaluation batches are halved until they fit.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from training.data import shares_to_batch_sizes
 
 _GB = 2**30
 _ADAPTERS_RATE = 10.0
-_SYSTEM = 1_000_000_000
-"""Bytes that the system of a machine needs, and an eighth of its memory for what a person has open."""
+_SYSTEM_BYTES = 1_000_000_000
+"""Memory reserved for the operating system, besides an eighth of all memory for the user's programs."""
 _LARGEST_EVALUATION = 64
-"""Samples that are evaluated at once on a GPU: a token of a generated text takes as long for one as for many."""
-_ROOMY = 0.85
-"""Of a machine's usable memory what a setting takes that is chosen because there is room for it: an estimate may be
-wrong, and other programs come."""
-_DRIVER = 600_000_000
-"""Bytes of a GPU that its driver and libraries take, and a sixteenth for holes between allocations."""
-DOUBT = 1.25
-"""An estimate must be so much above a machine's memory before it keeps the machine out."""
+"""Samples that are evaluated at once on a GPU: generating a token takes as long for one sample as for many."""
+_COMFORTABLE_SHARE = 0.85
+"""Largest share of usable memory that a setting may take if it only saves time: the estimate may be wrong, and other
+programs may start."""
+_DRIVER_BYTES = 600_000_000
+"""GPU memory reserved for driver and libraries, besides a sixteenth for fragmentation."""
+ESTIMATE_TOLERANCE = 1.25
+"""Factor by which an estimate must exceed a machine's memory before the machine is refused."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,24 @@ class MemoryBudget:
     device: str = "cpu"
     """``cpu``, ``cuda`` or ``mps``."""
     members: int = 1
-    """Workers that share it."""
+    """Number of workers that share it."""
     limited: bool = False
-    """Whether it is what a control group allows: the system has its own beside it."""
+    """Whether it is the limit of a control group: then the operating system's memory is not part of it."""
     bf16: bool = False
     """Whether ``mixed_precision = auto`` is bf16 there."""
 
     @property
     def usable(self) -> int:
-        """Bytes that training may take."""
+        """Bytes that training may use."""
         if self.device == "cuda":
-            return max(0, self.total - self.total // 16 - _DRIVER)
-        if self.device == "mps":  # what Metal recommends to stay under on machines of 8 and 16 GB
+            return max(0, self.total - self.total // 16 - _DRIVER_BYTES)
+        if self.device == "mps":  # Metal's recommended limit on machines of 8 and 16 GB
             return self.total * 2 // 3
-        return self.total - self.total // 16 if self.limited else max(0, self.total - self.total // 8 - _SYSTEM)
+        return self.total - self.total // 16 if self.limited else max(0, self.total - self.total // 8 - _SYSTEM_BYTES)
 
 
 class FreeMemory(NamedTuple):
-    """The memory of a machine, or of the smallest of its devices that trains, in bytes; 0: unknown."""
+    """The memory of a machine, or of the smallest of its training devices, in bytes; 0: unknown."""
 
     free: int = 0
     total: int = 0
@@ -81,66 +81,72 @@ class FreeMemory(NamedTuple):
     """Whether ``mixed_precision = auto`` is bf16 there."""
 
     def need(self, profile: Profile, size: ModelSize) -> int:
-        """Return what a member needs of it."""
+        """Return the bytes that a member needs."""
         return need_of(profile, size, on_gpu=self.device == "cuda", bf16=self.bf16).total
 
     def budget(self, name: str) -> MemoryBudget:
         return MemoryBudget(name, self.total, self.device, bf16=self.bf16)
 
 
-class Looser(NamedTuple):
-    """What may be tried beyond the settings as they are."""
+class Relaxations(NamedTuple):
+    """Settings that take more memory to save time, which may be tried."""
 
-    keeps_activations: bool = False
-    """No gradient checkpointing, where activations can be estimated."""
-    widens: bool = False
-    """Larger batches, where they save time."""
+    without_checkpointing: bool = False
+    """No gradient checkpointing, if activations can be estimated."""
+    larger_batches: bool = False
+    """Larger batches, if they save time."""
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A profile, and what was changed in it."""
+class FitResult:
+    """A profile that fits, and the changes made to it."""
 
     profile: Profile
     changes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Values before and after, as an INI file has them, by option."""
-    needed: int = 0
-    """Bytes of a member as the profile was."""
-    needs: int = 0
-    """Bytes of a member as it is."""
+    """Values before and after by option, as in an INI file."""
+    bytes_before: int = 0
+    """Bytes that a member needs with the original profile."""
+    bytes_after: int = 0
+    """Bytes that a member needs with this profile."""
     tightest: MemoryBudget | None = None
-    """The machine that decided."""
+    """The budget that decided."""
 
     @property
     def line(self) -> str:
-        """The line shown before the start; empty where nothing was changed and everything fits."""
+        """The line shown before the start; empty if nothing was changed and everything fits."""
         if self.tightest is None:
             return ""
-        room, has = self.tightest, f"{self.tightest.name} has {_gb(self.tightest.total)}"
-        shared = f" for {room.members} workers" if room.members > 1 else ""
+        budget, has = self.tightest, f"{self.tightest.name} has {_gb(self.tightest.total)}"
+        has += f" for {budget.members} workers" if budget.members > 1 else ""
+        after = _gb(self.bytes_after)
         if not self.changes:
-            return f"memory is tight: about {_gb(self.needs)} a worker, {has}{shared}"
-        if self.needs >= self.needed:
-            return f"{has}{shared}: {', '.join(_loosened(self.profile, self.changes))} (about {_gb(self.needs)})"
-        said = [f"{name} {after} instead of {before}" for name, (before, after) in self.changes.items()]
-        before = self.changes["tuning"][0] if "tuning" in self.changes else "as set it"
-        tight = ", which is tight" if self.needs * room.members > room.usable else ""
-        return f"{', '.join(said)}: {before} needs {_gb(self.needed)}, {has}{shared}; so {_gb(self.needs)}{tight}"
+            return f"memory is tight: about {after} a worker, {has}"
+        if self.bytes_after >= self.bytes_before:
+            return f"{has}: {', '.join(_relaxation_texts(self.profile, self.changes))} (about {after})"
+        changes = ", ".join(f"{name} {new} instead of {old}" for name, (old, new) in self.changes.items())
+        tuning = self.changes["tuning"][0] if "tuning" in self.changes else "as set it"
+        tight = ", which is tight" if self.bytes_after * budget.members > budget.usable else ""
+        return f"{changes}: {tuning} needs {_gb(self.bytes_before)}, {has}; so {after}{tight}"
 
 
-def fit(profile: Profile, rooms: Sequence[MemoryBudget], tell: Callable[[str], None] = lambda line: None) -> Profile:
-    """Return the profile as it fits rooms, by the model's files here; ``tell`` hears what was changed.
+def fit(
+    profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None] = lambda line: None
+) -> Profile:
+    """Return the profile fitted to memory budgets, by the model's files on this machine.
+
+    Args:
+        report: is called with a line about the changes, if there are any.
 
     Raises:
-        BadInput: what was set cannot fit.
+        BadInput: the settings of the user cannot fit.
     """
-    found = fitted(profile, size_for(profile), rooms)
-    if found.line:
-        tell(found.line)
-    return found.profile
+    result = fit_to_budgets(profile, size_for(profile), budgets)
+    if result.line:
+        report(result.line)
+    return result.profile
 
 
-_IN_ORDER = (
+_CHANGEABLE = (
     "tuning",
     "base_precision",
     "gradient_checkpointing",
@@ -149,7 +155,7 @@ _IN_ORDER = (
     "eval_batch_size",
     "learning_rate",
 )
-"""What can be changed, the gravest first."""
+"""Options that can be changed, those with the largest effect first."""
 
 
 def has_8_bits() -> bool:
@@ -157,159 +163,167 @@ def has_8_bits() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
-def fitted(
+def fit_to_budgets(
     profile: Profile,
     size: ModelSize | None,
-    rooms: Sequence[MemoryBudget],
+    budgets: Sequence[MemoryBudget],
     alone: bool | None = None,
     with_8_bits: Callable[[], bool] = has_8_bits,
-) -> Fitted:
-    """Return the profile as it fits all rooms.
+) -> FitResult:
+    """Return the profile fitted to all memory budgets.
 
     Args:
-        alone: whether one member trains by itself, which keeps nothing for exchanges; by default if the rooms have one.
-        with_8_bits: whether the frozen weights can be kept in 8 bits.
+        alone: whether one member trains by itself, without exchanges; by default whether the budgets have one member.
+        with_8_bits: whether the frozen weights can be held in 8 bits.
 
     Raises:
-        BadInput: what was set, or the model itself, cannot fit; says by how much, and what would.
+        BadInput: the model with the settings of the user cannot fit; says by how much, and which settings would.
     """
-    known = [room for room in rooms if room.total]
-    if size is None or not known:
-        return Fitted(profile)
-    alone = sum(room.members for room in rooms) == 1 if alone is None else alone
-    loosens = size.activations > 0 and len(known) == len(rooms)
-    widens = loosens and size.teacher is None and any(room.device != "cpu" for room in known)
-    tried = partial(_candidates, profile, open_settings(profile), with_8_bits, Looser(loosens, widens))
-    need = partial(_needed, size=size, alone=alone)
+    known_budgets = [budget for budget in budgets if budget.total]
+    if size is None or not known_budgets:
+        return FitResult(profile)
+    alone = sum(budget.members for budget in budgets) == 1 if alone is None else alone
+    is_estimated = size.activations > 0 and len(known_budgets) == len(budgets)
+    has_gpu = any(budget.device != "cpu" for budget in known_budgets)
+    relaxations = Relaxations(is_estimated, is_estimated and size.teacher is None and has_gpu)
+    candidates = partial(_candidates, profile, open_settings(profile), with_8_bits, relaxations)
+    need = partial(_member_bytes, size=size, alone=alone)
 
     def fullest(candidate: Profile) -> tuple[float, MemoryBudget]:
-        """Return the largest part of a room that would be taken, and the room."""
-        parts = ((need(candidate, room) * room.members / max(1, room.usable), room) for room in known)
-        return max(parts, key=lambda found: found[0])
+        """Return the largest share of a budget that would be used, and the budget."""
+        usages = ((need(candidate, b) * b.members / max(1, b.usable), b) for b in known_budgets)
+        return max(usages, key=lambda usage: usage[0])
 
-    def result(candidate: Profile, room: MemoryBudget) -> Fitted:
-        return Fitted(candidate, _changes(profile, candidate), need(profile, room), need(candidate, room), room)
+    def result(candidate: Profile, budget: MemoryBudget) -> FitResult:
+        before, after = need(profile, budget), need(candidate, budget)
+        return FitResult(candidate, _changes(profile, candidate), before, after, budget)
 
     tightest = fullest(profile)[1]
-    for candidate in tried():
-        if fullest(candidate)[0] <= (_ROOMY if need(candidate, tightest) > need(profile, tightest) else 1):
-            roomy = fullest(profile)[0] <= 1
-            found = result(candidate, fullest(candidate)[1] if roomy else tightest)
-            return found if found.changes else replace(found, tightest=None)
-    least = min(tried(), key=lambda candidate: fullest(candidate)[0])
-    tightest = fullest(least)[1]
-    if need(least, tightest) * tightest.members > tightest.total * DOUBT:
-        whatever = _candidates(profile, frozenset(FITTED), with_8_bits, Looser())
-        fitting = (candidate for candidate in whatever if fullest(candidate)[0] <= 1)
-        raise _too_large(profile, tightest, need(least, tightest), next(fitting, None), need)
-    return result(least, tightest)
+    for candidate in candidates():
+        if fullest(candidate)[0] <= (_COMFORTABLE_SHARE if need(candidate, tightest) > need(profile, tightest) else 1):
+            has_fitted = fullest(profile)[0] <= 1
+            first_fit = result(candidate, fullest(candidate)[1] if has_fitted else tightest)
+            return first_fit if first_fit.changes else replace(first_fit, tightest=None)
+    smallest = min(candidates(), key=lambda candidate: fullest(candidate)[0])
+    tightest = fullest(smallest)[1]
+    if need(smallest, tightest) * tightest.members > tightest.total * ESTIMATE_TOLERANCE:
+        all_changes = _candidates(profile, frozenset(FITTED), with_8_bits, Relaxations())
+        fitting = (candidate for candidate in all_changes if fullest(candidate)[0] <= 1)
+        raise _too_large(profile, tightest, need(smallest, tightest), next(fitting, None), need)
+    return result(smallest, tightest)
 
 
-def _needed(profile: Profile, room: MemoryBudget, size: ModelSize, alone: bool) -> int:
-    """Return the bytes of the member with the largest share in such memory."""
-    batch, parts = profile.training.batch_size, [float(part) for part in profile.run.shares.split(",") if part]
-    sizes = shares_to_batch_sizes(parts, batch) if parts else [batch]
-    return need_of(profile, size, alone, max(sizes), on_gpu=room.device == "cuda", bf16=room.bf16).total
+def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone: bool) -> int:
+    """Return the bytes that the member with the largest share needs of such memory."""
+    batch, shares = profile.training.batch_size, [float(share) for share in profile.run.shares.split(",") if share]
+    sizes = shares_to_batch_sizes(shares, batch) if shares else [batch]
+    return need_of(profile, size, alone, max(sizes), on_gpu=budget.device == "cuda", bf16=budget.bf16).total
 
 
 def _candidates(
-    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], looser: Looser
+    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], relaxations: Relaxations
 ) -> Iterator[Profile]:
-    """Yield the profile with what may be changed, in the fixed order."""
-    for step in _steps(profile, open_, with_8_bits, looser.keeps_activations):
-        for batch in _batches(step, open_, looser.widens):
+    """Yield the changed profiles to try, in the fixed order.
+
+    Args:
+        open_: options that may be changed.
+    """
+    for step in _steps(profile, open_, with_8_bits, relaxations.without_checkpointing):
+        for batch in _batches(step, open_, relaxations.larger_batches):
             changed = _with_batch(step, batch, open_)
-            yield from (_with_evaluations(changed, size) for size in _evaluations(changed, open_, looser.widens))
+            eval_batches = _eval_batches(changed, open_, relaxations.larger_batches)
+            yield from (_with_eval_batch(changed, eval_batch) for eval_batch in eval_batches)
 
 
 def _steps(
-    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], keeps_activations: bool
+    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], without_checkpointing: bool
 ) -> Iterator[Profile]:
     model = profile.model
-    ways = less_memory(model.task)
-    if keeps_activations and "gradient_checkpointing" in open_ and model.gradient_checkpointing:
+    memory_options = less_memory(model.task)
+    if without_checkpointing and "gradient_checkpointing" in open_ and model.gradient_checkpointing:
         yield _changed(profile, "model", gradient_checkpointing=False)
     yield profile
-    if "gradient_checkpointing" in open_ and not model.gradient_checkpointing and ways:
+    if "gradient_checkpointing" in open_ and not model.gradient_checkpointing and memory_options:
         profile = _changed(profile, "model", gradient_checkpointing=True)
         yield profile
-    if "tuning" in open_ and model.tuning == "full" and not model.from_scratch and ways:
+    if "tuning" in open_ and model.tuning == "full" and not model.from_scratch and memory_options:
         rate = min(10.0, profile.training.learning_rate * _ADAPTERS_RATE)
         changed = _changed(profile, "model", tuning="lora")
         if changed is not profile:
             profile = _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
             yield profile
-    if "base_precision" in open_ and profile.model.tuning == "lora" and ways and with_8_bits():
+    if "base_precision" in open_ and profile.model.tuning == "lora" and memory_options and with_8_bits():
         yield _changed(profile, "model", base_precision="int8")
 
 
-def _batches(profile: Profile, open_: frozenset[str], widens: bool) -> list[int]:
-    """Return the micro-batches to try, the largest first; all make steps of the same samples."""
+def _batches(profile: Profile, open_: frozenset[str], larger_batches: bool) -> list[int]:
+    """Return the micro-batches to try, the largest first; a step has the same samples with each."""
     training = profile.training
     if "batch_size" not in open_ or profile.run.shares:
         return [training.batch_size]
-    whole = training.batch_size * training.gradient_accumulation
-    largest = whole if widens else training.batch_size
+    step_samples = training.batch_size * training.gradient_accumulation
+    largest = step_samples if larger_batches else training.batch_size
     may_recompute = "gradient_checkpointing" in open_ and not profile.model.gradient_checkpointing
-    least = 2 if widens and may_recompute and training.batch_size > 1 else 1  # a GPU waits for launches with one
-    return [size for size in range(largest, least - 1, -1) if whole % size == 0]
+    # a GPU waits for kernel launches with one sample
+    smallest = 2 if larger_batches and may_recompute and training.batch_size > 1 else 1
+    return [size for size in range(largest, smallest - 1, -1) if step_samples % size == 0]
 
 
 def _with_batch(profile: Profile, batch: int, open_: frozenset[str]) -> Profile:
-    """Return the profile with other micro-batches, and no larger batches in evaluations than smaller ones."""
-    training, heard = profile.training, profile.evaluation.eval_batch_size
+    """Return the profile with other micro-batches; smaller ones also limit the evaluation batch."""
+    training, eval_batch = profile.training, profile.evaluation.eval_batch_size
     if batch == training.batch_size:
         return profile
-    more = training.gradient_accumulation * training.batch_size // batch
-    smaller = batch < training.batch_size
-    profile = _changed(profile, "training", batch_size=batch, gradient_accumulation=more)
-    if not smaller:
+    accumulation = training.gradient_accumulation * training.batch_size // batch
+    is_smaller = batch < training.batch_size
+    profile = _changed(profile, "training", batch_size=batch, gradient_accumulation=accumulation)
+    if not is_smaller:
         return profile
-    return _with_evaluations(profile, min(heard, batch)) if "eval_batch_size" in open_ else profile
+    return _with_eval_batch(profile, min(eval_batch, batch)) if "eval_batch_size" in open_ else profile
 
 
-def _evaluations(profile: Profile, open_: frozenset[str], widens: bool) -> list[int]:
-    """Return the batches of evaluations to try, the largest first. They hear whole windows, and change no result."""
-    heard = profile.evaluation.eval_batch_size
+def _eval_batches(profile: Profile, open_: frozenset[str], larger_batches: bool) -> list[int]:
+    """Return the evaluation batches to try, the largest first; they do not change the results."""
+    eval_batch = profile.evaluation.eval_batch_size
     if "eval_batch_size" not in open_:
-        return [heard]
-    size = heard or profile.training.batch_size
+        return [eval_batch]
+    size = eval_batch or profile.training.batch_size
     larger = [_LARGEST_EVALUATION >> halvings for halvings in range(_LARGEST_EVALUATION.bit_length())]
     smaller = [size >> halvings for halvings in range(1, size.bit_length())]
-    return [*(more for more in larger if widens and more > size), heard, *smaller]
+    return [*(batch for batch in larger if larger_batches and batch > size), eval_batch, *smaller]
 
 
-def _with_evaluations(profile: Profile, heard: int) -> Profile:
-    same = heard == profile.evaluation.eval_batch_size
-    return profile if same else _changed(profile, "evaluation", eval_batch_size=heard)
+def _with_eval_batch(profile: Profile, eval_batch: int) -> Profile:
+    is_unchanged = eval_batch == profile.evaluation.eval_batch_size
+    return profile if is_unchanged else _changed(profile, "evaluation", eval_batch_size=eval_batch)
 
 
 def _changed(profile: Profile, section: str, **values: Any) -> Profile:
-    """Return the profile with other values; as it is where they do not go with what is set."""
-    own = getattr(profile, section)
+    """Return the profile with other values of a section; unchanged if they contradict other settings."""
+    settings = getattr(profile, section)
     try:
-        changed = type(own).model_validate({**own.model_dump(), **values})
+        changed = type(settings).model_validate({**settings.model_dump(), **values})
     except ValidationError:
         return profile
     return profile.model_copy(update={section: changed})
 
 
 def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
-    found = {}
-    for name in _IN_ORDER:
-        section = next(part for part in ("model", "training", "evaluation") if hasattr(getattr(before, part), name))
-        values = tuple(as_text(getattr(getattr(one, section), name)) for one in (before, after))
-        if values[0] != values[1]:
-            found[name] = (values[0], values[1])
-    if found.get("eval_batch_size", ("",))[0] == "0":  # which stands for the batch size
-        found["eval_batch_size"] = (as_text(before.training.batch_size), found["eval_batch_size"][1])
-        if len(set(found["eval_batch_size"])) == 1:
-            del found["eval_batch_size"]
-    return found
+    changes = {}
+    for name in _CHANGEABLE:
+        section = next(s for s in ("model", "training", "evaluation") if hasattr(getattr(before, s), name))
+        old, new = (as_text(getattr(getattr(profile, section), name)) for profile in (before, after))
+        if old != new:
+            changes[name] = (old, new)
+    if changes.get("eval_batch_size", ("",))[0] == "0":  # 0 stands for the batch size
+        changes["eval_batch_size"] = (as_text(before.training.batch_size), changes["eval_batch_size"][1])
+        if len(set(changes["eval_batch_size"])) == 1:
+            del changes["eval_batch_size"]
+    return changes
 
 
-def _loosened(profile: Profile, changes: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield in words what was changed because there is room for it."""
+def _relaxation_texts(profile: Profile, changes: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield descriptions of changes that save time because there is enough memory."""
     if "gradient_checkpointing" in open_settings(profile):
         yield f"checkpointing {'on' if profile.model.gradient_checkpointing else 'off'}"
     if "batch_size" in changes:
@@ -319,14 +333,18 @@ def _loosened(profile: Profile, changes: Mapping[str, tuple[str, str]]) -> Itera
         yield f"evaluations by {profile.evaluation.eval_batch_size}"
 
 
-def _too_large(profile: Profile, room: MemoryBudget, needs: int, would: Profile | None, need: _Need) -> BadInput:
-    """Return the refusal, with the settings that would fit."""
-    shared = f" for {room.members} workers" if room.members > 1 else ""
-    message = f"{profile.name} needs about {_gb(needs)} a worker, {room.name} has {_gb(room.total)}{shared}"
-    if would is not None:
-        settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, would).items()]
-        return BadInput(message, f"set {', '.join(settings)} (about {_gb(need(would, room))}), or take a smaller model")
-    fewer = "fewer workers, or " if room.members > 1 else ""
+def _too_large(
+    profile: Profile, budget: MemoryBudget, needs: int, alternative: Profile | None, need: _Need
+) -> BadInput:
+    """Return the error, with the settings that would fit."""
+    shared = f" for {budget.members} workers" if budget.members > 1 else ""
+    message = f"{profile.name} needs about {_gb(needs)} a worker, {budget.name} has {_gb(budget.total)}{shared}"
+    if alternative is not None:
+        settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, alternative).items()]
+        return BadInput(
+            message, f"set {', '.join(settings)} (about {_gb(need(alternative, budget))}), or take a smaller model"
+        )
+    fewer = "fewer workers, or " if budget.members > 1 else ""
     return BadInput(message, f"take {fewer}a smaller model, or a machine with more memory")
 
 

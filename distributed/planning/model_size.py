@@ -1,4 +1,4 @@
-"""How large a model is, from the files of its folder: no library that could load it is needed."""
+"""Size of a model from the files of its folder, without loading it."""
 
 from __future__ import annotations
 
@@ -16,94 +16,97 @@ from training.data_findings import Longest, longest_clip
 from training.tasks.published_models import model_folder
 
 _LONGEST_HEADER = 100_000_000
-_SECONDS = 30
-"""That a Whisper hears whose feature extractor does not say it."""
-_CROSSING = 6
-"""Numbers a width that attention to what was heard keeps of one token: input, norm, query, outputs."""
+_WINDOW_SECONDS = 30
+"""Window of a Whisper whose feature extractor does not state it."""
+_CROSS_ATTENTION_WIDTHS = 6
+"""Activations of cross-attention saved per token, in widths: input, norm, query, outputs."""
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
 """Model types whose MLP has three matrices, and no biases."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What memory depends on."""
+    """The properties of a model that its memory depends on, as counts of numbers."""
 
     parameters: int
     layers: int = 12
     activations: int = 0
-    """Numbers that one sample leaves for backward; 0: unknown. Of a Whisper: with a whole window."""
+    """Activations of one sample saved for backward; 0: unknown. For Whisper with a full window."""
     encoder: int = 0
     """Parameters of an encoder that can be frozen."""
     encoder_activations: int = 0
-    """Of ``activations``, those of that encoder: none where it is frozen."""
+    """Part of ``activations`` in that encoder; none if it is frozen."""
     outputs: int = 0
-    """Of ``activations``, the probabilities of the words, which no block holds: they are not computed anew."""
+    """Part of ``activations`` outside of the blocks, the logits and probabilities: checkpointing does not save them."""
     working: int = 0
-    """Numbers that one sample needs for a moment in the encoder, whether or not anything is kept for backward."""
-    listening: int = 0
-    """Numbers that one sample of an evaluation needs, of which a Whisper hears whole windows; nothing is kept for
-    backward."""
+    """Temporary activations of one sample in the encoder, needed even if nothing is saved for backward."""
+    evaluation: int = 0
+    """Activations of one sample in an evaluation; nothing is saved for backward. For Whisper with a full window."""
     matrices: int = 0
     """Parameters in linear layers, which can be held in 8 bits."""
     teacher: ModelSize | None = None
-    """Of the model that this one learns from."""
+    """Size of the teacher in a distillation."""
 
 
 def size_for(profile: Profile) -> ModelSize | None:
-    """Return the size of a profile's model as this machine's files tell it; ``None`` where they do not, as of a custom
+    """Return the size of a profile's model from files on this machine; ``None`` if they are missing, or for a custom
     job."""
     model = profile.model
     folder = model_folder(model.model_path) if model.trait != "own code" else None
     length = profile.data.block_size if model.trait == "texts" else 0
     longest = longest_clip(profile.data) if model.trait == "speech" and folder is not None else None
     window = "full" if model.from_scratch and profile.data.window == "auto" else profile.data.window
-    heard = SampleBounds(window, longest) if longest is not None else None
-    found = size_of(folder, length, model.student_layers, heard) if folder is not None else None
+    bounds = SampleBounds(window, longest) if longest is not None else None
+    size = size_of(folder, length, model.student_layers, bounds) if folder is not None else None
     teacher = model_folder(model.teacher_path) if model.teacher_path else None
-    return replace(found, teacher=size_of(teacher)) if found is not None and teacher is not None else found
+    return replace(size, teacher=size_of(teacher)) if size is not None and teacher is not None else size
 
 
 @dataclass(frozen=True)
 class SampleBounds:
-    """What a training hears at most of a sample."""
+    """Largest sample of a speech training."""
 
     window: str
     longest: Longest
 
 
-def size_of(folder: Path, sequence: int = 0, kept: int = 0, heard: SampleBounds | None = None) -> ModelSize | None:
-    """Return the size of the model in a folder; ``None`` where neither its weights nor its configuration tell.
+def size_of(
+    folder: Path, sequence: int = 0, decoder_layers: int = 0, bounds: SampleBounds | None = None
+) -> ModelSize | None:
+    """Return the size of the model in a folder; ``None`` if neither its weights nor its configuration show it.
 
     Args:
-        sequence: tokens of one text; 0: as long as the model takes.
-        kept: layers of a Whisper's decoder that a student of it has; 0: all.
-        heard: of a Whisper, what its training hears; ``None``: whole windows, and texts as long as it can write.
+        sequence: tokens of one text; 0: the model's maximum.
+        decoder_layers: decoder layers of a student of this Whisper; 0: all.
+        bounds: largest sample of a Whisper's training; ``None``: full windows, and texts of the maximal length.
     """
-    config, ears = _read(folder / "config.json"), _read(folder / "preprocessor_config.json")
-    if kept:
-        config["decoder_layers"] = kept
+    config, features_config = _read(folder / "config.json"), _read(folder / "preprocessor_config.json")
+    if decoder_layers:
+        config["decoder_layers"] = decoder_layers
     try:
         shape = (
-            _whisper({**ears, **config}, heard) if config.get("model_type") == "whisper" else _decoder(config, sequence)
+            _whisper({**features_config, **config}, bounds)
+            if config.get("model_type") == "whisper"
+            else _decoder(config, sequence)
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         shape = None
-    counted = 0 if kept else sum(_elements(path) for path in folder.glob("*.safetensors"))
-    if counted and shape is not None:
-        return replace(shape, parameters=counted)
-    return ModelSize(counted) if counted else shape
+    parameters = 0 if decoder_layers else sum(_elements(path) for path in folder.glob("*.safetensors"))
+    if parameters and shape is not None:
+        return replace(shape, parameters=parameters)
+    return ModelSize(parameters) if parameters else shape
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what a JSON file holds; nothing where there is none."""
+    """Return the object in a JSON file; empty if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_bytes())
-        return found if isinstance(found, dict) else {}
+        content = json.loads(path.read_bytes())
+        return content if isinstance(content, dict) else {}
     return {}
 
 
 def _elements(path: Path) -> int:
-    """Return the numbers in a safetensors file, by its header; 0 where it has none."""
+    """Return how many numbers a safetensors file holds, from its header; 0 if that cannot be read."""
     try:
         with path.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
@@ -114,90 +117,108 @@ def _elements(path: Path) -> int:
         return 0
 
 
-def _whole(config: Mapping[str, Any], *names: str) -> int:
+def _integer(config: Mapping[str, Any], *names: str) -> int:
     for name in names:
         if isinstance(config.get(name), int) and 0 < config[name] < 2**40:
             return int(config[name])
     raise KeyError(names[0])
 
 
-def _whisper(config: Mapping[str, Any], listened: SampleBounds | None) -> ModelSize:
-    """Encoder and decoder of Whisper (Radford et al. 2022), as transformers builds them."""
-    width, words = _whole(config, "d_model"), _whole(config, "vocab_size")
-    encoder, decoder = _whole(config, "encoder_layers"), _whole(config, "decoder_layers")
-    wide_in, wide_out = _whole(config, "encoder_ffn_dim"), _whole(config, "decoder_ffn_dim")
-    whole, written = _whole(config, "max_source_positions"), _whole(config, "max_target_positions")
+def _whisper(config: Mapping[str, Any], bounds: SampleBounds | None) -> ModelSize:
+    """Return the size of Whisper's encoder and decoder (Radford et al. 2022), as built by transformers."""
+    width, vocabulary = _integer(config, "d_model"), _integer(config, "vocab_size")
+    encoder, decoder = _integer(config, "encoder_layers"), _integer(config, "decoder_layers")
+    encoder_mlp, decoder_mlp = _integer(config, "encoder_ffn_dim"), _integer(config, "decoder_ffn_dim")
+    max_positions, max_tokens = _integer(config, "max_source_positions"), _integer(config, "max_target_positions")
     attention, norm = 4 * width * width + 3 * width, 2 * width
-    feet = [2 * width * wide + wide + width for wide in (wide_in, wide_out)]
-    mel = _whole(config, "num_mel_bins")
-    ears = 3 * mel * width + 3 * width * width + 2 * width + whole * width
-    heard_by = ears + encoder * (attention + feet[0] + 2 * norm) + norm
-    total = heard_by + decoder * (2 * attention + feet[1] + 3 * norm) + norm + (words + written) * width
-    positions, tokens = (
-        (whole, written)
-        if listened is None
-        else _lengths(listened, whole, written, _whole({"second": _SECONDS, **config}, "chunk_length", "second"))
+    mlp_parameters = [2 * width * wide + wide + width for wide in (encoder_mlp, decoder_mlp)]
+    mel = _integer(config, "num_mel_bins")
+    front_parameters = 3 * mel * width + 3 * width * width + 2 * width + max_positions * width
+    encoder_parameters = front_parameters + encoder * (attention + mlp_parameters[0] + 2 * norm) + norm
+    total = (
+        encoder_parameters
+        + decoder * (2 * attention + mlp_parameters[1] + 3 * norm)
+        + norm
+        + (vocabulary + max_tokens) * width
     )
-    front = 2 * mel + 6 * width  # features, and both convolutions before and after their activation
-    of_encoder = positions * (_kept(width, wide_in) * encoder + front)
-    crossed = positions * 2 * width * decoder  # keys and values of what was heard
-    outputs = tokens * 3 * words
-    of_text = tokens * (_kept(width, wide_out) + _CROSSING * width) * decoder + outputs
-    listening = whole * (2 * width * decoder + _moment(width, wide_in)) + tokens * words
-    kept = of_encoder + crossed + of_text
+    positions, tokens = (
+        (max_positions, max_tokens)
+        if bounds is None
+        else _lengths(
+            bounds, max_positions, max_tokens, _integer({"second": _WINDOW_SECONDS, **config}, "chunk_length", "second")
+        )
+    )
+    front_activations = 2 * mel + 6 * width  # features, and both convolutions before and after their activation
+    encoder_activations = positions * (_saved_activations(width, encoder_mlp) * encoder + front_activations)
+    cross_activations = positions * 2 * width * decoder  # keys and values of what was heard
+    outputs = tokens * 3 * vocabulary
+    decoder_activations = (
+        tokens * (_saved_activations(width, decoder_mlp) + _CROSS_ATTENTION_WIDTHS * width) * decoder + outputs
+    )
+    evaluation = max_positions * (2 * width * decoder + _working_activations(width, encoder_mlp)) + tokens * vocabulary
+    activations = encoder_activations + cross_activations + decoder_activations
     return ModelSize(
         total,
         encoder + decoder,
-        kept,
-        heard_by,
-        of_encoder,
+        activations,
+        encoder_parameters,
+        encoder_activations,
         outputs,
-        positions * _moment(width, wide_in),
-        listening,
-        matrices=encoder * (attention + feet[0]) + decoder * (2 * attention + feet[1]),
+        positions * _working_activations(width, encoder_mlp),
+        evaluation,
+        matrices=encoder * (attention + mlp_parameters[0]) + decoder * (2 * attention + mlp_parameters[1]),
     )
 
 
-def _lengths(heard: SampleBounds, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
-    """Return the positions of the longest window, and the tokens of the longest text."""
-    texts = min(tokens, heard.longest.tokens)
+def _lengths(bounds: SampleBounds, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
+    """Return the encoder positions of the longest window, and the tokens of the longest text."""
+    longest_text = min(tokens, bounds.longest.tokens)
     try:
         from training.tasks.whisper.features import Windows  # loads numpy
-    except ImportError:  # a light core: it takes the whole window, which is never too little
-        return positions, texts
+    except ImportError:  # a core without numpy: the full window is an upper bound
+        return positions, longest_text
     rate = 2 * positions / seconds
-    frames = int(Windows(heard.window, 2 * positions, seconds).frames([math.ceil(heard.longest.seconds * rate)])[0])
-    return frames // 2, texts
+    frames = int(Windows(bounds.window, 2 * positions, seconds).frames([math.ceil(bounds.longest.seconds * rate)])[0])
+    return frames // 2, longest_text
 
 
 def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:
-    """A decoder like GPT-2, or like Llama: an MLP of three matrices, keys and values of fewer heads."""
-    width, layers = _whole(config, "hidden_size", "n_embd"), _whole(config, "num_hidden_layers", "n_layer")
-    words, gated = _whole(config, "vocab_size"), config.get("model_type") in _GATED
-    wide = _whole({"wide": 4 * width, **config}, "intermediate_size", "n_inner", "wide")
-    heads = _whole({"heads": 1, **config}, "num_attention_heads", "n_head", "heads")
-    groups = _whole({"heads": heads, **config}, "num_key_value_heads", "heads")
-    head = _whole({"head": max(1, width // heads), **config}, "head_dim", "head")
+    """Return the size of a decoder like GPT-2, or like Llama (gated MLP of three matrices, grouped keys and values)."""
+    width, layers = _integer(config, "hidden_size", "n_embd"), _integer(config, "num_hidden_layers", "n_layer")
+    vocabulary, gated = _integer(config, "vocab_size"), config.get("model_type") in _GATED
+    wide = _integer({"wide": 4 * width, **config}, "intermediate_size", "n_inner", "wide")
+    heads = _integer({"heads": 1, **config}, "num_attention_heads", "n_head", "heads")
+    groups = _integer({"heads": heads, **config}, "num_key_value_heads", "heads")
+    head = _integer({"head": max(1, width // heads), **config}, "head_dim", "head")
     attention = 2 * width * heads * head + 2 * width * groups * head
-    feet = (3 if gated else 2) * width * wide
-    small = 2 * width if gated else 4 * width + 4 * width + wide + width  # norms, and biases
-    places = 0 if gated else _whole({"places": 1, **config}, "n_positions", "max_position_embeddings", "places") * width
+    mlp_parameters = (3 if gated else 2) * width * wide
+    small_parameters = 2 * width if gated else 4 * width + 4 * width + wide + width  # norms, and biases
+    position_parameters = (
+        0 if gated else _integer({"places": 1, **config}, "n_positions", "max_position_embeddings", "places") * width
+    )
     tied = config.get("tie_word_embeddings", not gated)
-    total = words * width * (1 if tied else 2) + places + layers * (attention + feet + small) + 2 * width
-    length = sequence or _whole({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
-    kept = length * (_kept(width, wide) * layers + 2 * words)
-    matrices = layers * (attention + feet) if config.get("model_type") != "gpt2" else 0  # whose layers are no Linear
-    outputs = length * 2 * words
-    listening = outputs + length * _moment(width, wide)
-    return ModelSize(total, layers, kept, outputs=outputs, listening=listening, matrices=matrices)
+    total = (
+        vocabulary * width * (1 if tied else 2)
+        + position_parameters
+        + layers * (attention + mlp_parameters + small_parameters)
+        + 2 * width
+    )
+    length = sequence or _integer({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
+    activations = length * (_saved_activations(width, wide) * layers + 2 * vocabulary)
+    matrices = (
+        layers * (attention + mlp_parameters) if config.get("model_type") != "gpt2" else 0
+    )  # whose layers are no Linear
+    outputs = length * 2 * vocabulary
+    evaluation = outputs + length * _working_activations(width, wide)
+    return ModelSize(total, layers, activations, outputs=outputs, evaluation=evaluation, matrices=matrices)
 
 
-def _kept(width: int, wide: int) -> int:
-    """Numbers that a block keeps of one token for backward, without the matrix of attention, which is made again
-    (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 bytes of two each for a width of 4)."""
+def _saved_activations(width: int, wide: int) -> int:
+    """Return the activations of one token that a block saves for backward, without the attention matrix, which is
+    recomputed (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 sbh in bytes of 16-bit numbers)."""
     return 9 * width + 2 * wide
 
 
-def _moment(width: int, wide: int) -> int:
-    """Numbers of one token that a block holds at once where nothing is kept: what goes past it, and its MLP."""
+def _working_activations(width: int, wide: int) -> int:
+    """Return the activations of one token that a block holds at once if nothing is saved: residual stream and MLP."""
     return 3 * width + wide

@@ -1,4 +1,4 @@
-"""From one choice to what it should cost: step time, traffic, memory and learning."""
+"""Predicts step time, traffic, memory and learning of one candidate plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from distributed.planning import cost_model, memory_model
 from distributed.planning.cluster import Cluster, ClusterMachine
-from distributed.planning.corrections import NO_CORRECTIONS, Corrections, evened
+from distributed.planning.corrections import NO_CORRECTIONS, Corrections, average_equal_machines
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, PredictedOutcome, Reason
 from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
 from profiles.declarations import Owning
@@ -23,13 +23,14 @@ from training.strategies.registry import strategies, usual_strategy
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """How a group shares the samples of a step."""
+    """The split of a step's samples over the members of a group."""
 
     batches: tuple[int, ...]
     accumulation: int
     seconds: tuple[float, ...]
-    """Of each member's step."""
+    """Seconds of each member's step."""
     fits: bool
+    """Whether every member has the memory for its batch."""
 
     @property
     def compute(self) -> float:
@@ -41,8 +42,8 @@ class Predictor:
     """Predicts choices for one job on one cluster.
 
     Args:
-        corrections: how far off earlier predictions were.
-        able: names of the machines that may carry the coordinator; ``None``: all.
+        corrections: factors from earlier predictions.
+        able: names of the machines that may run the coordinator; ``None``: all.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Predictor:
         corrections: Corrections = NO_CORRECTIONS,
         able: Collection[str] | None = None,
     ) -> None:
-        self.cluster = corrections.applied(evened(cluster))
+        self.cluster = corrections.apply(average_equal_machines(cluster))
         self.coordinator = cluster.coordinator(able)
         self.job = job
         self._corrections = corrections
@@ -62,22 +63,22 @@ class Predictor:
         splits = [split for name in self.workable if (split := self.split((name,), "")) is not None]
         fitting = [split for split in splits if split.fits] or splits
         self.alone_rate = max((job.global_batch_of(1) / split.compute for split in fitting), default=0.0)
-        """Samples/s of the best machine alone; of one that has the memory, where there is one."""
+        """Samples/s of the best machine alone, among those with enough memory if there are any."""
 
     def predict(self, choice: Choice) -> Candidate:
-        """Return what a choice should cost.
+        """Predict a choice.
 
         Raises:
-            BadInput: it cannot be: a strategy whose cost is not known, a machine without figures or without a link, or
-                fewer samples than members.
+            BadInput: the costs of its strategy are not known, a machine has no figures or no link, or a step has fewer
+                samples than members.
         """
         if costs_of(choice.strategy) is None:
-            known = ", ".join(name for name in strategies() if costs_of(name))
-            raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {known}")
+            known_strategies = ", ".join(name for name in strategies() if costs_of(name))
+            raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {known_strategies}")
         unknown = [name for name in choice.members if name not in self.workable]
         if unknown:
             raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
-        if not choice.alone and not self._exchanges.linked(choice):
+        if not choice.alone and not self._exchanges.are_linked(choice):
             raise BadInput(f"some of {', '.join(choice.members)} have no link to each other", "measure the links")
         members = tuple(sorted(choice.members))
         split = self.split(members, "" if choice.alone else choice.strategy)
@@ -88,107 +89,110 @@ class Predictor:
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def caps(self, members: Sequence[str], strategy: str) -> list[int]:
-        """Return the largest micro-batch of each member, beside what it owns of the group's exchange."""
+        """Return the largest micro-batch of each member that fits besides its buffers of the group's exchange."""
         owned = memory_model.exchange_bytes(strategy, self.job.trainable, self.job) if len(members) > 1 else 0
 
         def cap(machine: ClusterMachine) -> int:
-            return memory_model.largest_batch(self.job, machine, strategy, self._beside(machine, owned))
+            return memory_model.largest_batch(self.job, machine, strategy, self._in_training_memory(machine, owned))
 
         return [cap(self.cluster.machine(name)) for name in members]
 
     def split(self, members: tuple[str, ...], strategy: str) -> BatchSplit | None:
-        """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` where there are
+        """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` if a step has
         fewer samples than members."""
         key = (members, strategy)
         if key not in self._splits:
             caps = self.caps(members, strategy)
             costs = costs_of(strategy) if strategy else None
-            even = costs is not None and not costs.waits  # who is slower takes fewer parts, not smaller ones
-            found = self._fitting(members, caps, even, fits=True)
-            self._splits[key] = found or self._fitting(members, [10**9] * len(members), even, fits=False)
+            is_even = costs is not None and not costs.waits  # slower members take fewer steps, not smaller batches
+            split = self._fitting(members, caps, is_even, fits=True)
+            self._splits[key] = split or self._fitting(members, [10**9] * len(members), is_even, fits=False)
         return self._splits[key]
 
-    def _fitting(self, members: tuple[str, ...], caps: list[int], even: bool, fits: bool) -> BatchSplit | None:
+    def _fitting(self, members: tuple[str, ...], caps: list[int], is_even: bool, fits: bool) -> BatchSplit | None:
         machines = [self.cluster.machine(name) for name in members]
         overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
         batch = self.job.global_batch_of(len(members))
-        whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]  # cuts that change no result
-        for accumulation in [k for k in whole if k >= self.job.accumulation] or whole[-1:]:
-            parts = ([0.0] * len(machines), [1.0] * len(machines)) if even else (overheads, speeds)
-            found = cost_model.shares(batch // accumulation, *parts, caps)
-            if found is not None:
-                each = zip(overheads, found, speeds, strict=True)
+        exact_cuts = [k for k in divisors(self.job.reference_batch) if batch % k == 0]  # with the same result
+        for accumulation in [k for k in exact_cuts if k >= self.job.accumulation] or exact_cuts[-1:]:
+            split_basis = ([0.0] * len(machines), [1.0] * len(machines)) if is_even else (overheads, speeds)
+            batches = cost_model.split_samples(batch // accumulation, *split_basis, caps)
+            if batches is not None:
+                timings = zip(overheads, batches, speeds, strict=True)
                 return BatchSplit(
-                    tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits
+                    tuple(batches), accumulation, tuple(accumulation * (o + b / v) for o, b, v in timings), fits
                 )
         return None
 
     # ------------------------------------------------------------------------------------------------------- intervals
 
     def rhythms(self, choice: Choice) -> Iterator[Rhythm]:
-        """Yield the rhythms of a choice's strategy whose expected loss is within the job's bound."""
+        """Yield the rhythms (interval and delay) of a choice whose expected loss is within the job's bound."""
         costs, course = known_costs(choice, self.job), self.course(choice)
         for rhythm in costs.rhythms(course):
-            within = costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase
-            if within and not costs.refused(course, rhythm):
+            is_within_bound = costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase
+            if is_within_bound and not costs.refused(course, rhythm):
                 yield rhythm
 
     def refused(self, choice: Choice) -> str:
-        """Return why a choice's strategy trains in none of the rhythms that there are to choose from; empty: it does,
-        or there are none."""
+        """Return why a choice's strategy refuses all of its rhythms; empty if it accepts one, or has none."""
         costs, course = known_costs(choice, self.job), self.course(choice)
-        each = [costs.refused(course, rhythm) for rhythm in costs.rhythms(course)]
-        return each[0] if each and all(each) else ""
+        refusals = [costs.refused(course, rhythm) for rhythm in costs.rhythms(course)]
+        return refusals[0] if refusals and all(refusals) else ""
 
     def course(self, choice: Choice) -> Course:
-        """Return what a strategy's cost model knows of the run."""
+        """Return the properties of the run that a strategy's cost model depends on."""
         job = self.job
         return Course(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec, job.texts)
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
     def _step(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> tuple[float, float]:
-        """Return the time of a step, and how much of it the slowest waits because no two steps take the same time."""
+        """Return the time of a step, and the part of it that the slowest member waits because step times vary."""
         if choice.alone:
             return split.compute, 0.0
         spreads = [self.cluster.machine(name).spread for name in choice.members]
         deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
-        steps = [busy + waited / choice.interval for busy, waited in self._each(choice, split, exchange)]
+        steps = [busy + exposed / choice.interval for busy, exposed in self._member_seconds(choice, split, exchange)]
         if not known_costs(choice, self.job).waits:
             return statistics.harmonic_mean(steps), 0.0
-        last = cost_model.expected_last(steps, deviations, choice.interval)
-        return last, last - max(steps)
+        slowest = cost_model.expected_slowest(steps, deviations, choice.interval)
+        return slowest, slowest - max(steps)
 
-    def _each(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> list[tuple[float, float]]:
-        """Return, by member, the seconds that it is busy in a step (compute, what it works for exchanges meanwhile, and
-        the merge), and those of an exchange that its compute does not hide."""
+    def _member_seconds(
+        self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast
+    ) -> list[tuple[float, float]]:
+        """Return for each member the seconds for which it is busy in a step (compute, concurrent work for exchanges,
+        merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
             return [(seconds, 0.0) for seconds in split.seconds]
         costs, rhythm, size = known_costs(choice, self.job), rhythm_of(choice), self.job.trainable
-        found = []
-        taken = exchange.seconds
+        member_seconds = []
+        exchange_seconds = exchange.seconds
         for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
-            hidden = costs.hidden(taken, Compute(compute, split.accumulation, size), rhythm, self.job)
-            share = hidden / taken if taken else 0.0
+            hidden = costs.hidden(exchange_seconds, Compute(compute, split.accumulation, size), rhythm, self.job)
+            hidden_share = hidden / exchange_seconds if exchange_seconds else 0.0
             merge = costs.merge_ns * 1e-9 * size / min(1.0, self.cluster.machine(name).cores or 1.0)
-            found.append((compute + (work * share + merge) / choice.interval, taken - hidden))
-        return found
+            member_seconds.append(
+                (compute + (work * hidden_share + merge) / choice.interval, exchange_seconds - hidden)
+            )
+        return member_seconds
 
     def _learning(self, choice: Choice, split: BatchSplit) -> tuple[float, float, tuple[str, ...]]:
-        """Return token efficiency, expected loss increase, and the sources of both."""
+        """Return token efficiency, expected increase of the loss, and the sources of both."""
         job, course = self.job, self.course(choice)
         if choice.alone:
             alone = known_costs(choice.model_copy(update={"strategy": usual_strategy()}))
             return 1.0, 0.0, alone.learning(Course(course.steps), Rhythm(), 1.0).sources
         ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
-        worth = sum(split.batches) / max(split.batches)
-        learnt = known_costs(choice, self.job).learning(course, rhythm_of(choice), worth)
-        sources = (*learnt.sources, "batch") if ratio > 1 else learnt.sources
-        return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learnt.share), learnt.loss, sources
+        effective_members = sum(split.batches) / max(split.batches)
+        learning = known_costs(choice, self.job).learning(course, rhythm_of(choice), effective_members)
+        sources = (*learning.sources, "batch") if ratio > 1 else learning.sources
+        return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learning.share), learning.loss, sources
 
     def outcome(self, choice: Choice, split: BatchSplit) -> PredictedOutcome:
-        """Return what ranks a choice; cheap. Members sorted, split theirs."""
-        exchange = self._exchanges.of(choice)
+        """Return the figures by which a choice is ranked, cheaply; its members are sorted, and ``split`` is theirs."""
+        exchange = self._exchanges.forecast(choice)
         step, skew = self._step(choice, split, exchange)
         efficiency, loss, sources = self._learning(choice, split)
         rate = self.job.global_batch_of(len(choice.members)) / step
@@ -208,38 +212,49 @@ class Predictor:
         )
 
     def _owners_fit(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> bool:
-        """Whether everybody has the memory for what it owns beside its part of the batch."""
-        each = zip(choice.members, split.batches, exchange.kept, strict=True)
+        """Whether every member has the memory for its exchange buffers besides its batch."""
+        members = zip(choice.members, split.batches, exchange.buffered, strict=True)
         job, strategy = self.job, choice.strategy
         mesh = {owns: memory_model.mesh_bytes(strategy, job.trainable, owns, job) for owns in (True, False)}
-        machines = ((self.cluster.machine(name), batch, kept + mesh[kept > 0]) for name, batch, kept in each)
+        machines = (
+            (self.cluster.machine(name), batch, buffered + mesh[buffered > 0]) for name, batch, buffered in members
+        )
         return choice.alone or all(
-            memory_model.largest_batch(self.job, machine, choice.strategy, self._beside(machine, kept)) >= batch
-            for machine, batch, kept in machines
+            memory_model.largest_batch(self.job, machine, choice.strategy, self._in_training_memory(machine, buffered))
+            >= batch
+            for machine, batch, buffered in machines
         )
 
     @staticmethod
-    def _beside(machine: ClusterMachine, size: int) -> int:
-        """Return what of some bytes of main memory is in the memory that training uses."""
+    def _in_training_memory(machine: ClusterMachine, size: int) -> int:
+        """Return how many of ``size`` bytes of main memory are in the memory that training uses."""
         return 0 if machine.device == "cuda" else size
 
     def candidate(self, choice: Choice, split: BatchSplit) -> Candidate:
-        """Return what a choice should cost with these shares of the samples. Members sorted, split theirs."""
+        """Predict a choice with a split of the samples; its members are sorted, and ``split`` is theirs."""
         job, members = self.job, len(choice.members)
-        exchange = self._exchanges.of(choice)
+        exchange = self._exchanges.forecast(choice)
         outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
-        part = exchange.slowest
-        slowest = Reason.of(f"slowest-{part.kind}", part.subject, part.other, mbit=part.mbit, seconds=part.seconds)
+        bottleneck = exchange.slowest
+        slowest = Reason.of(
+            f"slowest-{bottleneck.kind}",
+            bottleneck.subject,
+            bottleneck.peer,
+            mbit=bottleneck.mbit,
+            seconds=bottleneck.seconds,
+        )
         moved = defaultdict(float, exchange.moved)
         hourly = _hourly(choice, outcome.step)
-        busy = (seconds for seconds, _ in self._each(choice, split, exchange))
-        each = zip(choice.members, split.batches, split.seconds, busy, exchange.shares, strict=True)
+        busy = (seconds for seconds, _ in self._member_seconds(choice, split, exchange))
+        members_zip = zip(choice.members, split.batches, split.seconds, busy, exchange.shares, strict=True)
         return Candidate(
             **vars(outcome),
             members=tuple(
-                self._forecast(choice, name, batch, seconds, busy, moved[self._exchanges.places[name]] * hourly, share)
-                for name, batch, seconds, busy, share in each
+                self._forecast(
+                    choice, name, batch, seconds, busy, moved[self._exchanges.machine_names[name]] * hourly, share
+                )
+                for name, batch, seconds, busy, share in members_zip
             ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
@@ -253,7 +268,7 @@ class Predictor:
         )
 
     def unpredicted(self, choice: Choice, split: BatchSplit) -> Candidate:
-        """Return a choice whose exchanges are not known, with what is: shares, compute and memory."""
+        """Return a candidate without a prediction of its exchanges: with shares, compute and memory only."""
         job, members = self.job, len(choice.members)
         return Candidate(
             choice=choice,
@@ -279,7 +294,7 @@ class Predictor:
         hourly: float = 0.0,
         share: float = 0.0,
     ) -> MemberForecast:
-        """Return what a member does; without the last three, as far as no exchange has a part in it."""
+        """Return the forecast of a member; the last three arguments are missing without a prediction of exchanges."""
         machine = self.cluster.machine(name)
         return MemberForecast(
             name=name,
@@ -295,29 +310,33 @@ class Predictor:
 
 
 def known_costs(choice: Choice, settings: Owning | None = None) -> CostModel:
-    """Return what the strategy of a choice costs, which is known; with its own options in ``settings``."""
-    found = costs_of(choice.strategy, settings)
-    assert found is not None, choice.strategy
-    return found
+    """Return the cost model of a choice's strategy, which must have one.
+
+    Args:
+        settings: holds the strategy's own options.
+    """
+    costs = costs_of(choice.strategy, settings)
+    assert costs is not None, choice.strategy
+    return costs
 
 
 def _hourly(choice: Choice, step: float) -> float:
-    """Return how many exchanges there are in an hour of steps of so many seconds."""
+    """Return the number of exchanges per hour, with ``step`` seconds per step."""
     return 0.0 if choice.alone else 3600 / (step * choice.interval)
 
 
 def rhythm_of(choice: Choice) -> Rhythm:
-    """Return when the members of a choice exchange."""
+    """Return interval and delay of a choice's exchanges."""
     return Rhythm(choice.interval, choice.delay)
 
 
 @lru_cache(maxsize=64)
 def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors of a positive whole number, ascending."""
+    """Return all divisors of a positive integer, ascending."""
     small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
     return tuple(sorted({*small, *(number // k for k in small)}))
 
 
 def significant(value: float, digits: int = 3) -> float:
-    """Return a number rounded to its leading digits, so that noise decides no order."""
+    """Return a number rounded to its leading digits, so that noise does not decide the order."""
     return round(value, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0.0

@@ -1,4 +1,4 @@
-"""Why a candidate was chosen, as data and in words, and what follows from it for the profile."""
+"""The reasons for a choice, as data and as sentences, and the settings that follow from it for the profile."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from training.strategies.costs import Course
 from training.strategies.registry import scaling_rule_of
 
 WORTH = 1.05
-"""Two ways of which one is predicted to be less than so many times as fast are about equal: predictions are not that
-exact. So a group has to be so much better than the best machine alone."""
+"""Speed ratio below which two candidates are about equal, because predictions are not more exact. A group must be
+better than the best machine alone by this factor."""
 _MUCH_WAITING = 0.2
-"""Share of a step from which waiting is worth a word."""
-_MORE = 4
-OWNERSHIP = ("owns-less", "owns-more", "relayed")
-"""Codes that tell who owns what, and which way it goes."""
-WAYS = ("direct", "small", "all-direct", "one-way", "relayed")
-"""Codes that tell which way each pair is expected to go."""
+"""Share of a step spent waiting, from which a larger batch is suggested."""
+_BATCH_FACTOR = 4
+OWNERSHIP_CODES = ("owns-less", "owns-more", "relayed")
+"""Codes of reasons about the members' shares of the vectors, and about relays."""
+ROUTE_CODES = ("direct", "small", "all-direct", "one-way", "relayed")
+"""Codes of reasons about the expected routes of pairs of machines."""
 
 
-def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
-    """Yield the reasons for a choice, the deciding one first."""
+def choice_reasons(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
+    """Yield the reasons for a choice, the decisive one first."""
     if not best.predicted:
         yield Reason.of("not-predicted", best.choice.strategy, members=len(best.members))
         yield from _about_members(best, predictor)
@@ -49,30 +49,36 @@ def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> 
 
 
 def _measured_in_use(best: Candidate, cluster: Cluster) -> Iterator[Reason]:
-    """Yield whose speed was measured while other programs took much of the machine."""
+    """Yield the members that were measured while other programs used much of their processors."""
     for name in best.choice.members:
         others = cluster.machine(name).others
         if others >= BUSY:
             yield Reason.of("measured-in-use", name, others=100 * others)
 
 
-def about_equal(one: Candidate, other: Candidate) -> bool:
-    """Whether a prediction does not tell which of two ways is faster."""
-    slower, faster = sorted((significant(one.useful_speed_up), significant(other.useful_speed_up)))
+def about_equal(left: Candidate, right: Candidate) -> bool:
+    """Whether two candidates differ by less than the error of predictions."""
+    slower, faster = sorted((significant(left.useful_speed_up), significant(right.useful_speed_up)))
     return slower * WORTH >= faster
 
 
 def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
-    """Name the fastest other way that is about as fast as the chosen one."""
-    others = [one for one in ranking if one.fits and one.choice.way != best.choice.way and about_equal(one, best)]
-    rival = max(others, key=lambda one: one.useful_speed_up, default=None)
+    """Yield the fastest other candidate if it is about as fast as the chosen one."""
+    others = [
+        candidate
+        for candidate in ranking
+        if candidate.fits
+        and candidate.choice.without_interval != best.choice.without_interval
+        and about_equal(candidate, best)
+    ]
+    rival = max(others, key=lambda candidate: candidate.useful_speed_up, default=None)
     if rival is None:
         return
     choice = rival.choice
-    code, what, over = "about-equal", f"{choice.strategy} {choice.codec}", choice.over
+    code, label, over = "about-equal", f"{choice.strategy} {choice.codec}", choice.over
     if choice.alone:
-        code, what, over = "about-equal-alone", choice.members[0], ""
-    yield Reason.of(code, what, over, useful=best.useful_speed_up, rival=rival.useful_speed_up,
+        code, label, over = "about-equal-alone", choice.members[0], ""
+    yield Reason.of(code, label, over, useful=best.useful_speed_up, rival=rival.useful_speed_up,
                     percent=100 * (WORTH - 1), members=len(choice.members))  # fmt: skip
 
 
@@ -95,7 +101,7 @@ def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
                     speed_up=best.speed_up)  # fmt: skip
     yield from best.reasons
     share = 100 * best.exposed / best.step if best.step else 0.0
-    if share >= _FELT:
+    if share >= _NOTICEABLE_PERCENT:
         yield Reason.of("exchange-exposed", exposed=best.exposed, step=best.step, share=share)
     else:
         yield Reason.of("exchange-hidden", exchange=best.exchange)
@@ -115,9 +121,11 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
                         reference=job.reference_batch)  # fmt: skip
     elif job.lr_scaling == "auto" and rule == "off" and not choice.alone:
         yield Reason.of("own-learning-rate", choice.strategy)
-    (least, first), *_, (most, last) = sorted((member.micro_batch, member.name) for member in best.members)
-    if least != most:
-        yield Reason.of("unequal-shares", first, last, least=least, most=most)
+    (smallest_batch, smallest_member), *_, (largest_batch, largest_member) = sorted(
+        (member.micro_batch, member.name) for member in best.members
+    )
+    if smallest_batch != largest_batch:
+        yield Reason.of("unequal-shares", smallest_member, largest_member, least=smallest_batch, most=largest_batch)
     if choice.engine == "nccl":
         yield Reason.of("on-one-machine" if cluster.on_one_machine(choice.members) else "in-clear")
     elif not cluster.machine(predictor.coordinator).on_mains:
@@ -128,15 +136,15 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
 
 
 def _about_shares(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
-    """Yield who owns much less of every vector than the others, or much more: the fewer of the two; and which pairs
-    need the coordinator's help."""
+    """Yield the members that own much less of every vector than the others, or those that own much more, whichever are
+    fewer; and the pairs whose traffic is relayed by the coordinator."""
     cluster, names, even = predictor.cluster, best.choice.members, 1 / len(best.members)
-    less = [("owns-less", one) for one in best.members if one.share < even / 2]
-    more = [("owns-more", one) for one in best.members if one.share > even * 1.5]
+    below = [("owns-less", member) for member in best.members if member.share < even / 2]
+    above = [("owns-more", member) for member in best.members if member.share > even * 1.5]
     links = {(cluster.interface(name), cluster.machine(name).wifi) for name in names}
-    for code, one in min(filter(None, (less, more)), key=len, default=()):
-        what = "link" if len(links) > 1 else "processor"
-        yield Reason.of(code, one.name, what, percent=100 * one.share, even=100 * even)
+    for code, member in min(filter(None, (below, above)), key=len, default=()):
+        resource = "link" if len(links) > 1 else "processor"
+        yield Reason.of(code, member.name, resource, percent=100 * member.share, even=100 * even)
     if best.choice.engine == "mesh":
         for pair in itertools.combinations(names, 2):
             if not cluster.reaches(*pair):
@@ -144,7 +152,7 @@ def _about_shares(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
 
 
 def _left_out(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
-    """Yield, for every machine that could take part and does not, what it would change."""
+    """Yield, for every eligible machine that was left out, how it would change the prediction."""
     for name in predictor.workable:
         if name in best.choice.members:
             continue
@@ -152,43 +160,45 @@ def _left_out(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
         try:
             joined = predictor.predict(best.choice.model_copy(update={"members": members}))
         except BadInput:
-            continue  # it has no link or no sample to take, which has a reason of its own
+            continue  # it has no link or there are too few samples, which have their own reasons
         code = "costs-more" if joined.fits else "no-room-beside"
         yield Reason.of(code, name, useful=best.useful_speed_up, joined=joined.useful_speed_up)
 
 
 def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
-    """A group that averages in every step and mostly waits would wait less with a larger batch of one's own choice."""
+    """Yield advice to use a larger batch, if the best group that averages in every step mostly waits."""
     exact = [group for group in groups if group.fits and known_costs(group.choice).exact]
     best = max(exact, key=lambda group: group.useful_speed_up, default=None)
     if best is None or job.global_batch or best.exposed < _MUCH_WAITING * best.step:
         return
-    share = best.exposed / (_MORE * best.compute + best.exposed)
-    now = 100 * best.exposed / best.step
-    yield Reason.of("accumulation-would-help", best.choice.strategy, times=_MORE, share=now, then=100 * share)
+    share_then = best.exposed / (_BATCH_FACTOR * best.compute + best.exposed)
+    share_now = 100 * best.exposed / best.step
+    yield Reason.of(
+        "accumulation-would-help", best.choice.strategy, times=_BATCH_FACTOR, share=share_now, then=100 * share_then
+    )
 
 
 def memory_reasons(job: Job, machine: ClusterMachine) -> Iterator[Reason]:
-    """Yield that a job does not fit a machine's memory, and what would make it fit; nothing where it fits."""
+    """Yield that a job does not fit a machine's memory, and what would make it fit; nothing if it fits."""
     if memory_model.largest_batch(job, machine, ""):
         return
     needed, free = memory_model.member_bytes(job, machine, "", 1), machine.memory_free
     yield Reason.of("does-not-fit", machine.name, needed=needed, free=free)
-    measures = []
+    remedies = []
     if job.adaptable and not job.gradient_checkpointing:
-        measures.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine)))
+        remedies.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine)))
     if job.adaptable and not job.lora and job.start == "pretrained":
-        measures.append(("would-fit-with-lora", memory_model.with_lora(job, machine)))
-    helping = [Reason.of(code, machine.name, needed=size, free=free) for code, size in measures if size <= free]
-    yield from helping or [Reason.of("needs-sharding", machine.name)]
+        remedies.append(("would-fit-with-lora", memory_model.with_lora(job, machine)))
+    sufficient = [Reason.of(code, machine.name, needed=size, free=free) for code, size in remedies if size <= free]
+    yield from sufficient or [Reason.of("needs-sharding", machine.name)]
 
 
 def settings_of(best: Candidate, predictor: Predictor) -> Settings:
-    """Return what a candidate changes in its profile and run."""
+    """Return the changes of the profile and its run by a candidate."""
     choice, cluster, job = best.choice, predictor.cluster, predictor.job
 
     def share(member: MemberForecast) -> float:
-        """1 where it is as much as with equal shares."""
+        """Return a member's share relative to an equal one."""
         return round(len(best.members) * member.share, 3) if best.predicted else 1.0
 
     options: dict[str, str | int | float | bool] = {
@@ -220,9 +230,9 @@ FOR_EXPERTS = frozenset(
     ("group-wins", "about-equal", "exchange-hidden", "learning-rate", "own-learning-rate", "faster-in-clear",
      "accumulation-would-help", "fixed", "no-cost-model", "no-interval", "refused", "batch-too-small")
 )  # fmt: skip
-"""Codes of reasons that name strategies and options, or compare what one sentence with the times says."""
-_FELT = 0.05
-"""Per cent of a step below which waiting is not spoken of."""
+"""Codes of reasons that name strategies and options, or repeat what the sentence about the run's time says."""
+_NOTICEABLE_PERCENT = 0.05
+"""Per cent of a step below which waiting is not mentioned."""
 _LOSS = "the final loss {higher} (at most {bound:.3g} % is accepted)"
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would be slower "
@@ -306,7 +316,7 @@ WORDS = {
 
 
 def sentence(reason: Reason) -> str:
-    """Return a reason in words."""
+    """Return a reason as a sentence."""
     numbers = dict(reason.numbers)
     times = ("seconds", "exchange", "compute", "exposed", "step")
     words = {f"{name}_text": time_text(numbers[name]) for name in times if name in numbers}
@@ -321,7 +331,7 @@ def sentence(reason: Reason) -> str:
 
 
 def why_in_words(planning: Planning) -> str:
-    """Return the deciding reason of a plan as a sentence: of a group, how long its run takes."""
+    """Return the decisive reason of a plan as a sentence; for a group, the time of its run."""
     time = run_time(planning, planning.best) if planning.best else None
     if time is not None and planning.best is not None and not planning.best.choice.alone:
         return str(time)

@@ -1,6 +1,6 @@
-"""How long a run takes: when it ends, and when the best machine alone would have ended; told everywhere in these words.
+"""The predicted time of a run, compared with that of the best machine alone, in the words used everywhere.
 
-Of a plan, of a way that a person looks at, of a run that goes on, and of one that has ended.
+For plans, candidates, and runs in progress and at their end.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from profiles.errors import counted
 from profiles.quantities import duration_text
 
 FIXED_STEPS = "max_steps is fixed: more machines see more samples in the same number of steps, and do not end sooner"
-_LEARNS_LESS = 0.95
-"""Part of one time that another has to be, so that it is said when a group is where the machine alone would end."""
+_NOTICEABLE_RATIO = 0.95
+"""Ratio of two times below which the difference is mentioned."""
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """Predicted seconds of training, without start and evaluation."""
+    """Predicted time of training, without start and evaluations, in seconds."""
 
     seconds: float
     alone: str = ""
-    """The best single machine; empty where the run is its own, or nothing was predicted of one."""
+    """The best single machine; empty if the run is on it, or none was predicted."""
     alone_seconds: float = 0.0
     fixed_steps: bool = False
-    """Whether several machines take as many steps as one would."""
+    """Whether a group takes as many steps as one machine."""
 
     @property
     def slower(self) -> bool:
@@ -35,26 +35,30 @@ class RunTime:
 
     def __str__(self) -> str:
         takes = f"This run takes {duration_text(self.seconds)}"
-        beside = f"; {self.alone} alone would take {duration_text(self.alone_seconds)}" if self.alone else ""
-        return f"{takes}{beside}"
+        comparison = f"; {self.alone} alone would take {duration_text(self.alone_seconds)}" if self.alone else ""
+        return f"{takes}{comparison}"
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """How long it takes, and what has to be known beside it."""
+        """The time of the run, and a note if the number of steps is fixed."""
         return (f"{self}.", *((f"{FIXED_STEPS}.",) if self.fixed_steps else ()))
 
 
 def best_single(ranking: Sequence[Candidate]) -> Candidate | None:
-    """Return the fastest machine alone of those that the job fits; ``None`` where none was predicted."""
-    singles = [one for one in ranking if one.choice.alone and one.fits and one.samples_per_second > 0]
-    return max(singles, key=lambda one: one.samples_per_second, default=None)
+    """Return the fastest candidate of one machine that fits; ``None`` if none was predicted."""
+    singles = [
+        candidate
+        for candidate in ranking
+        if candidate.choice.alone and candidate.fits and candidate.samples_per_second > 0
+    ]
+    return max(singles, key=lambda candidate: candidate.samples_per_second, default=None)
 
 
 def run_time(planning: Planning, candidate: Candidate) -> RunTime | None:
-    """Return how long a run takes this way; ``None`` where its speed is not known.
+    """Return the time of a run with a candidate; ``None`` if its speed is not known.
 
     Args:
-        candidate: of the ranking, or one of its ways with another interval.
+        candidate: one of the ranking, possibly with another interval.
     """
     seconds = candidate.steps * candidate.step
     if seconds <= 0:
@@ -67,15 +71,16 @@ def run_time(planning: Planning, candidate: Candidate) -> RunTime | None:
 
 
 def quality_text(planning: Planning, candidate: Candidate) -> str:
-    """Return what a way does to the result, in words: when it is where one machine would end, and the loss it may cost.
+    """Return the effect of a candidate on the result, in words: when it reaches the final loss of one machine, and the
+    expected increase of the loss.
 
-    Empty where it is as good as one machine that sees the same samples.
+    Empty if it learns as much as one machine from the same samples.
     """
     single, words = best_single(planning.ranking), []
     seconds, after = candidate.steps * candidate.step, planning.same_loss_seconds(candidate)
-    if single is not None and not candidate.choice.alone and 0 < after < _LEARNS_LESS * seconds:
+    if single is not None and not candidate.choice.alone and 0 < after < _NOTICEABLE_RATIO * seconds:
         words.append(f"After {duration_text(after)} it is where {single.choice.members[0]} alone would end.")
-    elif single is not None and not candidate.choice.alone and _LEARNS_LESS * after > seconds:
+    elif single is not None and not candidate.choice.alone and _NOTICEABLE_RATIO * after > seconds:
         less = f"It has then learnt a little less than {single.choice.members[0]} alone would"
         words.append(f"{less}; for as much it needs {duration_text(after)}.")
     if candidate.loss_increase:
@@ -84,7 +89,7 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
 
 
 def together_text(members: Sequence[str]) -> str:
-    """Who trains: ``desk alone``, ``desk and anna``, ``12 machines``."""
+    """Return the members as text: ``desk alone``, ``desk and anna``, ``12 machines``."""
     if len(members) == 1:
         return f"{members[0]} alone"
     if len(members) > 3:

@@ -1,8 +1,8 @@
-"""Machines that nobody here owns: read from a file, and the time that a simulated run would take on them.
+"""Simulated machines: reads them from a file, and predicts the time of a simulated run on them.
 
-The file is one of groups (:class:`Groups`), which a person writes, or one of measured figures
-(:class:`distributed.planning.document.Figures`). What a step costs says the planner's cost
-model (:class:`Predictor`), which is compared with real runs at the end of each.
+The file holds groups of equal machines (:class:`Groups`), written by the user, or measured figures
+(:class:`distributed.planning.document.Figures`). The time of a step comes from the planner's :class:`Predictor`, which
+is compared with real runs at the end of each.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from training.strategies.own_file import rhythm_of
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import strategy_class, stretch_of
 
-_MOST = 1024
-"""Members of a simulated run."""
+_MOST_MEMBERS = 1024
+"""Largest number of members of a simulated run."""
 _LONGEST_NAME = 100
 _MADE_BY = "distributed.planning.simulated:ClusterClock"
 
 
 class AccessLink(Document):
-    """What connects a machine with all others."""
+    """The line that connects a machine with all others."""
 
     mbit: Annotated[float, Field(gt=0, le=1e6)]
-    """Rate of the line in each direction, with its protocols' share."""
+    """Line rate in each direction, including protocol overhead."""
     latency_ms: Annotated[float, Field(ge=0, le=1e5)] = 0.0
-    """Round trip between two such machines; between different ones the mean of both."""
+    """Round trip between two such machines; the mean of both between different ones."""
 
 
 class Group(Document):
-    """Equal machines."""
+    """A group of equal machines."""
 
     name: Name
-    count: Annotated[int, Field(ge=1, le=_MOST)] = 1
+    count: Annotated[int, Field(ge=1, le=_MOST_MEMBERS)] = 1
     samples_per_s: Annotated[float, Field(ge=1e-6, le=1e9)]
-    """Of the job, on one machine."""
+    """Speed of one machine with the job."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """That training may use, in 10^9 bytes; not given: enough."""
+    """Memory that training may use, in 10^9 bytes; not given: enough."""
     link: AccessLink
     lost_per_hour: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """How often a machine is lost, on average."""
+    """Mean rate at which a machine is lost."""
     back_after_minutes: Annotated[float, Field(ge=0, le=1e6)] = 10.0
 
 
 class Groups(DocumentFile):
-    """The short form for people."""
+    """A file of groups of machines."""
 
     when_missing: ClassVar[str] = "name a file of machines with --cluster FILE; docs/how-to/scale.md has an example"
     when_broken: ClassVar[str] = "docs/how-to/scale.md says what a file of machines may hold"
@@ -76,11 +76,11 @@ class Groups(DocumentFile):
     groups: Annotated[tuple[Group, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Groups:
+    def _check_names(self) -> Groups:
         if len({group.name for group in self.groups}) < len(self.groups):
             raise ValueError("two groups have the same name")
-        if (size := sum(group.count for group in self.groups)) > _MOST:
-            raise ValueError(f"{size} machines are more than {_MOST}")
+        if (size := sum(group.count for group in self.groups)) > _MOST_MEMBERS:
+            raise ValueError(f"{size} machines are more than {_MOST_MEMBERS}")
         if len(set(self.names)) < size:
             raise ValueError("two machines have the same name: those of a group are numbered")
         if max(map(len, self.names)) > _LONGEST_NAME:
@@ -89,7 +89,7 @@ class Groups(DocumentFile):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of all machines."""
+        """Names of all machines."""
         return tuple(
             f"{group.name}-{number}" if group.count > 1 else group.name
             for group in self.groups
@@ -97,13 +97,13 @@ class Groups(DocumentFile):
         )
 
     @cached_property
-    def each(self) -> tuple[Group, ...]:
-        """The group of every machine."""
+    def group_of_machine(self) -> tuple[Group, ...]:
+        """The group of every machine, in the order of ``names``."""
         return tuple(group for group in self.groups for _ in range(group.count))
 
-    def cluster(self) -> OwnLines:
+    def cluster(self) -> AccessLineCluster:
         """Return the machines as the planner's figures."""
-        return OwnLines(
+        return AccessLineCluster(
             machines=tuple(
                 ClusterMachine(
                     name=name,
@@ -111,23 +111,23 @@ class Groups(DocumentFile):
                     memory_free=int(1e9 * (group.memory_gb or 0)),
                     interface_mbit=group.link.mbit * LINE_SHARE,
                 )
-                for group, name in zip(self.each, self.names, strict=True)
+                for group, name in zip(self.group_of_machine, self.names, strict=True)
             ),
-            round_trips=tuple(group.link.latency_ms for group in self.each),
+            round_trips=tuple(group.link.latency_ms for group in self.group_of_machine),
         )
 
 
-class OwnLines(Cluster):
-    """Machines with a line each into a network that is never the bottleneck itself."""
+class AccessLineCluster(Cluster):
+    """Machines with an access line each, in a network that is otherwise never the bottleneck."""
 
-    machines: Annotated[tuple[ClusterMachine, ...], Field(min_length=1, max_length=_MOST)]
+    machines: Annotated[tuple[ClusterMachine, ...], Field(min_length=1, max_length=_MOST_MEMBERS)]
     round_trips: tuple[float, ...]
     """Milliseconds, by machine."""
 
     @cached_property
     def _paths(self) -> dict[str, tuple[float, float]]:
-        each = zip(self.machines, self.round_trips, strict=True)
-        return {machine.name: (machine.interface_mbit, round_trip) for machine, round_trip in each}
+        lines = zip(self.machines, self.round_trips, strict=True)
+        return {machine.name: (machine.interface_mbit, round_trip) for machine, round_trip in lines}
 
     @cached_property
     def _links(self) -> dict[tuple[tuple[float, float], tuple[float, float]], Link]:
@@ -136,18 +136,22 @@ class OwnLines(Cluster):
     def link(self, source: str, target: str) -> Link | None:
         ends = self._paths[source], self._paths[target]
         if ends not in self._links:
-            (rate, trip), (other, far) = ends
-            slower = min(rate, other)
+            (source_rate, source_trip), (target_rate, target_trip) = ends
+            slower_rate = min(source_rate, target_rate)
             self._links[ends] = Link(
-                source=source, target=target, mbit=slower, mbit_back=slower, rtt_ms=(trip + far) / 2
+                source=source,
+                target=target,
+                mbit=slower_rate,
+                mbit_back=slower_rate,
+                rtt_ms=(source_trip + target_trip) / 2,
             )
         return self._links[ends]
 
-    def narrows(self, link: Link) -> bool:
-        return False  # the lines at its ends carry what it does, and more
+    def can_be_bottleneck(self, link: Link) -> bool:
+        return False  # the access lines at its ends are at most as fast
 
     def coordinator(self, able: object = None) -> str:
-        return ""  # nothing is passed on
+        return ""  # nothing is relayed
 
 
 class Machines:
@@ -167,58 +171,63 @@ class Machines:
         """Read a file of machines.
 
         Raises:
-            BadInput: missing, or not such a file; one line that says which field is wrong.
+            BadInput: the file is missing or invalid; names the wrong field.
         """
         try:
-            measured = path.stat().st_size <= LARGEST_FILE and "cluster" in json.loads(path.read_bytes())
+            holds_figures = path.stat().st_size <= LARGEST_FILE and "cluster" in json.loads(path.read_bytes())
         except (OSError, ValueError, TypeError, RecursionError):
-            measured = False  # reading it as a document says why
-        return cls((Figures if measured else Groups).read(path))
+            holds_figures = False  # reading it as a document raises the error
+        return cls((Figures if holds_figures else Groups).read(path))
 
     def clocked(self, plan: RunPlan) -> RunPlan:
-        """Return the plan of a simulated run with the machines' names and time; the batch is shared by their speed,
-        unless its profile says how.
+        """Return the plan of a simulated run with the machines' names and a clock; the batch is split by their speeds,
+        unless the profile sets the shares.
 
         Raises:
-            BadInput: it has another number of members, nothing was measured, or the strategy's costs are not known.
+            BadInput: the plan has another number of members, nothing was measured, or the strategy's costs are not
+                known.
         """
         if len(self.names) != plan.world_size:
-            has = counted(len(self.names), "machine")
+            count = counted(len(self.names), "machine")
             hint = f"write --simulate {len(self.names)}, or change the number of machines in the file"
-            raise BadInput(f"the file of machines has {has}, the run {counted(plan.world_size, 'member')}", hint)
+            raise BadInput(f"the file of machines has {count}, the run {counted(plan.world_size, 'member')}", hint)
         machines = [self.cluster.machine(name) for name in self.names]
-        if slow := [machine.name for machine in machines if not machine.speed]:
-            raise BadInput(f"the file of machines has no measured speed of {slow[0]}", "measure it, or leave it out")
+        if unmeasured := [machine.name for machine in machines if not machine.speed]:
+            raise BadInput(
+                f"the file of machines has no measured speed of {unmeasured[0]}", "measure it, or leave it out"
+            )
         batches = [member.batch_size for member in plan.members]
-        own_pace = stretch_of(plan.profile.strategy) > 0
-        if not plan.profile.run.shares and not own_pace:
+        is_asynchronous = stretch_of(plan.profile.strategy) > 0
+        if not plan.profile.run.shares and not is_asynchronous:
             speeds, overheads = [m.speed for m in machines], [m.overhead for m in machines]
-            batches = cost_model.shares(sum(batches), overheads, speeds, [sum(batches)] * len(batches)) or batches
+            batches = (
+                cost_model.split_samples(sum(batches), overheads, speeds, [sum(batches)] * len(batches)) or batches
+            )
         members = tuple(
             member.model_copy(update={"name": name, "batch_size": batch})
             for member, name, batch in zip(plan.members, self.names, batches, strict=True)
         )
         clock = ClockPlan(made_by=_MADE_BY, machines=self.document.model_dump(mode="json", exclude_defaults=True))
-        found = plan.model_copy(update={"members": members, "clock": clock})
-        if ClusterClock(found).absences and own_pace:
+        clocked_plan = plan.model_copy(update={"members": members, "clock": clock})
+        if ClusterClock(clocked_plan).absences and is_asynchronous:
             message = f"with {plan.profile.strategy.strategy} machines that are lost on the way cannot be simulated"
             raise BadInput(message, "leave lost_per_hour out, or take another strategy")
         seconds = [m.overhead + batch / m.speed for m, batch in zip(machines, batches, strict=True)]
-        return _paced(found, [1 / one for one in seconds]) if own_pace else found
+        return _paced(clocked_plan, [1 / step_seconds for step_seconds in seconds]) if is_asynchronous else clocked_plan
 
 
 def _paced(plan: RunPlan, speeds: list[float]) -> RunPlan:
-    """Return the plan with the speeds at which members train, unless its profile gives them."""
+    """Return the plan with the relative speeds of its members, unless the profile sets them."""
     settings = plan.profile.strategy
     if getattr(settings.owned.get(settings.strategy), "speeds", ""):
         return plan
-    text = ",".join(f"{max(0.001, one / max(speeds)):.4g}" for one in speeds)
+    text = ",".join(f"{max(0.001, speed / max(speeds)):.4g}" for speed in speeds)
     strategy = settings.with_own(settings.strategy, speeds=text)
     return plan.model_copy(update={"profile": plan.profile.model_copy(update={"strategy": strategy})})
 
 
 class ClusterClock:
-    """What the steps of a plan cost on its machines.
+    """Clock of a simulated run: the times of a plan's steps on its machines.
 
     Args:
         plan: with a clock of this kind.
@@ -240,37 +249,37 @@ class ClusterClock:
             raise BadInput(message, "give it a cost model, or leave --cluster out")
         self._machines, self._plan = Machines(document), plan
         self._predictor: Predictor | None = None
-        self._known: dict[tuple[object, ...], Cost] = {}
-        each = document.each if isinstance(document, Groups) else ()
+        self._costs: dict[tuple[object, ...], Cost] = {}
+        group_of_rank = document.group_of_machine if isinstance(document, Groups) else ()
         self.absences = {
             rank: Absence(group.lost_per_hour / 3600, group.back_after_minutes * 60)
-            for rank, group in enumerate(each)
+            for rank, group in enumerate(group_of_rank)
             if group.lost_per_hour
         }
 
     def cost(self, members: tuple[int, ...], trainable: int, steps: int) -> Cost:
-        """Return what a step of some members costs; see :class:`training.simulated.clock.Clock`."""
+        """Return the time of a step of some members; see :class:`training.simulated.clock.Clock`."""
         if self._predictor is None:
             job = job_after(self._plan.profile, trainable, steps, steps * self._plan.global_batch)
             self._predictor = Predictor(self._machines.cluster, job)
-        alike: dict[object, list[int]] = {}
+        ranks_by_kind: dict[object, list[int]] = {}
         for rank in members:
-            alike.setdefault(self._kind(rank), []).append(rank)
-        key = tuple((kind, len(ranks)) for kind, ranks in alike.items())
-        if key not in self._known:
-            self._known[key] = self._predicted(members)
-        found = self._known[key]
-        if found.busy.keys() != set(members):  # as many of each kind, whoever they are
-            by_kind = {self._kind(rank): seconds for rank, seconds in found.busy.items()}
+            ranks_by_kind.setdefault(self._kind(rank), []).append(rank)
+        key = tuple((kind, len(ranks)) for kind, ranks in ranks_by_kind.items())
+        if key not in self._costs:
+            self._costs[key] = self._predicted(members)
+        cost = self._costs[key]
+        if cost.busy.keys() != set(members):  # other members, but as many of each kind
+            by_kind = {self._kind(rank): seconds for rank, seconds in cost.busy.items()}
             busy = {rank: by_kind[self._kind(rank)] for rank in members}
-            found = Cost(found.seconds, busy, found.exchange, found.interval)
-        return found
+            cost = Cost(cost.seconds, busy, cost.exchange, cost.interval)
+        return cost
 
     def _kind(self, rank: int) -> object:
-        """Return what members share that cost the same."""
+        """Return a key that is equal for members with equal costs."""
         document = self._machines.document
         batch = self._plan.members[rank].batch_size
-        return (document.each[rank].name, batch) if isinstance(document, Groups) else rank
+        return (document.group_of_machine[rank].name, batch) if isinstance(document, Groups) else rank
 
     def _predicted(self, members: tuple[int, ...]) -> Cost:
         assert self._predictor is not None
@@ -281,17 +290,17 @@ class ClusterClock:
         machines = [cluster.machine(name) for name in names]
         seconds = (passes * (m.overhead + batch / m.speed) for m, batch in zip(machines, batches, strict=True))
         choice = choice_of(self._plan.profile, names)
-        found = self._predictor.candidate(choice, BatchSplit(batches, passes, tuple(seconds), fits=True))
-        for member in found.members:
+        candidate = self._predictor.candidate(choice, BatchSplit(batches, passes, tuple(seconds), fits=True))
+        for member in candidate.members:
             if member.memory_free and member.memory > member.memory_free:
                 need, has = (f"{size / 1e9:.1f} GB" for size in (member.memory, member.memory_free))
                 raise BadInput(f"the job needs {need} on {member.name}, which has {has}", "lower batch_size")
-        busy = {ranks[member.name]: member.busy for member in found.members}
-        return Cost(found.step, busy, found.exchange, choice.interval)
+        busy = {ranks[member.name]: member.busy for member in candidate.members}
+        return Cost(candidate.step, busy, candidate.exchange, choice.interval)
 
 
 def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
-    """Return the way to train that a profile names, over the mesh of some machines."""
+    """Return the choice of a profile's strategy, over the mesh of some machines."""
     settings, rhythm = profile.strategy, rhythm_of(profile.strategy)
     kind = strategy_class(settings.strategy)
     return Choice(
@@ -305,7 +314,7 @@ def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
 
 
 def job_after(profile: Profile, trainable: int, steps: int, samples: int) -> Job:
-    """Return the job of a run that tells so much of itself: trainable parameters, steps and samples."""
+    """Return the job of a run of which only trainable parameters, steps and samples are known."""
     training = profile.training.model_copy(update={"max_steps": steps})
     counts: dict[str, Any] = {"trainable": trainable, "total": trainable, "samples": max(1, samples)}
     workload = Workload(tuning=profile.model.tuning, **counts)

@@ -4,7 +4,7 @@ import pytest
 from planner_figures import job, joined
 
 from distributed.planning.cluster import Cluster, ClusterMachine, Measurement
-from distributed.planning.corrections import evened
+from distributed.planning.corrections import average_equal_machines
 from distributed.planning.planner import plan
 
 
@@ -33,17 +33,17 @@ def test_differences_within_their_errors_are_none(seconds: tuple[float, float], 
 
 
 def test_who_is_really_slower_stays_slower() -> None:
-    found = evened(machines(1.0, 1.03, 2.0, 2.04))
+    found = average_equal_machines(machines(1.0, 1.03, 2.0, 2.04))
     times = [one.measurements[1].seconds for one in found.machines]
     assert times == pytest.approx([1.015, 1.015, 2.02, 2.02])
     assert [one.measurements[1].peak for one in found.machines] == [32_000] * 4
 
 
 def test_a_chain_of_small_differences_is_not_one_group() -> None:
-    times = [one.measurements[1].seconds for one in evened(machines(1.0, 1.05, 1.10, 1.15)).machines]
+    times = [one.measurements[1].seconds for one in average_equal_machines(machines(1.0, 1.05, 1.10, 1.15)).machines]
     assert times[0] < times[-1]
 
 
 def test_figures_without_errors_are_taken_as_they_are() -> None:
     found = machines(1.0, 1.01, error=0.0)
-    assert evened(found) is found
+    assert average_equal_machines(found) is found

@@ -14,10 +14,10 @@ from distributed.planning.cost_model import (
     LINE_SHARE,
     Bottleneck,
     Flows,
-    parts_of,
-    shares,
+    bottlenecks_of,
+    split_samples,
     star_flows,
-    transfer,
+    transfer_seconds,
 )
 from profiles.errors import BadInput
 from training.exchange.codecs import codec_by_name
@@ -29,12 +29,12 @@ from training.strategies.registry import cost_model
 
 def ring(size: float, members: int, rate: float) -> float:
     """All-reduce by a ring, or by owners: ``2 (n-1)/n S/B``, where B is the slowest link's rate."""
-    return transfer(2 * (members - 1) / members * size, rate)
+    return transfer_seconds(2 * (members - 1) / members * size, rate)
 
 
 def star(size: float, members: int, rate: float) -> float:
     """One owner of everything, up and down at the same time: ``(n-1) S/B``."""
-    return transfer((members - 1) * size, rate)
+    return transfer_seconds((members - 1) * size, rate)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def network(mbit: float, wireless: str = "") -> Cluster:
 
 
 def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
-    return max(parts_of(cluster, flows).values(), key=lambda part: part.seconds)
+    return max(bottlenecks_of(cluster, flows).values(), key=lambda part: part.seconds)
 
 
 def by_owner(size: float) -> Flows:
@@ -131,12 +131,12 @@ def test_an_owner_with_a_fast_interface_is_not_held_up_by_slow_members() -> None
 def test_wifi_is_shared_and_crossed_twice(wireless: str, owner_wired: bool) -> None:
     part = slowest_part(network(100, wireless), star_flows(NAMES, "a", 1e6, 1e6))
     assert (part.kind, part.mbit) == ("air", pytest.approx(100))
-    assert part.seconds == pytest.approx(transfer((2 if owner_wired else 4) * 3 * 1e6, 100))
+    assert part.seconds == pytest.approx(transfer_seconds((2 if owner_wired else 4) * 3 * 1e6, 100))
 
 
 def test_wifi_by_owner_costs_what_a_ring_costs() -> None:
     part = slowest_part(network(100, "abcd"), by_owner(1e6))
-    assert part.seconds == pytest.approx(transfer(4 * 3 * 1e6, 100))
+    assert part.seconds == pytest.approx(transfer_seconds(4 * 3 * 1e6, 100))
 
 
 def test_members_on_one_machine_cross_no_network() -> None:
@@ -151,7 +151,7 @@ speeds = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
 @given(speeds=speeds, each=st.integers(1, 64), overhead=st.floats(0, 1))
 def test_shares_are_whole_and_follow_speed(speeds: list[float], each: int, overhead: float) -> None:
     n = len(speeds)
-    found = shares(each * n, [overhead] * n, speeds, [10**6] * n)
+    found = split_samples(each * n, [overhead] * n, speeds, [10**6] * n)
     assert found is not None
     assert sum(found) == each * n
     assert min(found) >= 1
@@ -163,7 +163,7 @@ def test_shares_are_whole_and_follow_speed(speeds: list[float], each: int, overh
 @given(speeds=speeds, caps=st.lists(st.integers(1, 20), min_size=6, max_size=6), total=st.integers(1, 200))
 def test_shares_keep_within_memory(speeds: list[float], caps: list[int], total: int) -> None:
     caps = caps[: len(speeds)]
-    found = shares(total, [0.0] * len(speeds), speeds, caps)
+    found = split_samples(total, [0.0] * len(speeds), speeds, caps)
     if total < len(speeds) or total > sum(caps):
         assert found is None
     else:
@@ -174,7 +174,7 @@ def test_shares_keep_within_memory(speeds: list[float], caps: list[int], total: 
 
 def test_shares_of_unequal_machines_end_together() -> None:
     """Speeds 1, .5, .25, .1: proportional shares are worth 1.85 of the fastest, equal ones 0.4."""
-    found = shares(74, [0.0] * 4, [1, 0.5, 0.25, 0.1], [1000] * 4)
+    found = split_samples(74, [0.0] * 4, [1, 0.5, 0.25, 0.1], [1000] * 4)
     assert found == [40, 20, 10, 4]
     assert 74 / max(b / v for b, v in zip(found, [1, 0.5, 0.25, 0.1], strict=True)) == pytest.approx(1.85)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner_figures import job, joined, machine, predict
 
 from distributed.planning.cluster import ClusterMachine, Measurement
-from distributed.planning.cost_model import MEMBER_MBIT, OPERATION, expected_last, turns_factor
+from distributed.planning.cost_model import MEMBER_MBIT, OPERATION_SECONDS, contention_factor, expected_slowest
 from distributed.planning.document import Candidate, Choice
 
 EVERY_STEP = Choice(strategy="allreduce", codec="bf16", engine="mesh", members=("a", "b", "c", "d"))
@@ -39,7 +39,7 @@ def test_an_exchange_of_one_piece_goes_through_one_part_after_the_other() -> Non
     # 0.08 MB at 100 Mbit/s: what is so small is one piece, and no part works while another does.
     small, large = (on_fast_links(size, 100, cores=0.001).exchange for size in (20_000, 20_000_000))
     network, work = 8e-6 * 80_000 / 100, 1000 * 8e-6 * 160_000 / MEMBER_MBIT["mesh"]
-    assert small == pytest.approx(network + work + 1000 * OPERATION["mesh"], rel=0.1)
+    assert small == pytest.approx(network + work + 1000 * OPERATION_SECONDS["mesh"], rel=0.1)
     assert large < 1000 * (network + work)
 
 
@@ -53,7 +53,7 @@ def test_work_for_a_hidden_exchange_takes_compute_where_the_processor_trains() -
 
 def test_an_exchange_may_take_longer_than_its_bytes_with_many_flows() -> None:
     four = predict(joined([machine(name) for name in "abcd"], 100), job(20_000_000), FP32)
-    assert four.exchange == pytest.approx(8e-6 * 1.5 * 80e6 / 100 * turns_factor(4), rel=0.01)
+    assert four.exchange == pytest.approx(8e-6 * 1.5 * 80e6 / 100 * contention_factor(4), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_goes_from_every_member_to_all_is_owned_by_nobody(strategy: str, co
     machines = [machine(name, cores=4) for name in "abcd"]
     way = FP32.model_copy(update={"strategy": strategy, "codec": codec})
     found = predict(joined(machines, 100), job(200_000_000), way)
-    assert found.exchange == pytest.approx(8e-6 * 3 * size / 100 * turns_factor(4), rel=0.05)
+    assert found.exchange == pytest.approx(8e-6 * 3 * size / 100 * contention_factor(4), rel=0.05)
     assert {member.share for member in found.members} == {0.25}
 
 
@@ -93,7 +93,7 @@ def test_pairs_move_as_much_however_many_there_are(members: int) -> None:
     names = "abcdefgh"[:members]
     way = FP32.model_copy(update={"strategy": "noloco", "interval": 50, "members": tuple(names)})
     found = predict(joined([machine(name) for name in names], 100), job(20_000_000), way)
-    assert found.exchange == pytest.approx(8e-6 * 2 * 80e6 / 100 * turns_factor(2), rel=0.02)
+    assert found.exchange == pytest.approx(8e-6 * 2 * 80e6 / 100 * contention_factor(2), rel=0.02)
 
 
 def test_islands_move_what_groups_of_their_size_do() -> None:
@@ -109,15 +109,15 @@ def test_islands_move_what_groups_of_their_size_do() -> None:
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 3)), min_size=1, max_size=6), st.integers(1, 500))
 def test_the_last_of_a_group_is_never_earlier_than_its_slowest(each: list[tuple[float, float]], steps: int) -> None:
     means, deviations = zip(*each, strict=True)
-    last = expected_last(means, deviations, steps)
+    last = expected_slowest(means, deviations, steps)
     assert last >= max(means) * (1 - 1e-6)
-    assert last <= expected_last(means, deviations) * (1 + 1e-6)
-    assert expected_last(means, [0.0] * len(means), steps) == pytest.approx(max(means))
+    assert last <= expected_slowest(means, deviations) * (1 + 1e-6)
+    assert expected_slowest(means, [0.0] * len(means), steps) == pytest.approx(max(means))
 
 
 def test_the_last_of_equal_members() -> None:
     # Order statistics of the normal distribution: 0.564, 0.846, 1.029 standard deviations with 2, 3, 4 members.
-    found = [expected_last([1.0] * members, [0.1] * members) for members in (2, 3, 4)]
+    found = [expected_slowest([1.0] * members, [0.1] * members) for members in (2, 3, 4)]
     assert found == pytest.approx([1.0564, 1.0846, 1.1029], abs=0.002)
 
 

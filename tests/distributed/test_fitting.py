@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distributed.planning import fitting
-from distributed.planning.fitting import Fitted, MemoryBudget
+from distributed.planning.fitting import FitResult, MemoryBudget
 from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
@@ -37,9 +37,9 @@ def whispers(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fitted(profile: Profile, size: ModelSize | None, rooms: list[MemoryBudget], with_8_bits: bool = False) -> Fitted:
+def fitted(profile: Profile, size: ModelSize | None, rooms: list[MemoryBudget], with_8_bits: bool = False) -> FitResult:
     """Whatever is installed on this machine."""
-    return fitting.fitted(profile, size, rooms, with_8_bits=lambda: with_8_bits)
+    return fitting.fit_to_budgets(profile, size, rooms, with_8_bits=lambda: with_8_bits)
 
 
 def fit(
@@ -49,7 +49,7 @@ def fit(
     workers: int = 1,
     with_8_bits: bool = False,
     **options: object,
-) -> Fitted:
+) -> FitResult:
     profile = profile_from_options("mine", {"model_path": str(folder), **options})
     budget = MemoryBudget("studio", int(gigabytes * GB), device, workers)
     return fitted(profile, size_for(profile), [budget], with_8_bits)
@@ -72,7 +72,7 @@ def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, cha
     room = MemoryBudget("studio", gigabytes * GB)
     found = fit(whispers / name, gigabytes)
     assert set(found.changes) == changed
-    assert found.needs <= room.usable < room.total
+    assert found.bytes_after <= room.usable < room.total
     training = found.profile.training
     assert training.batch_size * training.gradient_accumulation == 8
     assert bool(found.line) == bool(changed) and (not changed or "studio has" in found.line)
@@ -101,7 +101,7 @@ def test_starter_profiles_use_a_gpu(
     assert found.profile.model.gradient_checkpointing is checkpointing
 
 
-def fit_starter(whispers: Path, name: str, gigabytes: int, device: str = "cuda", **given: str) -> Fitted:
+def fit_starter(whispers: Path, name: str, gigabytes: int, device: str = "cuda", **given: str) -> FitResult:
     folder = whispers / ("small" if "small" in name else "large-v3")
     profile = load_profile(name, {"model_path": str(folder), "dataset_path": "/nowhere", **given}).profile
     return fitted(profile, size_for(profile), [MemoryBudget("tower", gigabytes * GB, device, bf16=True)])
@@ -124,7 +124,7 @@ def test_processors_keep_their_batches(whispers: Path) -> None:
 def test_what_is_chosen_for_there_is_room_leaves_some(whispers: Path) -> None:
     room = MemoryBudget("tower", 24 * GB, "cuda")
     for name in ("whisper-small-full", "whisper-large-v3-lora"):
-        assert fit_starter(whispers, name, 24).needs <= 0.85 * room.usable
+        assert fit_starter(whispers, name, 24).bytes_after <= 0.85 * room.usable
 
 
 def test_nothing_is_loosened_where_activations_are_unknown() -> None:
@@ -169,7 +169,7 @@ def test_evaluations_follow_whether_or_not_the_batch_does(whispers: Path, set_by
     profile = load_profile("p", config=config).profile
     found = fitted(profile, size_for(profile), [MemoryBudget("studio", 12 * GB)])
     assert set(found.changes) == {"eval_batch_size"}
-    assert found.needs <= found.needed / 2
+    assert found.bytes_after <= found.bytes_before / 2
     size = found.profile.evaluation.eval_batch_size
     assert (
         fitted(found.profile, size_for(profile), [MemoryBudget("studio", 12 * GB)]).profile is found.profile
@@ -248,12 +248,12 @@ def test_the_machine_with_the_least_memory_decides(whispers: Path) -> None:
 
 
 def test_a_base_in_fewer_bits_needs_less(whispers: Path) -> None:
-    def needed(precision: str) -> int:
+    def bytes_needed(precision: str) -> int:
         options = {"model_path": str(whispers / "large-v3"), "tuning": "lora", "base_precision": precision}
         profile = profile_from_options("mine", options)
         size = size_for(profile)
         assert size is not None
         return need_of(profile, size, on_gpu=True, bf16=True).weights
 
-    assert needed("auto") == needed("bf16") < 0.6 * needed("fp32")
-    assert needed("nf4") < needed("int8") < needed("bf16")
+    assert bytes_needed("auto") == bytes_needed("bf16") < 0.6 * bytes_needed("fp32")
+    assert bytes_needed("nf4") < bytes_needed("int8") < bytes_needed("bf16")

@@ -21,7 +21,7 @@ from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.planning.cluster import ClusterMachine, Measurement, MeasurementCache
 from distributed.planning.document import Workload, job_of
-from distributed.planning.memory_model import RUNTIME, need_of
+from distributed.planning.memory_model import RUNTIME_BYTES, need_of
 from distributed.planning.model_size import ModelSize, size_for, size_of
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import Facts, plan_run
@@ -187,7 +187,7 @@ def test_a_student_is_smaller_and_its_teacher_counts(tmp_path: Path) -> None:
     assert need_of(live, size).total - need_of(live, alone).total == 4 * whole.parameters
     assert need_of(student, size).total == need_of(student, alone).total
     large = replace(size, teacher=ModelSize(10**9))
-    assert need_of(student, large).total == 4 * 10**9 + RUNTIME
+    assert need_of(student, large).total == 4 * 10**9 + RUNTIME_BYTES
 
 
 def test_weights_count_before_the_configuration(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_gpu_holds_neither_the_process_nor_what_the_exchange_keeps() -> None:
     size = size_for(lora)
     assert size is not None
     here, there = need_of(lora, size), need_of(lora, size, on_gpu=True)
-    assert (here.runtime, there.runtime) == (RUNTIME, 0)
+    assert (here.runtime, there.runtime) == (RUNTIME_BYTES, 0)
     assert there.optimizer == need_of(lora, size, alone=True).optimizer < here.optimizer
     nccl = lora.model_copy(update={"strategy": lora.strategy.model_copy(update={"engine": "nccl"})})
     assert there.optimizer < need_of(nccl, size, on_gpu=True).optimizer < here.optimizer

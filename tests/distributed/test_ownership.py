@@ -59,7 +59,7 @@ def test_a_matrix_whose_value_is_known() -> None:
 def shares_of(there: Cluster, codec: str = "fp32") -> tuple[float, ...]:
     members = tuple(sorted(one.name for one in there.machines))
     way = Choice(strategy="allreduce", codec=codec, engine="mesh", members=members)
-    return ExchangeCosts(there, SMALL).of(way).shares
+    return ExchangeCosts(there, SMALL).forecast(way).shares
 
 
 def seconds_with(there: Cluster, shares: Sequence[float]) -> float:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from planner_figures import cluster, job, machine, predict
 
 from distributed.planning.cluster import Cluster, MeasurementCache
-from distributed.planning.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
+from distributed.planning.corrections import LARGEST_FACTOR, Corrections, ExchangeCorrection, shrunk_mean
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.feedback import (
-    FORGET,
+    HALF_LIFE,
     MOST_OBSERVATIONS,
     PredictionComparison,
     compare,
@@ -153,9 +153,13 @@ def test_members_whose_steps_are_long_and_short_by_turns_take_the_mean_of_both()
 @some
 @given(st.lists(ratios, max_size=20))
 def test_a_factor_is_drawn_towards_one_and_bounded(found: list[float]) -> None:
-    factor = shrunk(found, [1.0] * len(found))
-    assert 1 / BOUND <= factor <= BOUND
-    plain = math.exp(sum(math.log(min(BOUND, max(1 / BOUND, one))) for one in found) / len(found)) if found else 1.0
+    factor = shrunk_mean(found, [1.0] * len(found))
+    assert 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR
+    plain = (
+        math.exp(sum(math.log(min(LARGEST_FACTOR, max(1 / LARGEST_FACTOR, one))) for one in found) / len(found))
+        if found
+        else 1.0
+    )
     assert abs(math.log(factor)) <= abs(math.log(plain)) + 1e-12
 
 
@@ -196,8 +200,8 @@ def test_another_strategy_takes_the_compute_only(tmp_path: Path) -> None:
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     remember(MACHINES, compared(candidate, run(candidate, 30, 2.0, 2.0)), cache, NOW)
     learnt = corrections(MACHINES, JOB, cache, NOW)
-    assert learnt.exchange_of(("a", "b"), "diloco", "mesh") == 1.0
-    assert learnt.exchange_of(("a", "b"), "allreduce", "mesh") == pytest.approx(math.sqrt(2))
+    assert learnt.exchange_factor(("a", "b"), "diloco", "mesh") == 1.0
+    assert learnt.exchange_factor(("a", "b"), "allreduce", "mesh") == pytest.approx(math.sqrt(2))
     assert learnt.compute.get("b", 1.0) == pytest.approx(math.sqrt(2))
 
 
@@ -205,7 +209,7 @@ def test_age_and_another_model_count_less(tmp_path: Path) -> None:
     cache = MeasurementCache(tmp_path)
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     remember(MACHINES, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
-    fresh, old = (corrections(MACHINES, JOB, cache, at).compute.get("a", 1.0) for at in (NOW, NOW + FORGET))
+    fresh, old = (corrections(MACHINES, JOB, cache, at).compute.get("a", 1.0) for at in (NOW, NOW + HALF_LIFE))
     other = corrections(MACHINES, JOB.model_copy(update={"trainable": 5}), cache, NOW).compute.get("a", 1.0)
     assert 1.0 < other < old < fresh < 2.0
 

@@ -17,7 +17,7 @@ from planner_figures import LARGE, TINY, cluster, job, jobs, joined, machine, pr
 from app.plan_table import summary_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Measurement
 from distributed.planning.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
-from distributed.planning.planner import plan, signed, simplicity
+from distributed.planning.planner import plan, simplicity, with_hashes
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import WORDS, WORTH, sentence, settings_of
 from profiles.declarations import Section
@@ -341,7 +341,7 @@ def test_nothing_helps_is_said_too() -> None:
 def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
     profile = Profile(name="p")
     there = cluster([8, 4, 4], 95)
-    planning = signed(plan(there, job(samples=100_000)), there, profile)
+    planning = with_hashes(plan(there, job(samples=100_000)), there, profile)
     planning.write(tmp_path / "plan.json")
     again = Planning.read(tmp_path / "plan.json")
     assert again == planning
@@ -354,7 +354,7 @@ def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
 
 def test_a_plan_is_refused_for_another_profile() -> None:
     there = cluster([8, 8])
-    planning = signed(plan(there, job()), there, Profile(name="p"))
+    planning = with_hashes(plan(there, job()), there, Profile(name="p"))
     other = Profile.model_validate({"name": "p", "training": {"batch_size": 3}})
     with pytest.raises(BadInput, match="a profile other than"):
         planning.overlay(other)
