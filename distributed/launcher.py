@@ -1,4 +1,4 @@
-"""From a profile and a hosts file to a run that goes on by itself: measured where figures are old, planned, started."""
+"""Launches a run from a profile and a hosts file: measures where figures are old, plans, and starts the supervisor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distributed.planning.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.preflight import NotReady, Ready, plan_run, rooms_of, seat_names
 from distributed.preparation.prepare import PrepareOptions, hosts_of, hosts_with, prepare
-from distributed.run.run_machines import absent_ranks, steps_back
+from distributed.run.run_machines import absent_ranks, rollback_warning
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.events import TimingEvent
@@ -31,37 +31,37 @@ from training.run_folder import RunFolder
 from training.run_index import remember
 
 _DOUBTFUL_AGE = 3600.0
-"""Seconds in which a run takes a link as it was, though it was busy or could not be measured."""
-_MOST_WAYS = 6
+"""Maximum age in seconds of figures of a link that was busy or could not be measured."""
+_MOST_ROUTES = 6
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the person wants of the plan."""
+    """The user's preferences for the plan."""
 
     preference: Preference = "fastest"
     max_loss_increase: float = 0.02
     max_age: float = 7 * 24 * 3600.0
-    """Seconds that figures of machines and links may be old."""
+    """Maximum age of figures of machines and links in seconds."""
     planning: Planning | None = None
-    """A plan that was made before: nothing is measured, and it is carried out as it is."""
+    """An existing plan: nothing is measured, and it is used unchanged."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that can start."""
+    """A run that is ready to start."""
 
     plan: RunPlan
     machines: tuple[Ready, ...]
-    """Those that take part, in the order of their ranks."""
+    """The participating machines, in the order of their ranks."""
     planning: Planning | None = None
-    """What it was chosen from; ``None`` where there was nothing to choose."""
+    """The planner's result; ``None`` where there was nothing to choose."""
     figures: Figures | None = None
-    """What was measured for it, where it was made just now."""
+    """The figures it is based on, where they were measured just now."""
 
     @property
     def in_clear(self) -> bool:
-        """Whether training traffic goes over a network without encryption."""
+        """Whether training traffic crosses a network unencrypted."""
         return self.plan.engine == "nccl" and self.plan.world_size > 1 and len(self.machines) > 1
 
 
@@ -72,7 +72,7 @@ def plan_machines(
 
     Raises:
         NotReady: a machine could not run the task.
-        BadInput: nothing fits, or the plan that was given is for other machines or another profile.
+        BadInput: nothing fits, or the given plan is for other machines or another profile.
     """
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
@@ -85,7 +85,7 @@ def plan_machines(
 def propose(
     machines: Sequence[Ready], profile: Profile, options: PlanOptions, tell: Tell = lambda line: None
 ) -> tuple[Planning, Figures]:
-    """Measure what is not known well enough, and ask the planner.
+    """Measure whatever has no recent figures, and run the planner.
 
     Raises:
         NotReady: a machine could not run the task.
@@ -98,9 +98,9 @@ def propose(
 
 
 def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
-    """Ask the planner, and add the best paths to what it has chosen.
+    """Run the planner, and add the best paths to its settings.
 
-    The coordinator goes where a person wants it, else to this machine or to a member that can be dialled directly.
+    The coordinator goes where the hosts file puts it, else to this machine or to a member that can be dialled directly.
     """
     figures = measured.figures
     cluster = figures.cluster
@@ -109,14 +109,18 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     planning = planner.plan(cluster, job, candidates, learnt_corrections)
     if (chosen := planning.settings) is not None:
         member_names = [member.name for member in chosen.members]
-        if chosen.coordinator not in ("", cluster.here, *member_names):  # only who takes part is held on to
+        if chosen.coordinator not in (
+            "",
+            cluster.here,
+            *member_names,
+        ):  # machines that do not take part are disconnected
             candidates = [cluster.here]
             planning = planner.plan(cluster, job, candidates, learnt_corrections)
     planning = planner.with_hashes(planning, cluster, profile)
     if planning.settings is None:
         return planning
-    settings = on_best_paths(planning.settings, measured, machines)
-    remarks = tuple(expected_ways(settings, measured.pairs, machines))
+    settings = with_best_paths(planning.settings, measured, machines)
+    remarks = tuple(expected_routes(settings, measured.pairs, machines))
     remarks += (Reason.of("data-stay"),) if profile.data.local_data else ()
     remarks += tuple(
         cable_reasons(cluster, planning, lambda wired: planner.plan(wired, job, candidates, learnt_corrections))
@@ -124,9 +128,8 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     return planning.model_copy(update={"settings": settings, "reasons": (*planning.reasons, *remarks)})
 
 
-def expected_ways(settings: Settings, pairs: Sequence[PairFigures], machines: Sequence[Ready]) -> Iterator[Reason]:
-    """Yield how each pair of the chosen machines that could reach one another when links were measured will go; where
-    there are many, those that go directly are only counted."""
+def expected_routes(settings: Settings, pairs: Sequence[PairFigures], machines: Sequence[Ready]) -> Iterator[Reason]:
+    """Yield the expected route of each pair of chosen machines, as measured; many direct routes are only counted."""
     links = (_machine_of(member.name, machines) for member in settings.members)
     chosen = {link.name for link in links if link is not None} if settings.engine == "mesh" else set()
     figures_by_pair = [(pair, pair.figures) for pair in pairs if {pair.source, pair.target} <= chosen]
@@ -137,22 +140,22 @@ def expected_ways(settings: Settings, pairs: Sequence[PairFigures], machines: Se
             destination = f"{pair.target} ({figures.address}, {ends})"
             code = "one-way" if pair.only else "small" if figures.loses_large else "direct"
             routes.append(Reason.of(code, pair.source, destination))
-    if len(routes) > _MOST_WAYS:
-        yield Reason.of("all-direct", pairs=len([one for one in routes if one.code == "direct"]))
-        routes = [one for one in routes if one.code != "direct"]
+    if len(routes) > _MOST_ROUTES:
+        yield Reason.of("all-direct", pairs=len([route for route in routes if route.code == "direct"]))
+        routes = [route for route in routes if route.code != "direct"]
     yield from routes
 
 
 def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
-    """Return the machines that may carry the coordinator: those that a person wants for it, else this one and those
-    that can be dialled directly."""
+    """Return the machines that may carry the coordinator: those that the hosts file names for it, else this one and
+    those that can be dialled directly."""
     links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
     requested = [name for link, name in links.items() if link is not None and link.machine.carries_coordinator]
     return requested or [name for link, name in links.items() if link is None or link.host]
 
 
-def on_best_paths(settings: Settings, measured: MeasurementResult, machines: Sequence[Ready]) -> Settings:
-    """Return the settings with each member's interface, its addresses, and its way to the coordinator, as measured."""
+def with_best_paths(settings: Settings, measured: MeasurementResult, machines: Sequence[Ready]) -> Settings:
+    """Return the settings with each member's interface, addresses, and route to the coordinator, as measured."""
     coordinator = _machine_of(settings.coordinator, machines)
     coordinator = None if coordinator is None or coordinator.machine.here else coordinator
     placed_members = []
@@ -167,15 +170,15 @@ def on_best_paths(settings: Settings, measured: MeasurementResult, machines: Seq
 
 
 def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
-    """Return where others reached a machine when links were measured, the fastest way first."""
+    """Return the addresses at which others reached a machine when links were measured, the fastest path first."""
     figures = [pair.figures for pair in pairs if pair.target == name and pair.figures is not None]
-    by_rate = [(mbit, address) for one in figures for address, _, _, mbit in one.paths]
-    by_rate += [(one.mbit, one.address) for one in figures]
+    by_rate = [(mbit, address) for link in figures for address, _, _, mbit in link.paths]
+    by_rate += [(link.mbit, link.address) for link in figures]
     return tuple(dict.fromkeys(address for _, address in sorted(by_rate, reverse=True) if address))
 
 
 def _machine_of(seat: str, machines: Sequence[Ready]) -> MachineLink | None:
-    """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
+    """Return the machine of a member by name; ``None`` for a name without one, such as this machine as an onlooker."""
     links = (link for link, _ in machines for _ in link.machine.devices or ("",))
     return dict(zip(seat_names(machines), links, strict=True)).get(seat)
 
@@ -187,13 +190,13 @@ def best_paths(
     local_name: str,
     towards: Callable[[str], str] = address_towards,
 ) -> tuple[str, str]:
-    """Return the interface that most of a machine's best paths use, and the coordinator's address on the one to it.
+    """Return the interface that most of a machine's best paths use, and the coordinator's address on its best path.
 
-    The address is empty where it is the one that would be used anyway.
+    The address is empty where it is the default anyway.
 
     Args:
-        coordinator: the machine of the coordinator; ``None``: this one, which the pairs call ``here``.
-        towards: gives the address of this machine on the way to another.
+        coordinator: the machine of the coordinator; ``None``: this one, which the pairs call ``local_name``.
+        towards: returns the address of this machine on the route to another.
     """
     used: Counter[str] = Counter()
     address = ""
@@ -215,7 +218,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     """Return the run that a plan describes.
 
     Raises:
-        BadInput: it chose nothing, is for another profile, or names a machine that is not among these.
+        BadInput: it found no settings, is for another profile, or names a machine that is not among these.
     """
     if planning.settings is None:
         reasons = "; ".join(sentence(reason) for reason in planning.reasons[1:4])
@@ -236,8 +239,8 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     participants = _chosen_seats(machines, names, chosen, coordinator)
     plan = plan_run(overlaid, participants)
     settings = [chosen[name] for name in names if name in chosen]
-    overrides = (one.model_dump(include={"batch_size", "share", "addresses"}) for one in settings)
-    members = tuple(m.model_copy(update=own) for m, own in zip(plan.members, overrides, strict=True))
+    overrides = (setting.model_dump(include={"batch_size", "share", "addresses"}) for setting in settings)
+    members = tuple(m.model_copy(update=update) for m, update in zip(plan.members, overrides, strict=True))
     engine = planning.settings.engine if len(members) > 1 else plan.engine
     return Planned(plan.model_copy(update={"members": members, "engine": engine}), participants, planning)
 
@@ -245,7 +248,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
 def _chosen_seats(
     machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], coordinator: MachineLink | None
 ) -> tuple[Ready, ...]:
-    """Return the machines with chosen seats, with these devices and their best paths only."""
+    """Return the machines with chosen members, reduced to the chosen devices and best paths; close the others."""
     participants = []
     seats = iter(names)
     for link, facts in machines:
@@ -268,10 +271,10 @@ def _chosen_seats(
 
 
 class DistributedLauncher:
-    """Makes machines ready, plans a run on them, and starts its supervisor.
+    """Prepares machines, plans a run on them, and starts its supervisor.
 
     Args:
-        whole_process: the time of the start begins with this process, not with this object.
+        whole_process: count the start-up time from the start of this process, not from this object.
     """
 
     def __init__(
@@ -288,17 +291,17 @@ class DistributedLauncher:
         self._plan_options = plan_options or PlanOptions()
         self._timings: list[TimingEvent] = []
         self._phases = PhaseTimer(self._timings.append, whole_process)
-        self._stand_by: BackgroundProcess | None = None
+        self._standby: BackgroundProcess | None = None
 
     def plan(self) -> Planned:
-        """Make all machines ready and return the plan of a run on them; their connections are closed again.
+        """Prepare all machines and return the plan of a run on them; their connections are closed again.
 
         Raises:
-            NotReady: some machine cannot take part.
+            NotReady: a machine cannot take part.
             BadInput: the profile does not fit that many members.
         """
         self._phases.end("command: program")
-        self._stand_by = _supervisor()
+        self._standby = _supervisor_process()
         machines: Sequence[Ready] = ()
         try:
             machines = prepare(self._hosts, self.profile.model.task, self._prepare_options)
@@ -319,10 +322,10 @@ class DistributedLauncher:
                 link.close()
 
     def dismiss(self) -> None:
-        """Start nothing after all. Idempotent."""
-        if self._stand_by is not None:
-            self._stand_by.dismiss()
-            self._stand_by = None
+        """Dismiss the standby supervisor without starting a run. Idempotent."""
+        if self._standby is not None:
+            self._standby.dismiss()
+            self._standby = None
 
     def start(
         self,
@@ -331,16 +334,16 @@ class DistributedLauncher:
         fill: Callable[[Path], object] = lambda folder: None,
         output: Path | None = None,
     ) -> Path:
-        """Make the run folder, let ``fill`` put more into it, start the supervisor, and return the folder.
+        """Create the run folder, let ``fill`` add to it, start the supervisor, and return the folder.
 
         Args:
-            output: where the folder is made; default: where the profile says.
+            output: parent of the run folder; default: the profile's output folder.
 
         Raises:
-            BadInput: the folder cannot be made.
+            BadInput: the folder cannot be created.
             RunFailed: the supervisor did not start.
         """
-        supervisor, self._stand_by = self._stand_by or _supervisor(), None
+        supervisor, self._standby = self._standby or _supervisor_process(), None
         try:
             path = self._folder(planned, command, output or Path(self.profile.run.output_dir))
             fill(path)
@@ -365,14 +368,14 @@ class DistributedLauncher:
 
 
 def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, command: Sequence[str]) -> None:
-    """Let the run in ``path`` go on, in the background, on the machines that hold its snapshots.
+    """Resume the run in ``path`` in the background, on the machines that hold its snapshots.
 
-    Machines that are not there stay members of the run, where those are allowed to be missing: they may come back while
-    it is on, or when it is resumed once more.
+    Absent machines stay members of the run, where members may be missing: they may rejoin while it runs, or when it is
+    resumed again.
 
     Raises:
         BadInput: another process works on it, or machines of its plan are not in its hosts file.
-        NotReady: some machine cannot take part.
+        NotReady: a machine cannot take part.
         RunFailed: the supervisor did not start.
     """
     hosts = load_hosts(path / RUN_HOSTS)
@@ -380,13 +383,13 @@ def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, comma
     for link in links:
         link.close()
     absent = absent_ranks(plan, hosts.machines, [link.name for link in links])
-    if message := steps_back(RunFolder.open(path).events(), plan, absent):
+    if message := rollback_warning(RunFolder.open(path).events(), plan, absent):
         prepare_options.tell(message)
     folder = RunFolder.resume(path, plan.model_copy(update={"absent": absent}), list(command))
     save_hosts(hosts_with(hosts, links), path / RUN_HOSTS)
     folder.close()
-    _supervisor().start(path)
+    _supervisor_process().start(path)
 
 
-def _supervisor() -> BackgroundProcess:
+def _supervisor_process() -> BackgroundProcess:
     return BackgroundProcess("distributed.supervisor")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["NetworkTrainer"]
 
 JOB = "job"
-"""What the run trains, in its folder: ``objects/`` and, beside it, the Python files."""
+"""Folder in the run folder with what the run trains: ``objects/`` and, beside it, the Python files."""
 _OBJECTS = "objects"
 
 
@@ -46,15 +46,15 @@ class NetworkTrainer(ObjectTrainer):
     """Train on the machines of a hosts file, as ``distributed-train`` does: same run folder, events and errors.
 
     A function given as model or data set is called on every machine; an object is written to files and sent. With
-    ``strategy="auto"`` several machines, their links and this job on them are measured, and the fastest way is taken;
-    what was measured within a week is not measured again. Ctrl-C
-    stops the run on all machines, with snapshots, and is raised again; a second one ends it at once.
+    ``strategy="auto"`` several machines, their links and this job on them are measured, and the fastest strategy is
+    taken; figures up to a week old are reused. Ctrl-C stops the run on all machines, with snapshots, and is raised
+    again; a second one ends it at once.
 
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: as
-            :class:`training.simulation.ObjectTrainer`; what is not text is defined at the top level of a module.
+            :class:`training.simulation.ObjectTrainer`; objects other than text are defined at a module's top level.
         hosts: the hosts file.
-        trust_new: accept the host keys of machines that are met for the first time.
+        trust_new: accept the host keys of unknown machines.
     """
 
     profile_name = "network"
@@ -88,7 +88,7 @@ class NetworkTrainer(ObjectTrainer):
             _refuse_sent_data(custom_job)
         hosts = load_hosts(self._hosts)
         accept_pythons(hosts)
-        accept(hosts.ssh_config)  # whoever wrote this script named the file
+        accept(hosts.ssh_config)  # the author of the script named the file
         output = Path(profile.run.output_dir)
         with _job_folder(output, custom_job) as job_folder:
             launcher = DistributedLauncher(hosts, _with_job(profile, job_folder), self._prepare_options())
@@ -98,7 +98,7 @@ class NetworkTrainer(ObjectTrainer):
             try:
                 started = dataclasses.replace(planned, plan=plan)
                 launcher.start(started, ["NetworkTrainer.fit"], lambda folder: job_folder.rename(folder / JOB))
-                for option in plan.profile.own_code:  # whoever wrote this script may resume its run
+                for option in plan.profile.own_code:  # the author of the script may resume its run
                     if (code := code_of(plan.profile, option)) is not None:
                         code.approve()
             except BaseException:
@@ -107,7 +107,7 @@ class NetworkTrainer(ObjectTrainer):
         return self._to_the_end(path, plan)
 
     def _resume(self, path: Path, plan: RunPlan, custom_job: CustomJob) -> RunOutcome:
-        """It trains what is in its folder, whatever has changed since."""
+        """Resume with the job stored in the run folder, whatever has changed in the script since."""
         from distributed.hosts.file import RUN_HOSTS, load_hosts
         from distributed.launcher import resume_run
         from distributed.ssh.config import accept
@@ -115,12 +115,12 @@ class NetworkTrainer(ObjectTrainer):
         if not (path / JOB).is_dir():
             raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")
         reported_events = sum(1 for _ in RunFolder.open(path).events())
-        accept(load_hosts(path / RUN_HOSTS).ssh_config)  # whoever wrote this script named the run
+        accept(load_hosts(path / RUN_HOSTS).ssh_config)  # the author of the script named the run
         resume_run(path, plan, self._prepare_options(), ["NetworkTrainer.fit"])
         return self._to_the_end(path, plan, reported_events)
 
     def _to_the_end(self, path: Path, plan: RunPlan, reported_events: int = 0) -> RunOutcome:
-        """Hand the events on, but those that are known, until the run has ended."""
+        """Report the events until the run has ended, except those reported already."""
         attempt = NewestAttempt()
         try:
             for number, event in enumerate(_events(path)):
@@ -135,7 +135,7 @@ class NetworkTrainer(ObjectTrainer):
             message = with_machine(attempt.error, plan) if attempt.error is not None else outcome.message
             outcome = dataclasses.replace(outcome, message=message, hint=outcome.hint or f"see {path / 'logs'}")
         if outcome.status == "completed":
-            shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
+            shutil.rmtree(path / JOB, ignore_errors=True)  # needed only to resume
         return outcome
 
     def _prepare_options(self) -> PrepareOptions:
@@ -157,7 +157,7 @@ def _refuse_sent_data(job: CustomJob) -> None:
 
 
 def _with_job(profile: Profile, job: Path) -> Profile:
-    """The same profile with the job in a folder: that to measure with, or the run's own."""
+    """Return the profile with the job read from a folder."""
     changed = {
         "model": profile.model.model_copy(update={"model_path": JOB_FACTORY}),
         "data": profile.data.model_copy(update={"dataset_path": str(job.resolve() / _OBJECTS)}),
@@ -167,7 +167,7 @@ def _with_job(profile: Profile, job: Path) -> Profile:
 
 @contextlib.contextmanager
 def _job_folder(output: Path, job: CustomJob) -> Iterator[Path]:
-    """Write the job, and the code it needs, into a folder that is removed if it was not taken away."""
+    """Write the job and the code it needs into a temporary folder, removed on exit unless it was moved."""
     from training.tasks.object_files import check_names, write_job
 
     with explained(output):
@@ -176,14 +176,14 @@ def _job_folder(output: Path, job: CustomJob) -> Iterator[Path]:
             folder = Path(name)
             (folder / _OBJECTS).mkdir()
             write_job(job, folder / _OBJECTS)
-            parts = (job.model, job.train, job.validation, job.loss, job.collate)
-            files = [part.rpartition(":")[0] for part in parts if isinstance(part, str) and ".py:" in part]
+            definitions = (job.model, job.train, job.validation, job.loss, job.collate)
+            files = [text.rpartition(":")[0] for text in definitions if isinstance(text, str) and ".py:" in text]
             _copy_code([*files, *(name.partition(":")[0] for name in check_names(job).values())], folder)
             yield folder
 
 
 def _copy_code(modules: Iterable[str], folder: Path) -> None:
-    """Copy the Python files that the modules need, so that the run can be resumed whatever is changed meanwhile."""
+    """Copy the Python files that the modules need, so that the run can be resumed whatever changes in them."""
     from distributed.preparation.code_sync import JOB_CODE, user_sources
 
     (folder / JOB_CODE).mkdir()
@@ -212,7 +212,7 @@ def _stop(path: Path) -> None:
     """Stop the run with snapshots and wait until nothing of it is left; a second Ctrl-C ends it at once."""
     from distributed.run.requests import leave_request
 
-    with contextlib.suppress(MusterError):  # there is no such run any more
+    with contextlib.suppress(MusterError):  # the run is gone already
         try:
             leave_request(path, "stop")
             for _ in _events(path):
@@ -224,6 +224,7 @@ def _stop(path: Path) -> None:
 
 
 def with_machine(error: ErrorEvent, plan: RunPlan) -> str:
+    """Return the message of an error, prefixed with the name of its machine."""
     names: dict[int | None, str] = {member.rank: member.name for member in plan.members}
-    name = names.get(error.member, "")  # one that came later is not in the plan
+    name = names.get(error.member, "")  # a machine added later is not in the plan
     return error.message if error.machine or not name else f"{name}: {error.message}"

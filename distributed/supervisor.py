@@ -1,7 +1,7 @@
 """The background process of one distributed run: ``python -m distributed.supervisor``, its folder on standard input.
 
-It brings code and data to the machines, starts the engine here and the workers there, merges their events into the run
-folder, carries out what is left in ``requests/``, and outlives the terminal. Whoever shows the run reads the folder.
+It sends code and data to the machines, starts the engine here and the workers there, merges their events into the run
+folder, carries out the requests left in ``requests/``, and outlives the terminal. Views of the run read the folder.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import member_of
 from distributed.preparation.transfer import send_trees
-from distributed.run.request_desk import RequestDesk
+from distributed.run.request_desk import RequestServer
 from distributed.run.requests import Request, leave_request
 from distributed.run.run_machines import (
+    MachineRoute,
     StartWatch,
-    WayTo,
     check_newcomer,
     coordinator_machine,
+    ensure_reachable,
     listening_address,
-    note_added,
-    present,
-    reach,
+    present_links,
+    record_added_machine,
     seats_of,
-    with_places,
+    with_local_members,
 )
 from distributed.system import keep_awake
 from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
@@ -52,17 +52,17 @@ from training.processes import PhaseTimer, told_run
 from training.run_folder import RunFolder
 
 _START_WARNING = 30.0
-"""Seconds of a start between two lines about who is missing."""
-_END_PATIENCE = 10.0
-_LOOK = 0.05
+"""Seconds between two warnings about missing members during the start."""
+_END_TIMEOUT = 10.0
+_POLL = 0.05
 
 
 class Supervisor:
-    """One run from the first connection to the last.
+    """Drives one run from the first connection to the last.
 
     Args:
-        folder: held by this process.
-        ssh_config: of the hosts file, for machines that come later.
+        folder: run folder, locked by this process.
+        ssh_config: SSH configuration of the hosts file, for machines added later.
     """
 
     def __init__(self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "") -> None:
@@ -70,39 +70,38 @@ class Supervisor:
         self._note = folder.append
         original_plan = folder.plan()
         launch = original_plan.launch
-        self._seats = (
-            seats_of(links, original_plan.world_size) if launch is None else [links[one] for one in launch.machines]
-        )
-        present_links = present(original_plan, self._seats)
-        self._plan = with_places(original_plan, present_links)
-        self._links = list(dict.fromkeys(link for link in present_links if link is not None))
+        members = original_plan.world_size
+        self._seats = seats_of(links, members) if launch is None else [links[index] for index in launch.machines]
+        seats = present_links(original_plan, self._seats)
+        self._plan = with_local_members(original_plan, seats)
+        self._links = list(dict.fromkeys(link for link in seats if link is not None))
         self._ssh_config = ssh_config
         self._run: LocalRun | None = None
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
-        self._desk: RequestDesk | None = None
+        self._requests: RequestServer | None = None
         self._workers: list[RemoteWorker] = []
-        self._needed: Future[bool] = Future()
-        """Whether what is on the machines is needed after the end, to go on with."""
+        self._keep_files: Future[bool] = Future()
+        """Whether the files on the machines are needed after the end, to resume the run."""
         self._ended = threading.Event()
         self._inputs: Future[Inputs] = Future()
-        self._brought: dict[MachineLink, Future[None]] = {}
-        self._arrived = 0
+        self._prepared: dict[MachineLink, Future[None]] = {}
+        self._prepared_count = 0
         self._lock = threading.Lock()
         self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.absent)
 
     def supervise(self) -> RunOutcome:
-        """Carry the run out.
+        """Drive the run to its end and return the outcome.
 
         Raises:
-            MusterError: it could not begin, or cannot be written down.
+            MusterError: it could not begin, or its folder cannot be written.
         """
-        threading.Thread(target=self._tell_who_is_missing, daemon=True).start()
+        threading.Thread(target=self._report_missing_members, daemon=True).start()
         phases = PhaseTimer(self._note)
         phases.end("supervisor: program")
         pool = ThreadPoolExecutor(len(self._links) + 1)
         try:
             self._inputs = pool.submit(collect, self._plan)
-            self._brought = {link: pool.submit(self._bring, link) for link in self._links}
+            self._prepared = {link: pool.submit(self._prepare, link) for link in self._links}
             self._inputs.result()
             phases.end("supervisor: hashes")
             remote_coordinator = coordinator_machine(self._links) if self._plan.launch is None else None
@@ -117,39 +116,39 @@ class Supervisor:
             )
             run.start()
             phases.end(ENGINE)
-            self._desk = RequestDesk(run, self._folder.path, self._note, self)
-            self._desk.open()  # what was asked for before waited until there was something to stop
+            self._requests = RequestServer(run, self._folder.path, self._note, self)
+            self._requests.open()  # earlier requests have waited for a run to act on
             outcome = run.wait()
-            self._needed.set_result(outcome.status != "completed" and self._plan.launch is None)
+            self._keep_files.set_result(outcome.status != "completed" and self._plan.launch is None)
             return outcome
         finally:
             pool.shutdown(wait=False)
             self._ended.set()
-            if not self._needed.done():
-                self._needed.set_result(True)
-            if self._desk is not None:
-                self._desk.close()
+            if not self._keep_files.done():
+                self._keep_files.set_result(True)
+            if self._requests is not None:
+                self._requests.close()
             self._end_workers()
             for link in dict.fromkeys(self._seats):
                 link.close()
 
-    def _bring(self, link: MachineLink) -> None:
-        """Bring agent, code and data to one machine; its workers start then, whatever the others do."""
+    def _prepare(self, link: MachineLink) -> None:
+        """Send agent, code and data to one machine; its workers then start independently of the other machines."""
         phases = PhaseTimer(self._note, whole_process=False)
         link.put_agent()
         phases.end("machine: connected")
-        self._send(link)
+        self._send_inputs(link)
         phases.end("machine: code and data")
         with self._lock:
-            self._arrived += 1
-            self._note(ProgressEvent(phase="machines", done=self._arrived, total=len(self._links)))
+            self._prepared_count += 1
+            self._note(ProgressEvent(phase="machines", done=self._prepared_count, total=len(self._links)))
 
     def _watch(self, event: Event) -> None:
         self._start_watch(event)
-        if self._desk is not None:
-            self._desk(event)
+        if self._requests is not None:
+            self._requests(event)
 
-    # ------------------------------------------------------------------------------------------- who comes and goes
+    # ------------------------------------------------------------------------------------- joining and leaving machines
 
     def ranks(self, machine: str) -> tuple[int, ...]:
         ranks = tuple(rank for rank, link in enumerate(self._seats) if link.name == machine)
@@ -158,56 +157,56 @@ class Supervisor:
             raise BadInput(f"{machine} is not a machine of this run", f"it has: {names}")
         return ranks
 
-    def letting_go(self, machine: str) -> tuple[int, ...]:
+    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
         coordinator = coordinator_machine(self._links)
         if coordinator is not None and coordinator.name == machine and self._plan.engine == "mesh":
             raise BadInput(f"{machine} carries the coordinator: the run depends on it", "drop another machine")
         return self.ranks(machine)
 
-    def bring(self, request: Request) -> tuple[int, ...]:
+    def prepare(self, request: Request) -> tuple[int, ...]:
         if request.entry is not None and all(link.name != request.entry.name for link in self._seats):
-            return self._bring_new(request.entry)
+            return self._add_machine(request.entry)
         ranks = self.ranks(request.machine)
         link = self._seats[ranks[0]]
-        if address := reach(link, self._ssh_config, self._folder.path):
+        if address := ensure_reachable(link, self._ssh_config, self._folder.path):
             self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
-        self._equip(link)
-        self._brought.setdefault(link, _done())
+        self._send_files(link)
+        self._prepared.setdefault(link, _done())
         return ranks
 
-    def _equip(self, link: MachineLink) -> None:
+    def _send_files(self, link: MachineLink) -> None:
         link.put_agent()
-        self._send(link)
+        self._send_inputs(link)
 
-    def _send(self, link: MachineLink) -> None:
-        """Bring what is missing; say how far it is."""
+    def _send_inputs(self, link: MachineLink) -> None:
+        """Send the missing inputs, with progress events."""
         rank, phase = self._seats.index(link) if link in self._seats else None, f"bytes to {link.name}"
 
-        def tell(done: int, total: int) -> None:
+        def report_progress(done: int, total: int) -> None:
             self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
 
-        send_trees(link, self._inputs.result().trees.values(), tell)
+        send_trees(link, self._inputs.result().trees.values(), report_progress)
 
-    def _bring_new(self, entry: Machine) -> tuple[int, ...]:
-        """Take in a machine that nobody has planned with."""
+    def _add_machine(self, entry: Machine) -> tuple[int, ...]:
+        """Add a machine that is not in the plan; return the ranks of its members."""
         assert self._run is not None
         participants = [self._seats[rank] for rank in self._run.members.taking_part]
         link = check_newcomer(
             entry, list(dict.fromkeys(participants)), self._ssh_config, self._plan, self._inputs.result().bytes
         )
         try:
-            self._equip(link)
+            self._send_files(link)
             ranks = self._seat(link)
         finally:
             if link not in self._seats:
                 link.close()
-        note_added(self._folder.path, entry, self._ssh_config)
+        record_added_machine(self._folder.path, entry, self._ssh_config)
         return ranks
 
     def _seat(self, link: MachineLink) -> tuple[int, ...]:
-        """Make a machine that has its files known to the run; return its members."""
+        """Announce a prepared machine to the run; return the ranks of its members."""
         assert self._run is not None
-        self._brought[link] = _done()
+        self._prepared[link] = _done()
         first_rank = len(self._seats)
         for device in link.machine.devices or ("",):
             self._run.expect(member_of(link.machine, device, len(self._seats), self._plan.profile))
@@ -228,19 +227,19 @@ class Supervisor:
             log,
             self._folder.path,
             self._folder.secrets,
-            WayTo(link, self._plan, coordinator_machine(self._links)),
+            MachineRoute(link, self._plan, coordinator_machine(self._links)),
             self._timeouts,
-            ready=self._brought[link],
+            ready=self._prepared[link],
             delivers=lambda: self._delivers(rank),
-            keep=self._needed,
+            keep=self._keep_files,
         )
         self._workers.append(worker)
         return worker
 
     def _delivers(self, rank: int) -> bool:
-        """Wait for those of lower ranks who count; return whether none of them has brought a model.
+        """Wait for the attached members of lower rank; return whether none of them has delivered a model.
 
-        The lowest rank saves it. Another one that says it has one saw the lower ones lost, or claims it.
+        The lowest rank saves the model. Another member that claims to have one saw the lower ranks lost, or is wrong.
         """
         assert self._run is not None
         members = self._run.members
@@ -248,7 +247,7 @@ class Supervisor:
             watched.exit_code is None and other < rank and other not in members.apart - members.done
             for other, watched in members.workers.items()
         ):
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         return not self._folder.model.exists()
 
     def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
@@ -263,20 +262,20 @@ class Supervisor:
             self._folder.path,
             secrets,
             timeouts=self._timeouts,
-            ready=self._brought[link],
+            ready=self._prepared[link],
             note=self._note,
         )
 
     def _end_workers(self) -> None:
-        """Give every agent the time to hear the good-bye; where that fails, its lease ends it."""
+        """End all workers, and wait until their agents know; an agent that cannot be reached ends with its lease."""
         for worker in self._workers:
             if not worker.ended:
                 worker.signal(signal.SIGKILL)
         for worker in self._workers:
-            worker.wait(_END_PATIENCE)
+            worker.wait(_END_TIMEOUT)
 
-    def _tell_who_is_missing(self) -> None:
-        """Say it in the run's own log when the start takes long."""
+    def _report_missing_members(self) -> None:
+        """Log a warning for each missing member when the start takes long."""
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
             for message in self._start_watch.missing():
                 self._note(WarningEvent(message=message))
@@ -289,7 +288,7 @@ def _done() -> Future[None]:
 
 
 def supervise_folder(path: Path) -> ExitCode:
-    """Supervise the run in ``path`` and leave in it how it ended."""
+    """Supervise the run in ``path`` and record in its folder how it ended."""
     folder = RunFolder.take_over(path)
     with folder:
         try:
@@ -299,7 +298,7 @@ def supervise_folder(path: Path) -> ExitCode:
         except MusterError as error:
             _leave_failure(folder, error)
             return error.exit_code
-        except Exception as error:  # noqa: BLE001 - the process boundary: whoever reads the folder must hear of it
+        except Exception as error:  # noqa: BLE001 - the process boundary: the folder's readers must see the failure
             traceback.print_exc()
             message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             _leave_failure(folder, MusterError(message, f"see {path / 'logs' / 'supervisor.log'}"))

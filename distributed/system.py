@@ -1,6 +1,6 @@
-"""What a machine's own programs and files say of it, above all of its network interfaces.
+"""Facts from a machine's own programs and files, mostly about its network interfaces.
 
-Standard library only, Python >= 3.9: it goes to the machines together with the programs that run there.
+Standard library only, Python >= 3.9: it is sent to the machines together with the programs that run there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 _INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
 exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
-"""Many systems refuse a session over SSH more than ``idle``. It ends with its input, and so with whoever holds it."""
+"""Many systems refuse an SSH session more than ``idle``. It ends with its input, so with the process that holds it."""
 
 _ADDRESS = re.compile(r"\sinet6?\s+([0-9a-fA-F.:]+)")
 
 
 def output(*command: str, timeout: float = 10.0) -> str:
-    """Return what a program prints; nothing where it fails, is not there, or does not end in time."""
+    """Return the output of a program; empty where it fails, is missing, or does not end in time."""
     nothing = subprocess.DEVNULL
     try:
         done = subprocess.run(command, stdin=nothing, capture_output=True, text=True, errors="replace", timeout=timeout)
@@ -32,7 +32,7 @@ def output(*command: str, timeout: float = 10.0) -> str:
 
 
 def read(path: str) -> str:
-    """Return the text of a file; nothing where it cannot be read."""
+    """Return the text of a file; empty where it cannot be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -40,7 +40,7 @@ def read(path: str) -> str:
 
 
 def parse_addresses(text: str) -> list[tuple[str, str]]:
-    """Parse what ``ip -o addr`` or ``ifconfig`` prints: interfaces and their addresses, without scopes."""
+    """Parse the output of ``ip -o addr`` or ``ifconfig``: pairs of interface and address, without scopes."""
     addresses, name = [], ""
     for line in text.splitlines():
         begin = re.match(r"(?:\d+:\s+)?([\w.@-]+?)(?:@\S+)?(?::\s|\s+inet)", line)
@@ -54,9 +54,9 @@ def own_addresses() -> list[tuple[str, str]]:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has an address; empty if none is found."""
+    """Return the interface that has an address; empty if there is none."""
     plain = address.partition("%")[0].removeprefix("::ffff:")
-    return next((name for name, one in own_addresses() if one == plain), "")
+    return next((name for name, candidate in own_addresses() if candidate == plain), "")
 
 
 def wireless(interface: str) -> bool:
@@ -71,13 +71,13 @@ def _wireless_ports() -> set[str]:
 
 
 def parse_ports(text: str) -> set[str]:
-    """Parse what macOS' ``networksetup -listallhardwareports`` prints: the devices of wireless ports."""
+    """Parse the output of macOS' ``networksetup -listallhardwareports``: the devices of wireless ports."""
     ports = re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", text)
     return {device for port, device in ports if port in ("Wi-Fi", "AirPort")}
 
 
 def keep_awake() -> subprocess.Popen[bytes] | None:
-    """Keep this machine awake as long as this process lives, where the system knows how."""
+    """Keep this machine awake while this process lives, where the system supports it."""
     tools = {"caffeinate": ["caffeinate", "-ims", "-w", str(os.getpid())], "systemd-inhibit": ["sh", "-c", _INHIBIT]}
     nothing = subprocess.DEVNULL
     for words in (words for tool, words in tools.items() if shutil.which(tool)):

@@ -16,7 +16,7 @@ from app.cli.terminal import GOODBYES
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
 from app.report import EndedRun
-from distributed.run.request_desk import LocalMachines, RequestDesk
+from distributed.run.request_desk import LocalMachines, RequestServer
 from profiles.errors import ExitCode, MusterError
 from training.events import Event
 from training.local_run import LocalRun
@@ -53,7 +53,7 @@ def run_to_end(
     Raises:
         MusterError: the run could not be started.
     """
-    desks: list[RequestDesk] = []
+    desks: list[RequestServer] = []
 
     def on_event(event: Event) -> None:
         progress(event)
@@ -66,7 +66,7 @@ def run_to_end(
         run.start()
         stop.watch(run)
         if isinstance(run, LocalRun):  # obeys what is left in its folder, as one on several machines does
-            desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
+            desk = RequestServer(run, folder.path, folder.append, LocalMachines(plan))
             desk.open()
             desks.append(desk)
         outcome = run.wait()

@@ -110,7 +110,7 @@ class _Listener(Process):
 
     def end_input(self) -> None: ...
 
-    def _more(self, timeout: float | None) -> bytes:
+    def _read_chunk(self, timeout: float | None) -> bytes:
         return b"47100\n"
 
     def wait(self, timeout: float | None = None) -> int:

@@ -16,8 +16,8 @@ from distributed.launcher import (
     apply_planning,
     choose,
     coordinators,
-    on_best_paths,
     plan_machines,
+    with_best_paths,
 )
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.planning.cables import CABLES
@@ -71,7 +71,7 @@ class Forecast:
             return planning
         ranking = (*planning.ranking[: row.index], row.candidate, *planning.ranking[row.index + 1 :])
         settings = settings_of(row.candidate, self._predictor(planning))
-        settings = on_best_paths(settings, self.found, self.machines)
+        settings = with_best_paths(settings, self.found, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
     def planned(self, planning: Planning | None, profile: Profile) -> Planned:

@@ -1,6 +1,6 @@
-"""One machine of a run, as the supervisor holds it: its connection, re-established when lost, and its agent.
+"""One machine of a run as seen by the supervisor: its connection, re-established when lost, and its agent.
 
-This machine has the face of an SSH connection: hosts files may name it, and it needs no SSH server for that.
+This computer has the interface of an SSH connection too: hosts files may name it, and it needs no SSH server for that.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ HERE_NAME = "this machine"
 
 
 def this_machine(name: str = HERE_NAME) -> Hosts:
-    """Return the hosts of a group of one: this machine, with the Python that trains here, if there is one."""
+    """Return hosts with only this machine, with its training Python, if there is one."""
     return Hosts(machines=(Machine(name=name, address="localhost", python=training_python()),))
 
 
 class HereConnection:
-    """This machine, with the face of an SSH connection. Commands start in the home folder, as over SSH."""
+    """This machine, with the interface of an SSH connection. Commands start in the home folder, as over SSH."""
 
     fingerprint = "this machine"
     peer = ""
@@ -78,7 +78,7 @@ class HereConnection:
 
 
 class HereProcess(Process):
-    """A command of this machine."""
+    """A command that runs on this machine."""
 
     def __init__(self, machine: str, argv: Sequence[str]) -> None:
         self.machine = machine
@@ -96,7 +96,7 @@ class HereProcess(Process):
 
     @property
     def stderr(self) -> bytes:
-        """The last 64 KiB of what it wrote to stderr. Its place in the file is shared with the command, so no seek."""
+        """The last 64 KiB of its stderr. The file position is shared with the command, so this does not seek."""
         descriptor = self._errors.fileno()
         return os.pread(descriptor, STDERR_KEPT, max(os.fstat(descriptor).st_size - STDERR_KEPT, 0))
 
@@ -113,7 +113,7 @@ class HereProcess(Process):
         except OSError:
             raise Dropped(self.machine, "a command ended before it had read its input") from None
 
-    def _more(self, timeout: float | None) -> bytes:
+    def _read_chunk(self, timeout: float | None) -> bytes:
         try:
             if not select.select([self._stdout], [], [], timeout)[0]:
                 raise TimeoutError
@@ -143,7 +143,7 @@ class HereProcess(Process):
 CACHE = "~/.cache/muster"
 """Muster's folder on a machine where the hosts file names none."""
 Tell = Callable[[str], None]
-"""Hears a line for each step of what takes a while."""
+"""Called with a line for each step of a long operation."""
 Connection = SshConnection | HereConnection
 """A machine that commands can be run on."""
 AGENT, FILES = "agent.py", "agent_files.py"
@@ -157,17 +157,17 @@ class MachineLink:
     """A machine and the connection to it; may be used from several threads.
 
     Args:
-        host: its address as SSH resolved it, and where it was found later, if its connection broke; empty where it
-            cannot dial this machine directly (a jump host between).
+        host: its address as SSH resolved it, or as found after its connection broke; empty where it cannot dial this
+            machine directly (behind a jump host).
     """
 
     def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "") -> None:
         self.machine = machine
         self.host = host
         self.name = machine.name
-        self.python = _there(machine.python_command or (machine.here and training_python()) or "python3")
+        self.python = _remote_path(machine.python_command or (machine.here and training_python()) or "python3")
         self.root = machine.project_path or CACHE
-        """Muster's folder there; absolute once the machine was asked what it lacks."""
+        """Muster's folder there; absolute once the machine has reported its missing files."""
         self._dial = dial
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -175,8 +175,8 @@ class MachineLink:
         self._dialled = False
 
     def forward(self, near: tuple[str, int]) -> str:
-        """Have a loopback port there carried to ``near`` as seen from here, over later connections too; return
-        ``host:port`` there. A later connection has the same port, where that is free again.
+        """Forward a loopback port there to ``near`` as seen from here, also over later connections; return its
+        ``host:port`` there. A later connection uses the same port again, if it is free.
 
         Raises:
             SshError: no connection, or its SSH server does not forward.
@@ -187,8 +187,8 @@ class MachineLink:
                 self._forwards[near] = connection.forward_remote(near)
             return self._forwards[near].address
 
-    def _forward_again(self, connection: Connection) -> None:
-        """Have the ports of the connection before; one that cannot be had is asked for when it is needed."""
+    def _restore_forwards(self, connection: Connection) -> None:
+        """Restore the forwarded ports of the previous connection; one that fails is requested again when needed."""
         before, self._forwards = self._forwards, {}
         for near, forward in before.items():
             for port in (forward.port, 0):
@@ -200,7 +200,7 @@ class MachineLink:
         """Return a living connection.
 
         Raises:
-            SshError: there is none to be had.
+            SshError: the machine cannot be connected to.
         """
         with self._lock:
             if self._connection is not None and not self._connection.alive():
@@ -208,14 +208,14 @@ class MachineLink:
                 self._connection = None
             if self._connection is None:
                 self._connection = self._dial()
-                self._forward_again(self._connection)
+                self._restore_forwards(self._connection)
                 if self.host and self._dialled:
                     self.host = self._connection.peer or self.host
                 self._dialled = True
             return self._connection
 
     def follow(self, moved: MachineLink) -> None:
-        """Dial the machine where ``moved`` does from now on."""
+        """Dial the machine at the address of ``moved`` from now on."""
         with self._lock:
             self.machine, self.host, self._dial = moved.machine, moved.host, moved._dial
 
@@ -224,31 +224,31 @@ class MachineLink:
         for name, program in programs().items():
             self.connection().put(program, f"{self.root}/agent/{_version()}/{name}", mode=0o700)
 
-    def words(self, script: str, *arguments: str) -> list[str]:
+    def command(self, script: str, *arguments: str) -> list[str]:
         """Return the command line of one of the agent's programs there."""
-        return [self.python, _there(f"{self.root}/agent/{_version()}/{script}"), self.root, *arguments]
+        return [self.python, _remote_path(f"{self.root}/agent/{_version()}/{script}"), self.root, *arguments]
 
     def stream(self, script: str, *arguments: str) -> Process:
-        return self.connection().stream(self.words(script, *arguments))
+        return self.connection().stream(self.command(script, *arguments))
 
     def ask(self, *arguments: str, input: Input = None, script: str = FILES, timeout: float | None = 60.0) -> Completed:
         """Run one of the agent's programs to its end.
 
         Raises:
-            SshError: it failed; the message is its last word.
+            SshError: it failed; the message is its last line of stderr.
         """
-        done = self.connection().run(self.words(script, *arguments), input=input, timeout=timeout)
+        done = self.connection().run(self.command(script, *arguments), input=input, timeout=timeout)
         if not done.ok:
             hint = space_hint(done.problem) or "is the hosts file's python the right one for this machine?"
             raise RemoteFileError(self.name, done.problem, hint)
         return done
 
     def probe(self, modules: Sequence[str], dial: str = "") -> dict[str, Any]:
-        """Ask the machine about itself; nothing needs to be there but Python.
+        """Ask the machine for a report on itself; it needs nothing but Python.
 
         Args:
-            modules: whether it has these.
-            dial: ``HOST PORT`` that it is to connect to.
+            modules: packages to look for.
+            dial: ``HOST PORT`` that it tries to connect to.
 
         Raises:
             SshError: no connection, or no usable Python.
@@ -262,13 +262,13 @@ class MachineLink:
         return document(self.name, done.stdout)
 
     def ask_unprepared(self, *arguments: str, input: bytes | None = None, timeout: float = 60.0) -> Completed:
-        """Run the program for files once without leaving it there.
+        """Run the file program once without installing it there.
 
         Raises:
             SshError: the connection was lost.
         """
-        words = [self.python, "-c", programs()[FILES].decode(), self.root, *arguments]
-        return self.connection().run(words, input=input, timeout=timeout)
+        argv = [self.python, "-c", programs()[FILES].decode(), self.root, *arguments]
+        return self.connection().run(argv, input=input, timeout=timeout)
 
     def close(self) -> None:
         with self._lock:
@@ -278,10 +278,10 @@ class MachineLink:
 
 
 def document(machine: str, output: bytes) -> dict[str, Any]:
-    """Read the JSON object that a program of ours has printed on a machine.
+    """Parse the JSON object that one of our programs has printed on a machine.
 
     Raises:
-        SshError: it is something else.
+        SshError: the output is not a JSON object.
     """
     with contextlib.suppress(ValueError, RecursionError):
         parsed = json.loads(output)
@@ -292,7 +292,7 @@ def document(machine: str, output: bytes) -> dict[str, Any]:
 
 
 Dial = Callable[[Machine, Hosts, Trust | None], MachineLink]
-"""Gives the link to a machine of a hosts file, whose new host key the last one judges; :func:`link_to` is one."""
+"""Returns the link to a machine of a hosts file; the last argument judges an unknown host key. See :func:`link_to`."""
 
 
 def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> MachineLink:
@@ -322,7 +322,7 @@ def address_towards(host: str) -> str:
 
 @lru_cache
 def packed(*modules: str) -> str:
-    """Return modules of ours as one program, which runs ``main()`` of the last of them where none of them is."""
+    """Return several of our modules as one program, which runs ``main()`` of the last where none is installed."""
     top = Path(__file__).parents[2]
     sources = [(name, (top / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")) for name in modules]
     return _PACKED.format(packed=base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode())
@@ -330,7 +330,7 @@ def packed(*modules: str) -> str:
 
 @lru_cache
 def programs() -> dict[str, bytes]:
-    """Return the programs of the agent by the names of their files."""
+    """Return the source of the agent's programs by file name."""
     files = packed("distributed.system", "training.lease", "training.resources", "distributed.machine.agent_files")
     agent = packed("distributed.system", "training.lease", "distributed.machine.agent")
     return {AGENT: agent.encode(), FILES: files.encode()}
@@ -341,6 +341,6 @@ def _version() -> str:
     return hashlib.sha256(b"".join(programs().values())).hexdigest()[:16]
 
 
-def _there(path: str) -> str:
-    """Commands start in the home folder, and their words know no ``~``."""
+def _remote_path(path: str) -> str:
+    """Return a path without ``~``, which is not expanded in commands: they start in the home folder."""
     return f"./{path[2:]}" if path.startswith("~/") else path

@@ -1,4 +1,4 @@
-"""Carries out what is left in a run's ``requests`` folder, and says in the run's events what came of it."""
+"""Carries out the requests left in a run's ``requests`` folder, and reports their outcome as events of the run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from training.plan import RunPlan
 
 _POLL = 0.05
 _DONE = {"pause": "the run is paused after step {step}", "resume": "the run goes on", "snapshot": "of step {step}"}
-_LAST_WORD = 30.0
-"""Seconds to wait for the end of a worker that was lost before another one takes its place, and for the others to say
-that they count on a machine that they did not know."""
+_SETTLE_TIMEOUT = 30.0
+"""Seconds to wait for the end of a lost worker before its replacement starts, and for the other members to acknowledge
+a new machine."""
 
 Note = Callable[[Event], object]
 
@@ -28,34 +28,34 @@ class RunMachines(Protocol):
     """The machines of a run."""
 
     def ranks(self, machine: str) -> tuple[int, ...]:
-        """Return the members on a machine.
+        """Return the ranks on a machine.
 
         Raises:
-            BadInput: it is not one of the run.
+            BadInput: the run has no such machine.
         """
         ...
 
-    def letting_go(self, machine: str) -> tuple[int, ...]:
-        """Return the members that leave with a machine.
+    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
+        """Return the ranks that leave with a machine.
 
         Raises:
-            BadInput: it is not one of the run, or the run cannot do without it.
+            BadInput: the run has no such machine, or cannot continue without it.
         """
         ...
 
-    def bring(self, request: Request) -> tuple[int, ...]:
-        """Make a machine ready for the workers of a run, with code and data, and return its members.
+    def prepare(self, request: Request) -> tuple[int, ...]:
+        """Prepare a machine for workers of the run, with code and data, and return its ranks.
 
-        One that the run did not know is announced to it.
+        A new machine is announced to the run.
 
         Raises:
-            MusterError: it cannot be had.
+            MusterError: it cannot take part.
         """
         ...
 
 
 class LocalMachines:
-    """A run on this machine: its members by their names; nothing needs to be brought."""
+    """The members of a run on this machine only, by name; nothing needs to be prepared."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._names = {member.name: member.rank for member in plan.members}
@@ -65,18 +65,18 @@ class LocalMachines:
             raise BadInput(f"no member '{machine}' in this run", f"known: {', '.join(self._names)}")
         return (self._names[machine],)
 
-    def letting_go(self, machine: str) -> tuple[int, ...]:
+    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
         return self.ranks(machine)
 
-    def bring(self, request: Request) -> tuple[int, ...]:
+    def prepare(self, request: Request) -> tuple[int, ...]:
         return self.ranks(request.machine)
 
 
-class RequestDesk:
-    """Give it every event of the run, and :meth:`poll` or :meth:`open` it.
+class RequestServer:
+    """Serves the requests of one run; call it with every event of the run, and :meth:`poll` or :meth:`open` it.
 
     Args:
-        note: writes an event into the run's log; called from any thread.
+        note: writes an event to the run's log; called from any thread.
     """
 
     def __init__(self, run: LocalRun, run_dir: Path, note: Note, machines: RunMachines) -> None:
@@ -85,31 +85,31 @@ class RequestDesk:
         self._note = note
         self._machines = machines
         self._lock = threading.RLock()
-        self._one_at_a_time = threading.Lock()
+        self._adding = threading.Lock()
         self._book = RequestBook()
         self._closed = threading.Event()
 
     def open(self) -> None:
-        """Look for requests in a thread of its own until the run has ended."""
+        """Poll for requests in a background thread until the run has ended."""
 
-        def look() -> None:
+        def poll_repeatedly() -> None:
             while not self._closed.wait(_POLL):
                 self.poll()
 
-        threading.Thread(target=look, name="requests", daemon=True).start()
+        threading.Thread(target=poll_repeatedly, name="requests", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more requests. Idempotent."""
+        """Stop taking requests. Idempotent."""
         self._closed.set()
 
     # ------------------------------------------------------------------------------------------------------- requests
 
     def poll(self) -> None:
-        """Carry out what was asked for since the last time."""
+        """Carry out the requests that have arrived since the last call."""
         for request in take_requests(self._run_dir):
             try:
                 self._accept(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a stop that is asked for next must be heard
+            except Exception as error:  # noqa: BLE001 - whatever it is, a later request to stop must still be served
                 with self._lock:
                     reason = _reason(error)
                     self._tell(*(self._book.end(request, "refused", reason) or [request.event("refused", reason)]))
@@ -117,7 +117,7 @@ class RequestDesk:
     def _accept(self, request: Request) -> None:
         if request.action == "add":
             self._run.check_changeable()
-        leaving = self._machines.letting_go(request.machine) if request.action == "drop" else ()
+        leaving = self._machines.leaving_ranks(request.machine) if request.action == "drop" else ()
         with self._lock:
             self._tell(self._book.accept(request))
         match request.action:
@@ -136,19 +136,19 @@ class RequestDesk:
 
     def _add(self, request: Request) -> None:
         try:
-            with self._one_at_a_time:
-                ranks = self._machines.bring(request)
-                self._make_room(ranks)
+            with self._adding:
+                ranks = self._machines.prepare(request)
+                self._clear_ranks(ranks)
                 with self._lock:
                     self._book.wait_for(request, ranks)
                     for rank in ranks:
                         self._run.admit(rank)
-        except Exception as error:  # noqa: BLE001 - the end of this thread: who asked waits for an answer
+        except Exception as error:  # noqa: BLE001 - the end of this thread: the requester waits for an answer
             self._end(request, "refused", _reason(error))
 
-    def _make_room(self, ranks: tuple[int, ...]) -> None:
-        """End what is left of a lost member, and wait until the others know one that is new."""
-        members, end = self._run.members, time.monotonic() + _LAST_WORD
+    def _clear_ranks(self, ranks: tuple[int, ...]) -> None:
+        """End what is left of a lost member, and wait until the other members know a new one."""
+        members, end = self._run.members, time.monotonic() + _SETTLE_TIMEOUT
         for rank in ranks:
             self._run.give_up(rank)
             while (members.is_going(rank) or members.unaware(rank)) and time.monotonic() < end:
@@ -160,34 +160,33 @@ class RequestDesk:
     # --------------------------------------------------------------------------------------------------------- events
 
     def __call__(self, event: Event) -> None:
-        """Note what an event means for the requests that are open."""
+        """Update the open requests from an event."""
         with self._lock:
             match event:
                 case RunEvent(status="completed" | "failed" | "cancelled"):
-                    self._last(event)
+                    self._end_all(event)
                 case MemberEvent(member=int(rank), status="left" | "lost" | "failed" | "done"):
                     self._gone(rank, event)
                 case MemberEvent(member=int(rank), status="ready", device=device) if device:
-                    self._tell(*self._book.part("add", rank, "trains with the others"))
+                    self._tell(*self._book.complete_for("add", rank, "trains with the others"))
                 case _:
                     pass
 
     def _gone(self, rank: int, event: MemberEvent) -> None:
         message = "left after a synchronisation" if event.status == "left" else event.message
-        self._tell(*self._book.part("drop", rank, message))
-        if (
-            rank in self._run.members.lost
-        ):  # else the coordinator lost the old connection of one that comes on a new one
+        self._tell(*self._book.complete_for("drop", rank, message))
+        # Otherwise the coordinator lost the old connection of a member that rejoins over a new one.
+        if rank in self._run.members.lost:
             self._tell(*self._book.refuse("add", rank, event.message or f"it is {event.status}"))
 
-    def _last(self, event: RunEvent) -> None:
-        """The run is over: nothing stays without an answer."""
+    def _end_all(self, event: RunEvent) -> None:
+        """Answer all open requests: the run is over."""
         self.close()
         self._tell(*self._book.close(event.status, f"the run is {event.status}: {event.message}".removesuffix(": ")))
         for request in take_requests(self._run_dir):
             self._tell(request.event("refused", f"the run is {event.status}"))
 
-    # ---------------------------------------------------------------------------------------------------------- words
+    # -------------------------------------------------------------------------------------------------------- answers
 
     def _end(self, request: Request, outcome: Outcome, message: str) -> None:
         with self._lock:
@@ -197,7 +196,7 @@ class RequestDesk:
         for answer in answers:
             try:
                 self._note(answer)
-            except MusterError:  # nobody writes any more of a run that is over: who asked sees that it has ended
+            except MusterError:  # the log of a finished run is closed; its end is the answer
                 if not self._closed.is_set():
                     raise
 

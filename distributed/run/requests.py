@@ -1,6 +1,6 @@
-"""What a person asks of a running run: small files in its ``requests`` folder, and what becomes of each.
+"""Requests to a running run: small files in its ``requests`` folder, and the outcome of each.
 
-Every request that is accepted comes to exactly one end.
+Every accepted request gets exactly one final outcome.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ FOLDER = "requests"
 
 
 class Request(BaseModel):
-    """One request."""
+    """One request to a run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str = Field("", exclude=True)
-    """Of its file's name."""
+    """Identifier; the stem of its file's name."""
     action: Action
     machine: str = Field("", max_length=1000)
-    """Of ``drop`` and ``add``: the machine's name."""
+    """For ``drop`` and ``add``: the machine's name."""
     entry: Machine | None = None
-    """Of ``add``: a machine that is not in the run's hosts file."""
+    """For ``add``: a machine that is not in the run's hosts file."""
 
     def event(self, outcome: Outcome, message: str = "") -> RequestEvent:
         """Return the event that reports it."""
@@ -44,9 +44,9 @@ class Request(BaseModel):
 
 
 def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machine | None = None) -> str:
-    """Ask a run for something; what becomes of it are ``request`` events with the id that is returned.
+    """Leave a request to a run; its outcome is reported by ``request`` events with the returned id.
 
-    Nobody answers where nobody works on the run any more: ask :func:`training.run_files.is_live`.
+    A run without a process never answers: check with :func:`training.run_files.is_live`.
 
     Raises:
         BadInput: no machine is named where one is needed, or the run folder cannot be written.
@@ -63,7 +63,7 @@ def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machi
 
 
 def withdraw_request(run_dir: Path, identity: str) -> bool:
-    """Take a request back; return whether nobody had taken it yet."""
+    """Withdraw a request; return whether it had not been taken yet."""
     with contextlib.suppress(OSError):
         (run_dir / FOLDER / f"{identity}.json").unlink()
         return True
@@ -71,7 +71,7 @@ def withdraw_request(run_dir: Path, identity: str) -> bool:
 
 
 def take_requests(run_dir: Path) -> list[Request]:
-    """Return what was asked for since the last time, oldest first, and remove it; nonsense is passed over."""
+    """Remove and return the requests left since the last call, oldest first; invalid ones are dropped."""
     requests: list[Request] = []
     for path in sorted((run_dir / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValidationError):
@@ -83,27 +83,26 @@ def take_requests(run_dir: Path) -> list[Request]:
 
 
 @dataclass
-class _Open:
+class _OpenRequest:
     request: Request
     waits_for: set[int] = field(default_factory=set)
-    """Of ``drop`` and ``add``: members that have still to leave or to come."""
+    """For ``drop`` and ``add``: ranks that have yet to leave or to join."""
 
 
 class RequestBook:
-    """The requests of one run.
+    """The open requests of one run.
 
-    Pause and resume take turns: what is asked for is judged by what the run will have done when all that was accepted
-    before is carried out.
+    Pause and resume alternate: a request is judged by the state that the run will have after all accepted requests.
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._paused = False
         self._stopping = False
         self._over = ""
 
     def accept(self, request: Request) -> RequestEvent:
-        """Enter a request.
+        """Accept a request.
 
         Raises:
             BadInput: it cannot be carried out; the message says why.
@@ -119,20 +118,20 @@ class RequestBook:
         if request.action in ("pause", "resume"):
             self._paused = request.action == "pause"
         self._stopping = self._stopping or request.action in ("stop", "kill")
-        self._open[request.id] = _Open(request)
+        self._open[request.id] = _OpenRequest(request)
         return request.event("accepted")
 
     def wait_for(self, request: Request, ranks: Collection[int]) -> None:
-        """A request is at its end when these members have left, or have come."""
+        """Let a request end when these ranks have left or joined."""
         if request.id in self._open:
             self._open[request.id].waits_for = set(ranks)
 
     def end(self, request: Request, outcome: Outcome, message: str = "") -> list[RequestEvent]:
-        """End a request, if it has not come to its end yet."""
+        """End a request, if it is still open."""
         return [request.event(outcome, message)] if self._open.pop(request.id, None) is not None else []
 
-    def part(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
-        """A member has left, or has come."""
+    def complete_for(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
+        """Record that a rank has left or joined; end the requests that waited only for it."""
         answers = []
         for entry in [e for e in self._open.values() if e.request.action == action and rank in e.waits_for]:
             entry.waits_for.discard(rank)
@@ -141,12 +140,12 @@ class RequestBook:
         return answers
 
     def refuse(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
-        """A member cannot do its part."""
+        """Refuse the requests that wait for a rank which cannot leave or join."""
         waiting = [e.request for e in self._open.values() if e.request.action == action and rank in e.waits_for]
         return [answer for request in waiting for answer in self.end(request, "refused", message)]
 
     def close(self, status: str, message: str) -> list[RequestEvent]:
-        """The run is over: nothing stays without an answer.
+        """Answer all open requests: the run is over.
 
         Args:
             status: ``completed``, ``failed`` or ``cancelled``.

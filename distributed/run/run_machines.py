@@ -1,4 +1,4 @@
-"""The machines of a run: which member is where, how it reaches the coordinator, who comes later."""
+"""The machines of a run: which member runs where, how it reaches the coordinator, which machines are added later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.plan import RunPlan
 
 ANY = ("0.0.0.0", "::")
 ADDED = "hosts-added.json"
-"""Machines that came while the run was on, in its folder."""
+"""File in the run folder with the machines that were added during the run."""
 
 
 def seats_of(links: Sequence[MachineLink], members: int) -> list[MachineLink]:
@@ -30,10 +30,10 @@ def seats_of(links: Sequence[MachineLink], members: int) -> list[MachineLink]:
     return [link for link in links for _ in link.machine.devices or ("",)][:members]
 
 
-def present(plan: RunPlan, seats: Sequence[MachineLink]) -> list[MachineLink | None]:
-    """Return the links by rank, ``None`` for members that are not there.
+def present_links(plan: RunPlan, seats: Sequence[MachineLink]) -> list[MachineLink | None]:
+    """Return the links by rank, ``None`` for absent members.
 
-    A machine that is not there carries no coordinator: this one does then, and is dialled on the usual route.
+    An absent machine carries no coordinator: this machine does instead, and is dialled on the default route.
     """
     links = [None if rank in plan.absent else link for rank, link in enumerate(seats)]
     coordinator = coordinator_machine(seats)
@@ -43,27 +43,27 @@ def present(plan: RunPlan, seats: Sequence[MachineLink]) -> list[MachineLink | N
     return links
 
 
-def with_places(plan: RunPlan, seats: Sequence[MachineLink | None]) -> RunPlan:
-    """Return the plan that says which members are on the machine of the coordinator.
+def with_local_members(plan: RunPlan, seats: Sequence[MachineLink | None]) -> RunPlan:
+    """Return the plan in which members on the machine of the coordinator are marked as local.
 
     Args:
-        seats: as :func:`present` returns them.
+        seats: as returned by :func:`present_links`.
     """
     links = [link for link in seats if link is not None]
     coordinator = coordinator_machine(links) if plan.has_coordinator else None
     is_local = [
         link is not None and (link.machine.here if coordinator is None else link is coordinator) for link in seats
     ]
-    members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, is_local, strict=True))
+    members = (m.model_copy(update={"local": local}) for m, local in zip(plan.members, is_local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
 
 
 def absent_ranks(plan: RunPlan, machines: Sequence[Machine], present_names: Collection[str]) -> tuple[int, ...]:
-    """Return the ranks of a plan whose machines are not among those that are there, by name.
+    """Return the ranks of a plan whose machines are not among ``present_names``.
 
     Raises:
-        BadInput: the machines have fewer devices than the plan has members, or another order: what each has written
-            there is under its rank.
+        BadInput: the machines have fewer devices than the plan has members, or another order: the snapshots on each
+            machine are stored by rank.
     """
     if plan.launch is not None:
         owners = [machines[number] for number in plan.launch.machines]
@@ -80,8 +80,8 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], present_names: Coll
     return tuple(rank for rank, machine in enumerate(owners) if machine.name not in present_names)
 
 
-def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:
-    """Say it where members that are not there hold the newest snapshot of a run alone; empty: they do not."""
+def rollback_warning(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:
+    """Return a warning where only absent members hold the newest snapshot of a run; empty otherwise."""
     newest = newest_snapshots(events)
     remaining = {rank: (step, set(live) - set(absent)) for rank, (step, live) in newest.items() if rank not in absent}
     step, resume_step = kept_step(newest), kept_step(remaining)
@@ -92,7 +92,7 @@ def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) 
 
 
 def listening_address(links: Sequence[MachineLink]) -> str:
-    """Return the address on which this machine listens for members: all that it has and will have, if any is far."""
+    """Return the address on which this machine listens for members: any address, if a member is on another machine."""
     remote_links = [link for link in links if link.host and not link.machine.here]
     if not remote_links:
         return LOOPBACK
@@ -104,14 +104,14 @@ def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
     return next((link for link in links if link.machine.carries_coordinator and not link.machine.here), None)
 
 
-class WayTo:
-    """Turns the engine's address into the one that works on a machine at the moment.
+class MachineRoute:
+    """Route of one machine to the engine: turns an address of the engine into the one to dial on that machine now.
 
     Coordinator and relay are dialled directly where that is possible; the stores of launched scripts listen on
     loopback only and are reached through an SSH forward.
 
     Args:
-        coordinator: its machine, if it is not this one.
+        coordinator: the coordinator's machine, if it is not this one.
     """
 
     def __init__(self, link: MachineLink, plan: RunPlan, coordinator: MachineLink | None = None) -> None:
@@ -122,34 +122,35 @@ class WayTo:
         self._through_ssh = link.machine.through_ssh and self._coordinator is None
 
     def __call__(self, address: str) -> str:
-        """
+        """Return the address to dial on the machine.
+
         Raises:
-            SshError: it goes through SSH, and that does not work.
+            SshError: the route goes through SSH, and forwarding fails.
         """
         host, _, port = address.rpartition(":")
-        host = self._seen_from_there(host.strip("[]"))
+        host = self._direct_address(host.strip("[]"))
         if host:
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         target = LOOPBACK if self._coordinator is None else self._coordinator.host
         return self._link.forward((target, int(port)))
 
-    def avoid(self) -> bool:
-        """Take another way than before, which leads nowhere; return whether there is one."""
+    def switch_route(self) -> bool:
+        """Switch from a route that does not work to another one; return whether there is one."""
         if self._through_ssh or self._link.machine.here or self._link is self._coordinator or not self._link.host:
             return False
         self._through_ssh = True
         return True
 
-    def _seen_from_there(self, host: str) -> str:
-        """Return the literal address to dial; empty where it goes through SSH."""
+    def _direct_address(self, host: str) -> str:
+        """Return the literal address to dial; empty where the route goes through SSH."""
         link = self._link
-        loopback = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
+        loopback = "::1" if host == "::" else LOOPBACK  # a coordinator that listens on IPv6 is dialled on IPv6
         if link is self._coordinator:
             return loopback
         if link.machine.here and self._coordinator is None:
             return loopback if host in ANY else host
         if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
-            return ""  # of a launched script the relay is for all, and the store is not
+            return ""  # a launched script's relay is reachable for all, its store is not
         if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):
             return self._chosen
         if self._coordinator is not None:
@@ -160,15 +161,15 @@ class WayTo:
 def check_newcomer(
     entry: Machine, links: Sequence[MachineLink], ssh_config: str, plan: RunPlan, required_bytes: int
 ) -> MachineLink:
-    """Return the link to a machine that may take part beside those of ``links``.
+    """Check a machine that is to join a run, and return the link to it.
 
     Args:
-        links: machines that take part, to compare it with: it must be none of them, and have the same torch.
-        ssh_config: of the run's hosts file.
-        room: bytes that the run brings along.
+        links: participating machines to compare it with: it must be none of them, and have the same torch.
+        ssh_config: SSH configuration of the run's hosts file.
+        required_bytes: bytes that the run sends to it.
 
     Raises:
-        NotReady: it cannot; the message says why, the hint what to do.
+        NotReady: it cannot join; the message says why, the hint what to do.
     """
     machines = (*(link.machine for link in links), entry)
     readiness = check(
@@ -187,20 +188,20 @@ def check_newcomer(
     return newcomer.link
 
 
-def reach(
+def ensure_reachable(
     link: MachineLink,
     ssh_config: str,
     run_dir: Path,
     search: Callable[[Machine, Hosts], str] = search_one,
     dial: Dial = link_to,
 ) -> str:
-    """See that a machine of a run can be reached, and search it by its host key where it is not at its address.
+    """Connect to a machine of a run; where it is not at its address, search for it by its host key.
 
     Returns:
-        The address where it was found, which the run's hosts file then has; empty: it is where it was.
+        The new address, which is recorded in the run's hosts file; empty: the machine has not moved.
 
     Raises:
-        SshError: it is nowhere.
+        SshError: it was not found.
     """
     try:
         link.connection()
@@ -211,13 +212,13 @@ def reach(
             raise
         link.follow(dial(link.machine.model_copy(update={"found_at": address}), hosts, None))
         link.connection()
-        _note_address(run_dir, link.name, address)
+        _record_address(run_dir, link.name, address)
         return address
     return ""
 
 
-def _note_address(run_dir: Path, name: str, address: str) -> None:
-    """Write where a machine is into the run's hosts file, for whoever asks or resumes later."""
+def _record_address(run_dir: Path, name: str, address: str) -> None:
+    """Record the new address of a machine in the run's hosts files, for later requests and resumes."""
     for path in (run_dir / RUN_HOSTS, run_dir / ADDED):
         with contextlib.suppress(BadInput):
             hosts = load_hosts(path)
@@ -226,15 +227,15 @@ def _note_address(run_dir: Path, name: str, address: str) -> None:
                 save_hosts(hosts.model_copy(update={"machines": tuple(entries)}), path)
 
 
-def note_added(run_dir: Path, entry: Machine, ssh_config: str) -> None:
-    """Record a machine in the run folder, so that a later search for what is left of the run includes it."""
+def record_added_machine(run_dir: Path, entry: Machine, ssh_config: str) -> None:
+    """Record an added machine in the run folder, so that a later clean-up of the run includes it."""
     others = added_machines(run_dir)
     if entry.name not in {machine.name for machine in others}:
         save_hosts(Hosts(machines=(*others, entry), ssh_config=ssh_config), run_dir / ADDED)
 
 
 def added_machines(run_dir: Path) -> tuple[Machine, ...]:
-    """Return the machines that came while a run was on."""
+    """Return the machines that were added during a run."""
     with contextlib.suppress(BadInput):
         if (run_dir / ADDED).is_file():
             return load_hosts(run_dir / ADDED).machines
@@ -242,7 +243,7 @@ def added_machines(run_dir: Path) -> tuple[Machine, ...]:
 
 
 def all_hosts(run_dir: Path) -> Hosts:
-    """Return all machines that a run has ever had.
+    """Return all machines that have ever taken part in a run.
 
     Raises:
         BadInput: its hosts file cannot be read.
@@ -254,11 +255,11 @@ def all_hosts(run_dir: Path) -> Hosts:
 
 
 class StartWatch:
-    """Which members are missing while a run starts, and why. Takes the events of the start, from any thread.
+    """Tracks which members are missing while a run starts, and why, from its events; thread-safe.
 
     Args:
-        names: of the members, by rank.
-        absent: ranks that nobody waits for.
+        names: names of the members, by rank.
+        absent: ranks that are not waited for.
     """
 
     def __init__(self, names: Sequence[str], absent: Collection[int] = ()) -> None:
@@ -267,7 +268,7 @@ class StartWatch:
         self._status: dict[int, str] = {}
         self._work: dict[int, ProgressEvent] = {}
         self.begun = False
-        """Whether the members have come together."""
+        """Whether all members have joined and the run has begun."""
 
     def __call__(self, event: Event) -> None:
         with self._lock:

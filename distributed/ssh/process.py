@@ -108,7 +108,7 @@ class Process(ABC):
     machine: str
     ran: CommandRecord | None = None
     """Its line in the log of commands."""
-    _rest = b""
+    _buffer = b""
     """What was read and not yet handed out."""
 
     @property
@@ -137,7 +137,7 @@ class Process(ABC):
         """Close its streams; a process over there that ignores that goes on running."""
 
     @abstractmethod
-    def _more(self, timeout: float | None) -> bytes:
+    def _read_chunk(self, timeout: float | None) -> bytes:
         """Return what stdout gives next, nothing at its end; TimeoutError where nothing comes in time."""
 
     def read(self, timeout: float | None = None) -> bytes:
@@ -146,8 +146,8 @@ class Process(ABC):
         Raises:
             TimeoutError: nothing came within ``timeout`` seconds.
         """
-        data, self._rest = self._rest, b""
-        return data or self._more(timeout)
+        data, self._buffer = self._buffer, b""
+        return data or self._read_chunk(timeout)
 
     def read_line(self, timeout: float | None = None) -> bytes:
         """Return the next line of stdout with its newline, nothing at the end; the last line may lack the newline.
@@ -157,14 +157,14 @@ class Process(ABC):
         """
         end = None if timeout is None else time.monotonic() + timeout
         searched = 0
-        while (position := self._rest.find(b"\n", searched)) < 0 and len(self._rest) < MAX_LINE:
-            searched = len(self._rest)
-            chunk = self._more(_left(end))
+        while (position := self._buffer.find(b"\n", searched)) < 0 and len(self._buffer) < MAX_LINE:
+            searched = len(self._buffer)
+            chunk = self._read_chunk(_left(end))
             if not chunk:
                 break
-            self._rest += chunk
-        cut = min(position + 1 if position >= 0 else len(self._rest), MAX_LINE)
-        line, self._rest = self._rest[:cut], self._rest[cut:]
+            self._buffer += chunk
+        cut = min(position + 1 if position >= 0 else len(self._buffer), MAX_LINE)
+        line, self._buffer = self._buffer[:cut], self._buffer[cut:]
         return line
 
     def communicate(self, input: Input, timeout: float | None) -> Completed:
@@ -265,7 +265,7 @@ class RemoteProcess(Process):
             while data := self.channel.recv_stderr(CHUNK):
                 self._stderr = (self._stderr + data)[-STDERR_KEPT:]
 
-    def _more(self, timeout: float | None) -> bytes:
+    def _read_chunk(self, timeout: float | None) -> bytes:
         if self._started:
             return self._take(timeout)
         end = None if timeout is None else time.monotonic() + timeout

@@ -1,6 +1,6 @@
 """The messages to an agent and from it.
 
-What it says is read line by line and with bounds, for a machine is checked for who it is and not believed.
+An agent's messages are validated line by line and bounded: a machine is authenticated, but its data is not trusted.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ class AgentTimeouts:
     """All timeouts, in seconds."""
 
     lease: float = 30.0
-    """The machine stops its worker when it has heard nothing for so long."""
+    """Silence after which the machine stops its worker."""
     grace: float = 5.0
-    """Time of the worker to write its snapshot then."""
+    """Time that the worker then has to write its snapshot."""
     beat: float = 1.0
     silence: float = 8.0
-    """A connection that has carried nothing for so long is given up and made again."""
+    """Silence after which a connection is closed and made again."""
     margin: float = 5.0
-    """What a worker that cannot be reached is given beyond that."""
+    """Extra time for a worker that cannot be reached."""
 
     @property
     def give_up(self) -> float:
-        """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
+        """Time after which an unreachable worker counts as lost: its machine has stopped it by then."""
         return self.lease + self.grace + self.margin
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a machine is to run."""
+    """The program that a machine is to run: a worker or the coordinator."""
 
     run_id: str
     rank: int
     plan: bytes
-    """The plan as it is there."""
+    """The plan with the paths of that machine."""
     links: Mapping[str, str]
-    """Folders of the machine, from Muster's folder there, by their place under the worker's own."""
+    """Folders of the machine, relative to Muster's folder, by their path under the worker's folder."""
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "training.worker"
-    place: str = ""
-    """Its folder beside those of the other members; empty: the rank."""
-    words: tuple[str, ...] | None = None
+    folder: str = ""
+    """Name of its folder among those of the members; empty: the rank."""
+    arguments: tuple[str, ...] | None = None
     """Arguments of the module; ``None``: those of a worker."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """More files of its folder, readable by its user only."""
+    """Additional files of its folder, readable by its user only."""
     brings: str = "model"
-    """Its folder that is brought here when it has ended well; empty: none."""
+    """Subfolder that is fetched after success; empty: none."""
     resumes: bool = True
-    """Whether it may go on later with what its folder holds; else that is brought here and removed however it ends."""
+    """Whether it may be resumed from its folder; else that is fetched and removed however it ends."""
 
 
 def assigned(
     plan: RunPlan, links: Mapping[str, str], rank: int, threads: int, module: str = Assignment.module
 ) -> Assignment:
-    """Return what a machine is to run as a member of a plan."""
+    """Return the assignment of a member of a plan."""
     environment = {"TOKENIZERS_PARALLELISM": "false", **thread_limits(threads)}
     return Assignment(plan.run_id, rank, plan.model_dump_json().encode(), links, environment, module)
 
@@ -73,7 +73,7 @@ def assigned(
 def assigned_coordinator(
     run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path
 ) -> Assignment:
-    """Return what the machine of the coordinator is to run; paths in its configuration become those there."""
+    """Return the assignment of the coordinator; paths in its configuration are rewritten for its machine."""
     remote_config = {**config, "address": "0.0.0.0", "certificates": "secrets/coordinator"}
     keys = {f"secrets/coordinator/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
     return Assignment(
@@ -83,25 +83,25 @@ def assigned_coordinator(
         links=links,
         environment=thread_limits(1),
         module="training.exchange.coordinator_main",
-        place="coordinator",
-        words=("--config", "secrets/coordinator.json"),
+        folder="coordinator",
+        arguments=("--config", "secrets/coordinator.json"),
         files={"secrets/coordinator.json": json.dumps(remote_config).encode(), **keys},
         brings="",
     )
 
 
 class AgentHello(BaseModel):
-    """The first line after it was attached to."""
+    """The first line of an agent after attaching to it."""
 
     model_config = ConfigDict(frozen=True)
 
     commands: Count = 0
-    """How many it has carried out."""
+    """Number of commands that it has carried out."""
     gone: bool = False
 
     @classmethod
     def parse(cls, line: bytes) -> AgentHello:
-        """Raises ``ValueError`` where something else than an agent answers."""
+        """Parse the line; raises ``ValueError`` where something else than an agent answers."""
         try:
             return cls.model_validate_json(line)
         except ValidationError:
@@ -109,13 +109,13 @@ class AgentHello(BaseModel):
 
 
 class Record(BaseModel):
-    """Any other line: a beat, which has no number, or the next record of the agent's spool."""
+    """Any other line of an agent: a beat, which has no number, or the next record of its spool."""
 
     model_config = ConfigDict(frozen=True)
 
     seq: Count = 0
     event: str = ""
-    """A line of the worker."""
+    """An event line of the worker."""
     log: str = ""
     pid: int | None = Field(None, ge=1, lt=1 << 31)
     end: int | None = Field(None, ge=-255, le=255)

@@ -1,6 +1,6 @@
-"""A worker on another machine: the face of a local one, over SSH and the machine's agent.
+"""A worker on another machine, with the interface of a local one, over SSH and the machine's agent.
 
-The connection may come and go; the worker goes on. Whoever reads :meth:`RemoteWorker.lines` sees every event once.
+The connection may be lost and made again while the worker runs on. :meth:`RemoteWorker.lines` yields every event once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
-from distributed.workers.rendezvous import Reach, RendezvousUpdates, SameEverywhere
+from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameAddress
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
@@ -35,13 +35,13 @@ from training.processes import WAITING
 from training.stopping import ProgressMonitor
 
 LOST = 255
-"""Exit code of a worker of which nothing is known any more."""
+"""Exit code of a lost worker."""
 LOG_BUDGET = 64 << 20
-"""Bytes of a worker's log that are kept here."""
-_OLD_NEWS = 3.0
-"""Seconds of a new connection in which what comes may have waited for it."""
-_LOOK = 0.1
-"""Seconds between two looks at whether a worker that is not started yet is still wanted."""
+"""Bytes of a worker's log that are kept on this machine."""
+_BACKLOG_SECONDS = 3.0
+"""Seconds after connecting in which events may have waited for the connection."""
+_POLL = 0.1
+"""Seconds between two checks of whether a worker that has not started yet is still wanted."""
 _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 
 
@@ -52,22 +52,22 @@ class RemoteWorker:
     link: MachineLink
     assignment: Assignment
     log: BinaryIO
-    """Takes what the worker writes to stderr."""
+    """Receives the worker's stderr."""
     run_dir: Path
-    """Run folder here; a model that the worker saved comes into it."""
+    """Local run folder, which receives the model that the worker saved."""
     secrets: Path
-    """Folder here that will hold ``member-<rank>/`` when the address is sent."""
-    reach: Reach = SameEverywhere()
-    """Turns the engine's address into the one to use there."""
+    """Local folder that holds ``member-<rank>/`` by the time the address is sent."""
+    route: EngineRoute = SameAddress()
+    """Turns an address of the engine into the one to dial on the machine."""
     timeouts: AgentTimeouts = AgentTimeouts()
     ready: Future[None] | None = None
-    """The worker is started when it is done; its failure is the worker's."""
+    """Completed when the machine is prepared; the worker starts then, and fails with its failure."""
     delivers: Callable[[], bool] = lambda: True
-    """Waits until it is known whether this worker's model is the run's."""
+    """Blocks until it is known whether this worker's model becomes the run's."""
     keep: Future[bool] | None = None
-    """Whether the run still needs what is there after this worker has come to its end, as soon as that is known."""
+    """Resolves to whether the run still needs the worker's files on the machine after its end."""
     log_budget: int = LOG_BUDGET
-    """Bytes of the log that are kept."""
+    """Bytes of the worker's log that are kept."""
 
     def __post_init__(self) -> None:
         self.pid = 0
@@ -80,9 +80,9 @@ class RemoteWorker:
         self._logged = 0
         self._code: int | None = None
         self._done = threading.Event()
-        self._gone = threading.Event()
+        self._agent_ended = threading.Event()
         self._broken: MusterError | None = None
-        self._rendezvous = RendezvousUpdates(self.reach)
+        self._rendezvous = RendezvousUpdates(self.route)
         self._attached = -math.inf
 
     # ------------------------------------------------------------------------------------------------ as a worker
@@ -100,7 +100,7 @@ class RemoteWorker:
         self._post({"files": self._certificates(), "worker": rendezvous})
 
     def _send_new_rendezvous(self, get_update: Callable[[], dict[str, str]]) -> str:
-        """Tell the worker where coordinator and relay are, if there is news; return what there is to say of it."""
+        """Send the worker changed addresses of coordinator and relay, if any; return a note for the log."""
         try:
             update = get_update()
         except MusterError as error:
@@ -116,13 +116,13 @@ class RemoteWorker:
         self._post({"signal": int(number)})
 
     def told(self, event: Event) -> Event:
-        """Note how long steps and snapshots take; add the machine's name to errors, whose paths and devices are that
-        machine's."""
+        """Note how long steps and snapshots take; add the machine's name to errors, whose paths are of that machine."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
-        is_current = time.monotonic() - self._attached > _OLD_NEWS  # else it was said while the connection was broken
+        # An event right after connecting may have been written while the connection was broken.
+        is_current = time.monotonic() - self._attached > _BACKLOG_SECONDS
         if isinstance(event, WarningEvent) and event.unreached and is_current:
-            get_update = functools.partial(self._rendezvous.instead_of, event.unreached)
+            get_update = functools.partial(self._rendezvous.replace_address, event.unreached)
             threading.Thread(target=self._send_new_rendezvous, args=(get_update,), daemon=True).start()  # SSH may block
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
@@ -142,8 +142,8 @@ class RemoteWorker:
         return self._done.is_set()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until its agent knows that too; return whether it does."""
-        return self._gone.wait(timeout)
+        """Wait until its agent has been dismissed too; return whether it has."""
+        return self._agent_ended.wait(timeout)
 
     def lines(self) -> Iterator[bytes]:
         try:
@@ -152,11 +152,11 @@ class RemoteWorker:
                 self._lose("ended before it was started")
                 return
             document = json.dumps(self._document()).encode() + b"\n"
-            self.link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
+            self.link.ask("start", *self._folder, input=document, script=AGENT, timeout=30.0)
             yield from self._follow()
             if self._over and self.assignment.brings:
-                patience, name = self.timeouts.give_up, self.assignment.brings
-                fetch_model(self.link, *self._place, self.run_dir, patience, self.delivers, name)
+                timeout, name = self.timeouts.give_up, self.assignment.brings
+                fetch_model(self.link, *self._folder, self.run_dir, timeout, self.delivers, name)
         except (MusterError, OSError) as error:
             yield self._failure(error)
             self._code = int(ExitCode.NOT_READY)
@@ -164,10 +164,10 @@ class RemoteWorker:
             if self._code is None:
                 self._lose("its supervisor stopped listening")
             if self.keep is None or self._code != ExitCode.DONE:
-                self._say_goodbye()
-                self._gone.set()
+                self._dismiss_agent()
+                self._agent_ended.set()
             else:
-                threading.Thread(target=self._stay, args=(self.keep,), daemon=True).start()
+                threading.Thread(target=self._keep_agent_alive, args=(self.keep,), daemon=True).start()
             self._done.set()
 
     def _failure(self, error: MusterError | OSError) -> bytes:
@@ -178,8 +178,8 @@ class RemoteWorker:
     # ------------------------------------------------------------------------------------------------------ start
 
     @property
-    def _place(self) -> tuple[str, str]:
-        return self.assignment.run_id, self.assignment.place or str(self.assignment.rank)
+    def _folder(self) -> tuple[str, str]:
+        return self.assignment.run_id, self.assignment.folder or str(self.assignment.rank)
 
     def _wait_until_ready(self) -> bool:
         """Return whether the worker is to be started; a run that ends does not wait for files under way.
@@ -187,23 +187,23 @@ class RemoteWorker:
         Raises:
             MusterError: the machine could not be made ready.
         """
-        while self.ready is not None and not self._unwanted and wait([self.ready], _LOOK).not_done:
+        while self.ready is not None and not self._unwanted and wait([self.ready], _POLL).not_done:
             continue
         if self.ready is not None and not self._unwanted:
             self.ready.result()
         return not self._unwanted
 
     def _document(self) -> dict[str, Any]:
-        options = {"--plan": "plan.json", "--rank": self._place[1], "--run-dir": "{folder}", "--secrets": "secrets"}
-        usual = [word for pair in options.items() for word in pair]
-        words = usual if self.assignment.words is None else self.assignment.words
+        options = {"--plan": "plan.json", "--rank": self._folder[1], "--run-dir": "{folder}", "--secrets": "secrets"}
+        defaults = [word for pair in options.items() for word in pair]
+        arguments = defaults if self.assignment.arguments is None else self.assignment.arguments
         files = {"plan.json": self.assignment.plan, **self.assignment.files}
         return {
-            "argv": ["{python}", "-m", self.assignment.module, *words],
+            "argv": ["{python}", "-m", self.assignment.module, *arguments],
             "env": {"PYTHONPATH": _PYTHONPATH, **self.assignment.environment},
             "defaults": WAITING,
-            "files": {name: _encoded(content) for name, content in files.items()},
-            "links": {place: join(self.link.root, folder) for place, folder in self.assignment.links.items()},
+            "files": {path: _encoded(content) for path, content in files.items()},
+            "links": {path: join(self.link.root, folder) for path, folder in self.assignment.links.items()},
             "lease": self.timeouts.lease,
             "grace": self.timeouts.grace,
         }
@@ -225,7 +225,7 @@ class RemoteWorker:
                     last_heard, pause = time.monotonic(), 0.1
                     if is_disconnected:
                         is_disconnected = False
-                        change = self._send_new_rendezvous(self._rendezvous.news)
+                        change = self._send_new_rendezvous(self._rendezvous.update)
                         yield self._note(f"{self.link.name}: reconnected{change}")
                     line = self.take(record)
                     if line:
@@ -239,10 +239,10 @@ class RemoteWorker:
             except (MusterError, OSError, ValueError) as error:
                 problem = str(error) or f"{self.link.name} does not answer"
             self._raise_broken()
-            # One that is not wanted any more is ended by its lease where we cannot do it.
-            patience = self.timeouts.silence if self._unwanted else self.timeouts.give_up
-            if time.monotonic() - last_heard > patience:
-                self._lose(f"could not be reached for {patience:.0f} s")
+            # A worker that is no longer wanted is ended by its lease where we cannot reach it.
+            timeout = self.timeouts.silence if self._unwanted else self.timeouts.give_up
+            if time.monotonic() - last_heard > timeout:
+                self._lose(f"could not be reached for {timeout:.0f} s")
                 return
             if not is_disconnected:
                 is_disconnected = True
@@ -251,7 +251,7 @@ class RemoteWorker:
             pause = min(2 * pause, 2.0)
 
     def _raise_broken(self) -> None:
-        """Say why it was killed, where it had no way to the others.
+        """Raise the reason why it was killed, where it had no route to the coordinator.
 
         Raises:
             MusterError: it had none.
@@ -263,14 +263,14 @@ class RemoteWorker:
         return to_line(WarningEvent(member=self.assignment.rank, message=message)).encode()
 
     def _records(self) -> Iterator[Record]:
-        """Attach to the agent and yield what it says.
+        """Attach to the agent and yield its records.
 
         Raises:
             SshError, TimeoutError, ValueError: the connection is lost, silent, or not one to an agent.
-            ValidationError: the agent says what no agent says.
+            ValidationError: the agent sent an invalid record.
         """
-        after, patience = str(self._seen), str(self.timeouts.lease)
-        with contextlib.closing(self.link.stream(AGENT, "attach", *self._place, after, patience)) as process:
+        after, timeout = str(self._seen), str(self.timeouts.lease)
+        with contextlib.closing(self.link.stream(AGENT, "attach", *self._folder, after, timeout)) as process:
             greeting = process.read_line(self.timeouts.silence)
             if not greeting:  # ended before it was attached
                 return
@@ -278,7 +278,7 @@ class RemoteWorker:
             if hello.gone:
                 self._lose("its agent is gone")
                 with contextlib.suppress(SshError):
-                    self.link.ask("forget", *self._place)
+                    self.link.ask("forget", *self._folder)
                 return
             self._attached = time.monotonic()
             stop = threading.Event()
@@ -293,7 +293,7 @@ class RemoteWorker:
                     self._changed.notify_all()
 
     def take(self, record: Record) -> bytes:
-        """Take one record in; return the event line in it."""
+        """Process one record; return the event line in it, if any."""
         if record.seq <= self._seen:
             return b""
         self._seen = record.seq
@@ -342,30 +342,30 @@ class RemoteWorker:
 
     # -------------------------------------------------------------------------------------------------------- end
 
-    def _say_goodbye(self) -> None:
-        """Let the agent go; where it cannot be told, its lease ends it."""
+    def _dismiss_agent(self) -> None:
+        """Dismiss the agent; where it cannot be reached, it ends with its lease."""
         if self._code == LOST:
             return
         self._post({"bye": True, "keep": not self._over})
-        self._hear_out()
+        self._drain_records()
 
-    def _stay(self, keep: Future[bool]) -> None:
-        """Renew the lease until it is known what becomes of the run: one that fails is resumed with what is there."""
-        keep.add_done_callback(lambda known: self._post({"bye": True, "keep": known.result()}))
-        self._hear_out()
+    def _keep_agent_alive(self, keep: Future[bool]) -> None:
+        """Renew the lease until the run's outcome is known: a failed run is resumed from the files on the machine."""
+        keep.add_done_callback(lambda decided: self._post({"bye": True, "keep": decided.result()}))
+        self._drain_records()
         while not keep.done():  # the connection broke
-            time.sleep(_LOOK)
-            self._hear_out()
-        self._gone.set()
+            time.sleep(_POLL)
+            self._drain_records()
+        self._agent_ended.set()
 
     @property
     def _over(self) -> bool:
-        """Whether nothing goes on with what its folder holds."""
+        """Whether its folder is not needed any more."""
         ends = (ExitCode.DONE,) if self.assignment.resumes else (ExitCode.DONE, ExitCode.RUN_FAILED, ExitCode.STOPPED)
         return self._code in ends
 
-    def _hear_out(self) -> None:
-        """Listen until the agent ends or is gone."""
+    def _drain_records(self) -> None:
+        """Read records until the agent ends or is gone."""
         with contextlib.suppress(MusterError, OSError, ValueError):
             for _ in self._records():
                 continue
@@ -373,23 +373,23 @@ class RemoteWorker:
 
 @dataclass(eq=False)
 class RemoteCoordinator(RemoteWorker):
-    """The coordinator of a run on another machine than this one: a :class:`training.local_engine.CoordinatorHandle`."""
+    """The coordinator of a run on another machine: a :class:`training.local_engine.CoordinatorHandle`."""
 
     note: Callable[[Event], object] = lambda event: None
-    """Told of a connection that was lost, and of what else is not the coordinator's own word."""
+    """Called with events about the connection, which are not the coordinator's own."""
 
     def lines(self) -> Iterator[bytes]:
-        """Lines of its standard output: first ``{"port": N}``, then events."""
+        """Yield the lines of its standard output: first ``{"port": N}``, then events."""
         begun = False
         for line in super().lines():
             begun = begun or line.startswith(b'{"port"')
             if begun:
                 yield line
-            else:  # of the connection, before the coordinator has said anything
+            else:  # an event about the connection, before the coordinator's first line
                 self.note(from_line(line))
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End it and wait until its machine has nothing of it left; its lease ends what cannot be told."""
+        """End the coordinator and wait until nothing of it is left on its machine; else its lease ends it."""
         self.signal(signal.SIGTERM)
         if not self.wait(timeout):
             self.signal(signal.SIGKILL)

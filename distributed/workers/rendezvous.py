@@ -1,81 +1,81 @@
-"""Where a worker on another machine reaches coordinator and relay, and when it has to be told anew."""
+"""Addresses at which a remote worker reaches coordinator and relay, and the messages that update them."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 
-class Reach(Protocol):
-    """How a machine dials coordinator and relay; it may change while the run is on."""
+class EngineRoute(Protocol):
+    """How a machine dials coordinator and relay; may change during the run."""
 
     def __call__(self, address: str) -> str:
-        """Turn the engine's address into the one to use there at the moment.
+        """Turn an address of the engine into the one to dial on the machine now.
 
         Raises:
-            MusterError: none works.
+            MusterError: no route works.
         """
         ...
 
-    def avoid(self) -> bool:
-        """Take another way than before, which leads nowhere; return whether there is one."""
+    def switch_route(self) -> bool:
+        """Switch from a route that does not work to another one; return whether there is one."""
         ...
 
 
-class SameEverywhere:
-    """The engine's own addresses."""
+class SameAddress:
+    """Route of a machine that dials the engine's own addresses."""
 
     def __call__(self, address: str) -> str:
         return address
 
-    def avoid(self) -> bool:
+    def switch_route(self) -> bool:
         return False
 
 
 class RendezvousUpdates:
-    """What one worker was told.
+    """The addresses last sent to one worker, and the messages that change them.
 
     Args:
-        reach: of its machine.
+        route: from the worker's machine to the engine.
     """
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    def __init__(self, route: EngineRoute) -> None:
+        self._route = route
         self._engine: tuple[str, str] | None = None
         self._sent: tuple[str, str] | None = None
 
     def begin(self, address: str, relay: str) -> dict[str, str]:
-        """Take the engine's addresses of coordinator and relay; return the message that tells the worker its own.
+        """Set the engine's addresses of coordinator and relay; return the message with the addresses for the worker.
 
         Raises:
-            MusterError: it cannot reach them.
+            MusterError: the machine cannot reach them.
         """
         self._engine = address, relay
-        return self._message(self._reached(self._engine))
+        return self._message(self._addresses_for(self._engine))
 
-    def news(self) -> dict[str, str]:
-        """Return the message that tells the worker what has changed; an empty one where nothing has.
-
-        Raises:
-            MusterError: it cannot reach them any more.
-        """
-        if self._engine is None or (reached := self._reached(self._engine)) == self._sent:
-            return {}
-        return {"command": "redial", **self._message(reached)}
-
-    def instead_of(self, address: str) -> dict[str, str]:
-        """Return the message that sends the worker elsewhere than to an address that leads nowhere: to a new one, else
-        another way; an empty one where there is none.
+    def update(self) -> dict[str, str]:
+        """Return the message with changed addresses; empty where nothing has changed.
 
         Raises:
-            MusterError: it cannot reach them any more.
+            MusterError: the machine cannot reach them any more.
         """
-        if self._sent is None or self._sent[0] != address:  # said before it heard of another one
+        if self._engine is None or (addresses := self._addresses_for(self._engine)) == self._sent:
             return {}
-        news = self.news()
-        return self.news() if not news and self._reach.avoid() else news
+        return {"command": "redial", **self._message(addresses)}
 
-    def _reached(self, engine: tuple[str, str]) -> tuple[str, str]:
-        address, relay = (self._reach(one) if one else "" for one in engine)
+    def replace_address(self, address: str) -> dict[str, str]:
+        """Return the message that replaces an unreachable address, by a changed one, else by another route; empty where
+        there is none.
+
+        Raises:
+            MusterError: the machine cannot reach them any more.
+        """
+        if self._sent is None or self._sent[0] != address:  # reported before it received another one
+            return {}
+        message = self.update()
+        return self.update() if not message and self._route.switch_route() else message
+
+    def _addresses_for(self, engine: tuple[str, str]) -> tuple[str, str]:
+        address, relay = (self._route(part) if part else "" for part in engine)
         return address, relay
 
     def _message(self, addresses: tuple[str, str]) -> dict[str, str]:

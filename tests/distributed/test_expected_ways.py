@@ -10,7 +10,7 @@ from scripted_connection import undialled
 
 from app.cli.measure import remark_lines
 from app.plan_table import explanation_lines, summary_lines
-from distributed.launcher import expected_ways
+from distributed.launcher import expected_routes
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import MeasurementResult
 from distributed.planning.document import Candidate, Choice, Job, MemberSetting, Planning, Settings
@@ -25,7 +25,7 @@ def said(pairs: list[PairFigures], *names: str, engine: Any = "mesh") -> list[st
     machines = cast("Any", [(undialled(name), None) for name in (*names, "unused")])
     members = tuple(MemberSetting(name=name, batch_size=1) for name in names)
     chosen = Settings(options={}, members=members, engine=engine)
-    return [sentence(reason) for reason in expected_ways(chosen, pairs, machines)]
+    return [sentence(reason) for reason in expected_routes(chosen, pairs, machines)]
 
 
 def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> None:
@@ -66,7 +66,7 @@ def test_plan_and_explanation_tell_it() -> None:
     way = Candidate(choice=Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b")))
     machines = cast("Any", [(undialled(name), None) for name in "ab"])
     members = tuple(MemberSetting(name=name, batch_size=1) for name in "ab")
-    reasons = tuple(expected_ways(Settings(options={}, members=members, engine="mesh"), [pair("a", "b")], machines))
+    reasons = tuple(expected_routes(Settings(options={}, members=members, engine="mesh"), [pair("a", "b")], machines))
     job = Job(trainable=10, total=10, samples=100)
     planning = Planning(job=job, preference="fastest", ranking=(way,), chosen=0, reasons=reasons)
     for told in (summary_lines(planning), explanation_lines(planning)):

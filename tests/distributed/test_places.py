@@ -13,7 +13,7 @@ from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.run import run_machines
-from distributed.run.run_machines import StartWatch, WayTo, reach, seats_of, with_places
+from distributed.run.run_machines import MachineRoute, StartWatch, ensure_reachable, seats_of, with_local_members
 from distributed.ssh.errors import ForwardRefused, NoRoute
 from distributed.ssh.forward import Forward
 from distributed.workers.agent_records import Assignment
@@ -38,7 +38,7 @@ def links(center: str = "") -> list[MachineLink]:
 def test_who_is_beside_the_coordinator(engine: Literal["mesh", "nccl"], coordinator: str, local: list[bool]) -> None:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=2) for rank, name in enumerate(("here", "a", "b")))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine=engine)
-    placed = with_places(plan, seats_of(links(coordinator), 3))
+    placed = with_local_members(plan, seats_of(links(coordinator), 3))
     assert [member.local for member in placed.members] == local
     assert placed.hash() == plan.hash()
 
@@ -48,24 +48,24 @@ def test_this_computer_dials_a_coordinator_on_another_machine_at_its_address() -
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
     carrier = undialled("a", "10.0.0.1", address="10.0.0.1", carries_coordinator=True)
     here = undialled("here", "127.0.0.1", address="localhost")
-    assert WayTo(here, plan, carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
-    assert WayTo(carrier, plan, carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
+    assert MachineRoute(here, plan, carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
+    assert MachineRoute(carrier, plan, carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
     chosen = undialled("here", "127.0.0.1", address="localhost", coordinator_at="10.9.0.1")
-    assert WayTo(chosen, plan, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
+    assert MachineRoute(chosen, plan, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
 
 
 def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> None:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
     job = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
-    direct = WayTo(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
+    direct = MachineRoute(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
     assert direct("10.0.0.9:4000") == "10.0.0.9:4000"
     with pytest.raises(AssertionError, match="nobody is called"):  # it would be forwarded
         direct("127.0.0.1:4000")
-    jumped = WayTo(undialled("b"), plan)
+    jumped = MachineRoute(undialled("b"), plan)
     with pytest.raises(AssertionError, match="nobody is called"):
         jumped("10.0.0.9:4000")
-    here = WayTo(undialled("me", "127.0.0.1", address="localhost"), plan)
+    here = MachineRoute(undialled("me", "127.0.0.1", address="localhost"), plan)
     assert here("0.0.0.0:4000") == "127.0.0.1:4000"
     assert here("[::]:4000") == "[::1]:4000"
 
@@ -116,34 +116,34 @@ def mesh_plan(size: int = 2) -> RunPlan:
 
 def test_who_cannot_dial_this_computer_is_sent_through_ssh() -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
-    reach = WayTo(link, mesh_plan())
+    reach = MachineRoute(link, mesh_plan())
     assert reach("0.0.0.0:4000") == "127.0.0.1:4000"
     link.machine = link.machine.model_copy(update={"through_ssh": True})
-    assert WayTo(link, mesh_plan())("0.0.0.0:4000") == "127.0.0.1:5000"
+    assert MachineRoute(link, mesh_plan())("0.0.0.0:4000") == "127.0.0.1:5000"
 
 
 def test_a_member_is_told_once_what_has_changed() -> None:
     link = MachineLink(Machine(name="a", coordinator_at="10.9.9.9"), Forwarding, "10.0.0.1")
-    rendezvous = RendezvousUpdates(WayTo(link, mesh_plan()))
-    assert rendezvous.news() == {}
+    rendezvous = RendezvousUpdates(MachineRoute(link, mesh_plan()))
+    assert rendezvous.update() == {}
     assert rendezvous.begin("0.0.0.0:4000", "0.0.0.0:4001") == {"address": "10.9.9.9:4000", "relay": "10.9.9.9:4001"}
-    assert rendezvous.news() == {}
-    assert rendezvous.instead_of("10.8.8.8:4000") == {}  # it has been told another one since
+    assert rendezvous.update() == {}
+    assert rendezvous.replace_address("10.8.8.8:4000") == {}  # it has been told another one since
     changed = {"command": "redial", "address": "127.0.0.1:5000", "relay": "127.0.0.1:5001"}
-    assert rendezvous.instead_of("10.9.9.9:4000") == changed
+    assert rendezvous.replace_address("10.9.9.9:4000") == changed
     assert Command.model_validate(changed).relay == "127.0.0.1:5001"
-    assert rendezvous.news() == {}
-    assert rendezvous.instead_of("127.0.0.1:5000") == {}  # there is no other way
+    assert rendezvous.update() == {}
+    assert rendezvous.replace_address("127.0.0.1:5000") == {}  # there is no other way
 
 
 def test_a_new_address_comes_before_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["10.0.0.7", "10.0.0.8"]
     monkeypatch.setattr(run_machines, "address_towards", lambda host: ours[0])
-    rendezvous = RendezvousUpdates(WayTo(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), mesh_plan()))
+    rendezvous = RendezvousUpdates(MachineRoute(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), mesh_plan()))
     rendezvous.begin("0.0.0.0:4000", "")
     ours.pop(0)
-    assert rendezvous.instead_of("10.0.0.7:4000")["address"] == "10.0.0.8:4000"
-    assert rendezvous.instead_of("10.0.0.8:4000")["address"] == "127.0.0.1:5000"
+    assert rendezvous.replace_address("10.0.0.7:4000")["address"] == "10.0.0.8:4000"
+    assert rendezvous.replace_address("10.0.0.8:4000")["address"] == "127.0.0.1:5000"
 
 
 def test_a_machine_that_is_back_elsewhere_has_its_new_address() -> None:
@@ -159,7 +159,7 @@ def test_a_machine_that_is_back_elsewhere_has_its_new_address() -> None:
 
 def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path: Path) -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
-    reach, nothing = WayTo(link, mesh_plan()), io.BytesIO()
+    reach, nothing = MachineRoute(link, mesh_plan()), io.BytesIO()
     worker = RemoteWorker(link, Assignment("r", 0, b"{}", {}), nothing, tmp_path, tmp_path, reach)
     worker.send({"address": "0.0.0.0:4000"})
     warning = WarningEvent(message="a: cannot reach it", unreached="127.0.0.1:4000")
@@ -171,7 +171,7 @@ def test_an_address_of_this_computer_that_is_gone_is_not_dialled(monkeypatch: py
     link = MachineLink(Machine(name="a", coordinator_at="127.0.0.2"), Forwarding, "127.0.0.1")
     ours = {"127.0.0.2": "wlan0"}
     monkeypatch.setattr(run_machines, "interface_at", lambda address: ours.get(address, ""))
-    reach = WayTo(link, mesh_plan())
+    reach = MachineRoute(link, mesh_plan())
     assert reach("0.0.0.0:4000") == "127.0.0.2:4000"
     ours.clear()
     assert reach("0.0.0.0:4000") == "127.0.0.1:4000"
@@ -208,10 +208,10 @@ def test_a_machine_that_is_back_elsewhere_is_reached_and_written_down(tmp_path: 
         return MachineLink(machine, lambda: HereConnection("a"), machine.found_at)
 
     link = MachineLink(hosts.machines[0], gone, "10.0.0.1")
-    assert reach(link, "", tmp_path, search=lambda *_: "10.0.0.77", dial=dial) == "10.0.0.77"
+    assert ensure_reachable(link, "", tmp_path, search=lambda *_: "10.0.0.77", dial=dial) == "10.0.0.77"
     assert link.connection().alive() and link.host == "10.0.0.77"
     assert [machine.found_at for machine in load_hosts(tmp_path / RUN_HOSTS).machines] == ["10.0.0.77", ""]
-    assert reach(link, "", tmp_path, search=lambda *_: "10.0.0.78", dial=dial) == ""  # where it is it stays
+    assert ensure_reachable(link, "", tmp_path, search=lambda *_: "10.0.0.78", dial=dial) == ""  # where it is it stays
 
 
 def test_a_machine_that_is_nowhere_is_refused_as_before(tmp_path: Path) -> None:
@@ -219,4 +219,4 @@ def test_a_machine_that_is_nowhere_is_refused_as_before(tmp_path: Path) -> None:
         raise NoRoute("a", "no route to 10.0.0.1:22")
 
     with pytest.raises(NoRoute):
-        reach(MachineLink(Machine(name="a"), gone), "", tmp_path, search=lambda *_: "")
+        ensure_reachable(MachineLink(Machine(name="a"), gone), "", tmp_path, search=lambda *_: "")

@@ -87,8 +87,8 @@ def test_the_launcher_takes_the_environment_and_writes_it_down(lab: LightLab, tm
     try:
         folder = launcher._folder(plan, [], tmp_path)
     finally:
-        assert launcher._stand_by is not None
-        launcher._stand_by.dismiss()
+        assert launcher._standby is not None
+        launcher._standby.dismiss()
     assert load_hosts(folder / RUN_HOSTS).machines[0].python == str(python)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.run.request_desk import LocalMachines, RequestDesk
+from distributed.run.request_desk import LocalMachines, RequestServer
 from distributed.run.requests import Request, RequestBook, leave_request
 from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
@@ -51,7 +51,7 @@ class Desk:
         self.run = Told()
         self.said: list[Event] = []
         plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
-        self.desk = RequestDesk(cast(LocalRun, self.run), folder, self.said.append, LocalMachines(plan))
+        self.desk = RequestServer(cast(LocalRun, self.run), folder, self.said.append, LocalMachines(plan))
 
     def ask(self, *words: Any) -> None:
         leave_request(self.folder, *words)
@@ -111,7 +111,7 @@ def test_a_request_that_comes_as_the_run_ends_finds_its_log_closed(tmp_path: Pat
         raise RunFailed("this run is open for reading only")
 
     plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
-    desk = RequestDesk(cast(LocalRun, Told()), tmp_path, closed, LocalMachines(plan))
+    desk = RequestServer(cast(LocalRun, Told()), tmp_path, closed, LocalMachines(plan))
     desk(RunEvent(status="completed"))
     leave_request(tmp_path, "snapshot")
     desk.poll()
@@ -138,7 +138,7 @@ def test_whatever_is_asked_in_whatever_order_comes_to_one_end(steps: list[tuple[
         elif rank and orders:  # orders are carried out in turn
             told += book.end(orders.pop(0), "done")
         elif rank:
-            told += book.part("drop", rank, "left") + book.refuse("add", rank, "it is lost")
+            told += book.complete_for("drop", rank, "left") + book.refuse("add", rank, "it is lost")
     turns = [a.action for a in told if a.outcome == "accepted" and a.action in ("pause", "resume")]
     assert turns == (["pause", "resume"] * len(turns))[: len(turns)]  # no pause but an open one holds the run
     ends = told + book.close("cancelled", "stopped")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.run.request_desk import LocalMachines, RequestDesk
+from distributed.run.request_desk import LocalMachines, RequestServer
 from distributed.run.requests import Action, leave_request
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
@@ -33,7 +33,7 @@ def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
             seen.append(event)
 
         run = LocalRun(plan, folder, on_event)
-        desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
+        desk = RequestServer(run, folder.path, folder.append, LocalMachines(plan))
         run.start()
         desk.open()
         ended: list[RunOutcome] = []

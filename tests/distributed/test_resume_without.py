@@ -10,7 +10,7 @@ import pytest
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink
-from distributed.run.run_machines import absent_ranks, present, steps_back, with_places
+from distributed.run.run_machines import absent_ranks, present_links, rollback_warning, with_local_members
 from profiles.errors import BadInput
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
@@ -97,17 +97,17 @@ def test_an_absent_machine_carries_no_coordinator() -> None:
     there = Machine(name="a", coordinator_at="10.0.0.2")
     seats = _links(there, Machine(name="b", carries_coordinator=True))
     plan = toy_plan(2).model_copy(update={"absent": (1,)})
-    assert present(plan, seats) == [seats[0], None]
+    assert present_links(plan, seats) == [seats[0], None]
     assert seats[0].machine.coordinator_at == "" and not seats[1].machine.carries_coordinator
-    assert [member.local for member in with_places(plan, present(plan, seats)).members] == [False, False]
+    assert [member.local for member in with_local_members(plan, present_links(plan, seats)).members] == [False, False]
 
 
 def test_it_is_said_where_only_absent_machines_hold_the_newest_snapshot() -> None:
     plan = toy_plan(3)
     events = [*_written(4, 0, 1, 2), *_written(6, 2)]
-    assert steps_back(events, plan, ()) == ""
-    assert steps_back(events, plan, (1,)) == ""
-    told = steps_back(events, plan, (2,))
+    assert rollback_warning(events, plan, ()) == ""
+    assert rollback_warning(events, plan, (1,)) == ""
+    told = rollback_warning(events, plan, (2,))
     assert "snapshot of step 6" in told and "from step 4" in told
 
 
