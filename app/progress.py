@@ -94,7 +94,7 @@ class RunView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         state = self.state
         yield Text(visible(self.title), style="bold", no_wrap=True, overflow="ellipsis")
-        yield self._verdict()
+        yield self._status_line()
         yield _members(state, narrow=options.max_width < 100)
         for split, results in state.evaluations.items():
             yield Text(visible(evaluation_headline(results, split)), style="cyan", no_wrap=True, overflow="ellipsis")
@@ -107,7 +107,7 @@ class RunView:
         for notice in state.errors[-SHOWN_WARNINGS:]:
             yield Text(visible(f"error: {notice.text}"), style="bold red", no_wrap=True, overflow="ellipsis")
 
-    def _verdict(self) -> Table:
+    def _status_line(self) -> Table:
         state = self.state
         line = Table.grid(padding=(0, 2))
         elapsed = duration_text(state.seconds(self.now)) if state.started else "-"

@@ -18,9 +18,9 @@ from textual.widgets import Static
 from app.console import command_about
 from app.dashboard.pane import LEVELS
 from app.dashboard.reader import Picture
+from app.headline import headline
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
-from app.verdict import verdict
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS, without_strange_pythons
 from distributed.hosts.schema import Machine
@@ -128,7 +128,7 @@ class StopDialog(Dialog):
         self._proof.ended.set()
         status = picture.state.status
         kept = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
-        mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
+        mark = LEVELS[headline(picture.state, picture.now, live=False).level]
         lines += [mark.show(f"the run has ended ({status}){kept}"), *self._proofs()]
         resumable = picture.state.resume_step is not None and not picture.launched and status != "completed"
         if picture.plan is not None and resumable:

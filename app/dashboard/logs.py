@@ -21,9 +21,9 @@ from app.dashboard.log_book import LogLine
 from app.dashboard.overview import clock_text, what
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
+from app.headline import problems
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
-from app.verdict import problems
 from profiles.errors import counted
 
 _NAME = 12

@@ -14,11 +14,11 @@ from app.dashboard.charts import COLOURS, Chart, ChartData, marks, sample, value
 from app.dashboard.one_machine import ROOM, OneMachine
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
+from app.headline import age, lag, slowest
 from app.member_state import MemberState
 from app.run_series import of_member, smoothed
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
-from app.verdict import age, lag, slowest
 from profiles.quantities import bytes_text
 
 COLUMNS = (

@@ -9,11 +9,11 @@ from textual.content import Content
 from textual.widgets import Static
 
 from app.dashboard.reader import Picture
+from app.headline import Level
 from app.member_state import MemberState
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark
-from app.verdict import Level
 
 LEVELS: dict[Level, StatusMark] = {
     "starting": StatusMark.WORKING,

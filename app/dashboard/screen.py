@@ -27,19 +27,19 @@ from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
 from app.dashboard.writing import next_dialog
 from app.follow import Follower
+from app.headline import RunHeadline, headline
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.timeline import with_reason
-from app.verdict import RunVerdict, verdict
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
 from profiles.errors import BadInput
 
 _MARK = 2
-"""Cells of the symbol before the verdict."""
+"""Cells of the symbol before the headline."""
 PAINT = 0.5
 FIRST = 0.05
 """Seconds to the first paints, until something was read."""
@@ -82,7 +82,7 @@ class DashboardScreen(BaseScreen):
     DEFAULT_CSS = """
     DashboardScreen > #body { padding: 0 1; }
     DashboardScreen #tabs { height: 1; text-wrap: nowrap; }
-    DashboardScreen #verdict { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    DashboardScreen #headline { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     DashboardScreen #since { height: auto; max-height: 3; display: none; }
     DashboardScreen ContentSwitcher { height: 1fr; }
     DashboardScreen Pane { height: 100%; padding-top: 1; }
@@ -105,7 +105,7 @@ class DashboardScreen(BaseScreen):
 
     def body(self) -> ComposeResult:
         yield Words(id="tabs")
-        yield Words(id="verdict")
+        yield Words(id="headline")
         yield Words(id="since")
         with ContentSwitcher(initial=self._tab):
             for _, name, kind in TABS:
@@ -198,16 +198,16 @@ class DashboardScreen(BaseScreen):
     def _draw(self) -> None:
         picture = self.picture
         self.refresh_frame()
-        self.query_one("#verdict", Words).show(self._verdict_line(picture))
+        self.query_one("#headline", Words).show(self._headline(picture))
         since = self.query_one("#since", Words)
         since.display = bool(picture.since) and self._back
         since.show(literal(picture.since, "$text-accent"))
         self._pane.show(picture)
 
-    def _verdict_line(self, picture: Picture) -> Content:
+    def _headline(self, picture: Picture) -> Content:
         if not picture.read and picture.events:
             return literal(f"reading what has happened so far: {picture.events} events", "$text-muted")
-        said = verdict(
+        said = headline(
             picture.state,
             picture.now,
             live=picture.live,
@@ -217,8 +217,8 @@ class DashboardScreen(BaseScreen):
             launched=picture.launched,
         )
         if picture.damage and not picture.state.members:
-            said = RunVerdict("bad", "Damaged", (picture.damage,))
-        said = said.within(self.query_one("#verdict", Words).size.width - _MARK)
+            said = RunHeadline("bad", "Damaged", (picture.damage,))
+        said = said.within(self.query_one("#headline", Words).size.width - _MARK)
         mark = LEVELS[said.level]
         parts = [mark.show(said.word).stylize("bold")]
         parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")

@@ -63,7 +63,7 @@ def command(*words: str) -> str:
 
 
 def heading(evidence: Evidence) -> str:
-    """Return name, verdict and the figures that matter most."""
+    """Return name, status and the figures that matter most."""
     metadata, summary, state = evidence.metadata, evidence.summary, evidence.state
     word, mood = _MOODS.get(summary.status, (summary.status, "bad"))
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)

@@ -8,12 +8,12 @@ import pytest
 from run_folders import BEGAN, started, steps
 
 from app.figures import data_text
+from app.headline import headline
 from app.html_report import sections
 from app.html_report.evidence import read_evidence
 from app.progress import step_line
 from app.report import EndedRun, completed_lines
 from app.run_state import RunState, reduce_events
-from app.verdict import verdict
 from profiles.errors import ExitCode
 from tests.report.report_runs import write_run
 
@@ -26,15 +26,15 @@ def going(data: float, machines: int = 1, last: int = 12) -> RunState:
 
 
 def test_the_headline_says_how_much_of_a_step_waits_for_data() -> None:
-    said = verdict(going(0.45), BEGAN + 13)
+    said = headline(going(0.45), BEGAN + 13)
     assert (said.level, said.details[1]) == ("warning", "41 % of each step waits for data")  # the longest one left out
-    assert "41 % of each step waits for data on air" in verdict(going(0.45, 3), BEGAN + 13).details
+    assert "41 % of each step waits for data on air" in headline(going(0.45, 3), BEGAN + 13).details
 
 
 @pytest.mark.parametrize("data", [0.0, 0.09])
 def test_little_is_not_worth_a_word(data: float) -> None:
     state = going(data)
-    assert verdict(state, BEGAN + 13).word == "Healthy"
+    assert headline(state, BEGAN + 13).word == "Healthy"
     assert "data" not in step_line(state)
 
 

@@ -11,9 +11,9 @@ from app.dashboard.charts import newest_text
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
+from app.headline import headline
 from app.report import evaluation_lines
 from app.run_state import RunState, reduce_events
-from app.verdict import verdict
 from training.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
 from training.plan import LaunchedScript
 from training.run_folder import RunFolder
@@ -71,9 +71,9 @@ def preparing(*ranks: int) -> RunState:
 
 
 def test_what_is_prepared_is_said_once(tmp_path: Path) -> None:
-    """In the verdict, of who is behind; each machine says its own where there are several."""
+    """The headline shows the phase of the last machine; each machine shows its own where there are several."""
     alone, both = preparing(0), preparing(0, 1)
-    assert verdict(alone, BEGAN).details[-1] == verdict(both, BEGAN).details[-1] == "features 0/9"
+    assert headline(alone, BEGAN).details[-1] == headline(both, BEGAN).details[-1] == "features 0/9"
     assert not progress_line(alone, BEGAN, 80)
     assert [strip.words for strip in strips(Picture(tmp_path, alone))] == [""]
     assert [strip.words for strip in strips(Picture(tmp_path, both))] == ["features 0/9", "features 1/9"]
@@ -85,4 +85,4 @@ def test_a_launched_script_is_not_waited_for_as_if_it_told_its_loss(tmp_path: Pa
     joined = [RunEvent(time=BEGAN, status="running"), MemberEvent(member=0, time=BEGAN, status="joined", name="studio")]
     picture = Picture(tmp_path, reduce_events(joined), plan=plan)
     assert loss_chart(picture).empty == "a script reports no steps and no loss; tab 5 shows what it prints"
-    assert verdict(picture.state, BEGAN + 90, members=1, launched=picture.launched).word == "Healthy"
+    assert headline(picture.state, BEGAN + 90, members=1, launched=picture.launched).word == "Healthy"

@@ -13,8 +13,8 @@ from app.dashboard.charts import ChartData, drawn
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import margin, strips
+from app.headline import headline
 from app.run_state import reduce_events
-from app.verdict import verdict
 from tests.app.test_plan_vs_actual import planning, prediction, ran
 from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
 
@@ -93,10 +93,10 @@ def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
 
 def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
     state = ran(RunEvent(time=0, status="running", total_steps=40))
-    assert verdict(state, 20.0, prediction=prediction()).details[-1] == "promised in 0:20"
+    assert headline(state, 20.0, prediction=prediction()).details[-1] == "promised in 0:20"
     ended = reduce_events([RunEvent(time=40, status="completed")], state)
-    assert "took 0:20 (0:20 promised; pc alone 0:32)" in verdict(ended, 40.0, prediction=prediction()).details
-    assert verdict(ended, 40.0).details == ("step 20/40",)
+    assert "took 0:20 (0:20 promised; pc alone 0:32)" in headline(ended, 40.0, prediction=prediction()).details
+    assert headline(ended, 40.0).details == ("step 20/40",)
 
 
 def test_one_step_fills_its_ribbon() -> None:

@@ -1,8 +1,8 @@
-"""What happened in a run since one left it, in one line for who comes back.
+"""What happened in a run since the last visit to it, in one line.
 
-A mark in the run folder holds the number of the newest event that was shown, and when that was. What is told follows
-from the events alone, so a clock that was set meanwhile changes nothing but how long ago it was. Several viewers share
-the mark: the newest thing that any of them was shown counts.
+A mark in the run folder holds the number of the newest event that was shown, and the time. The news follow from the
+events alone, so a clock that was set meanwhile affects only how long ago the visit was. Several viewers share the mark:
+the newest event that any of them showed counts.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from training.run_files import write_whole
 
 MARK = "seen.json"
 SOON = 60.0
-"""Seconds after which somebody who comes back has been away."""
+"""Seconds of absence from which on news are shown."""
 _LARGEST = 4096
 _LAST = 10
-"""Steps, or buckets of steps, whose mean is where the loss is; a single step says little."""
+"""Steps, or buckets of steps, whose mean counts as the current loss; a single step is too noisy."""
 _MOST = 3
-"""Losses of machines that are told one by one."""
+"""Most losses and returns of machines that are listed one by one."""
 _ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a message"}
 
 
 class SeenMark(BaseModel):
-    """How far somebody saw a run."""
+    """How far a run was seen."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
     seq: Annotated[int, Field(ge=-1, le=2**60)]
@@ -55,10 +55,10 @@ def read_mark(run: Path) -> SeenMark | None:
 
 
 class Visit:
-    """One look at a run, from when it is opened until it is left; hears of every event before it is applied.
+    """One visit to a run, from opening to leaving it; notes every event before it is applied.
 
     Args:
-        seen: number of the newest event that needs no telling; -1: none.
+        seen: number of the newest event that is no news; -1: none.
     """
 
     def __init__(self, run: Path, seen: int = -1) -> None:
@@ -68,7 +68,7 @@ class Visit:
         self._seen_state: RunState | None = None
 
     def note(self, event: Event, before: RunState) -> None:
-        """Hear an event of the log, and the state before it."""
+        """Note an event of the log, and the state before it."""
         if event.seq is None:
             return
         if self._left is not None and self._seen_state is None and event.seq > self._left.seq:
@@ -76,17 +76,17 @@ class Visit:
         self._seq = max(self._seq, event.seq)
 
     def leave(self, now: float) -> None:
-        """Leave a mark, whole or not at all; a folder that cannot be written gets none."""
+        """Write the mark atomically; a folder that cannot be written gets none."""
         mark = read_mark(self._run)
         if mark is None or mark.seq <= self._seq:
             with suppress(OSError):
                 write_whole(self._run / MARK, SeenMark(seq=self._seq, at=now).model_dump_json().encode())
 
     def line(self, state: RunState, now: float) -> str:
-        """Return what has happened since the mark; empty where nobody was away, or nothing is to be told.
+        """Return the news since the mark; empty after a short absence, or where a finished run has none.
 
         Args:
-            state: of the run as it is.
+            state: of the run now.
             now: Unix time by the clock of this machine.
         """
         left = self._left
@@ -122,7 +122,9 @@ def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
     written = [entry.step for entry in new if entry.kind == "snapshot"]
     if written:
         counts = [s.timeline.get("snapshot", TimelineTrack()).count for s in (state, seen_state)]
-        qualifier = "more than " if counts[0] - counts[1] > len(written) else ""  # not all of them are kept
+        qualifier = (
+            "more than " if counts[0] - counts[1] > len(written) else ""
+        )  # the timeline drops entries in the middle
         yield qualifier + counted(len(set(written)), "snapshot")
     if state.status == "paused" != seen_state.status:
         yield "paused"
@@ -136,7 +138,7 @@ def _loss(state: RunState) -> float | None:
 
 
 def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterator[str]:
-    """Yield who was lost and who came back, each return after its loss."""
+    """Yield which machines were lost and came back, each return after its loss."""
     member_moves = {entry for entry in arrivals_and_departures(state) if entry.kind in ("lost", "back")}
     moved = sorted((entry for entry in new if entry in member_moves), key=lambda entry: entry.member)
     messages: list[tuple[float, str]] = []
@@ -162,7 +164,7 @@ def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterat
 
 
 def _clock(moment: float, now: float) -> str:
-    """``03:12``, local; with its day where that is long ago."""
+    """Return ``03:12`` in local time, with the day where it is long ago."""
     if not 0 <= moment < 1e11:
         return "--:--"
     far = abs(now - moment)

@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from app.cli.attach import leave, show_run
 from app.dashboard.app import DashboardApp
 from app.dashboard.reader import RunReader
+from app.last_visit import MARK, SeenMark, Visit, away_text, read_mark
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
-from app.since import MARK, SeenMark, Visit, away_text, read_mark
 from tests.screens.pilot import run, text, until_text
 from tests.waiting import until
 from training.events import ENGINE, Event, MemberEvent, RunEvent, SnapshotEvent, TimingEvent

@@ -1,4 +1,4 @@
-"""How a run is doing, in one line. Pure; the dashboard, the report and whoever else shows a run say the same."""
+"""How a run is doing, in one line that every display shares. Pure."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from training.sensors import slows
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
 _SOON = 120.0
-"""Seconds up to which an end is said as the time that is left."""
+"""Seconds to the end below which the time left is shown instead of the time of day."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
 
 
 @dataclass(frozen=True)
-class RunVerdict:
-    """The line in parts."""
+class RunHeadline:
+    """The line: its level, a word, and details."""
 
     level: Level
     word: str
     details: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
-    """Those that go where there is no room for all, the first first."""
+    """Details that are left out where the line is too long, in this order."""
 
-    def within(self, cells: int) -> RunVerdict:
-        """Return the line without what is spare and does not fit; three cells are between two details."""
+    def within(self, cells: int) -> RunHeadline:
+        """Return the line without the spare details that do not fit; three cells separate two details."""
         if not self.spare or len(self.word) + sum(len(detail) + 3 for detail in self.details) <= cells:
             return self
         gone, *spare = self.spare
@@ -43,7 +43,7 @@ class RunVerdict:
         return replace(self, details=remaining, spare=tuple(spare)).within(cells)
 
 
-def verdict(
+def headline(
     state: RunState,
     now: float,
     *,
@@ -52,22 +52,22 @@ def verdict(
     alone: SingleMachinePrediction | None = None,
     prediction: PlanPrediction | None = None,
     launched: bool = False,
-) -> RunVerdict:
-    """Return how a run is doing.
+) -> RunHeadline:
+    """Return the headline of a run.
 
     Args:
         now: the present by the clock of the events.
         live: whether a process works on the run.
         members: how many there should be.
-        alone: what is compared with; ``None`` where nothing was predicted.
+        alone: the machine to compare with; ``None`` where nothing was predicted.
         prediction: of the plan, compared with the expected end.
-        launched: whether the members run a script, which tells no steps.
+        launched: whether the members run a script, which reports no steps.
     """
     if state.ended is not None and state.status != INTERRUPTED:
         return _ended(state, prediction)
     if not live or state.ended is not None:
         done = _progress(state)
-        return RunVerdict(
+        return RunHeadline(
             "bad", "Interrupted", ("the process that ran it is gone", *done, state.saved_progress), spare=done
         )
     states = state.members.values()
@@ -75,9 +75,9 @@ def verdict(
     present_count = sum(member.active or member.status == "done" for member in states)
     present = f"{present_count}/{max(members, len(states))} machines"
     if state.status == "paused":
-        return RunVerdict("paused", "Paused", (present, *_progress(state)))
+        return RunHeadline("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (launched or any(member.step for member in states)):
-        return RunVerdict("starting", "Starting", (present, *_phases(state)))
+        return RunHeadline("starting", "Starting", (present, *_phases(state)))
     alone = alone if max(members, len(states)) > 1 else None
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
@@ -88,23 +88,23 @@ def verdict(
     if lost:
         word = "Degraded" if any(member.active for member in states) else "Lost"
         omitted = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
-        return RunVerdict("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
+        return RunHeadline("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
     if silent:
-        return RunVerdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
+        return RunHeadline("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     details = (present, *remarks, *figures)
     if alone is not None and 0 < _ratio(state, alone) < SLOWER_BELOW:
         word = f"Slower than {alone.name} alone ({_ratio(state, alone):.2f}x)"
         instead = f"stop it and train on {alone.name} alone"
-        return RunVerdict("warning", word, (present, instead, *remarks, *figures), spare=spare)
-    return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
+        return RunHeadline("warning", word, (present, instead, *remarks, *figures), spare=spare)
+    return RunHeadline("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
 
 
 def ending(state: RunState, now: float) -> tuple[float, float] | None:
-    """Return the seconds until the run should be done and by how many that may be wrong; ``None``: nothing can be said.
+    """Return the seconds until the run should be done, and their uncertainty; ``None``: too few steps to tell.
 
-    The pace is that of the slowest member in its window; the doubt is what its pace since its start, and the spread
-    of its steps, would make of it.
+    The pace is that of the slowest member in its window; the uncertainty is the larger of the standard error of its
+    steps and the difference to its pace since its start.
     """
     working = [member for member in state.members.values() if member.active and len(member.window) >= 3]
     if state.total_steps is None or not working:
@@ -121,9 +121,9 @@ def ending(state: RunState, now: float) -> tuple[float, float] | None:
 
 
 def problems(state: RunState) -> list[TimelineEntry]:
-    """Return what is wrong at the moment, or what a failed run died of: the root cause first, then what followed.
+    """Return the errors and losses that hold, the root cause first; of a failed run, those it died of.
 
-    A problem of a machine that is back is over.
+    Problems of a machine end when it is back.
     """
     entries = [entry for entry in chronological(state.timeline) if entry.kind in ("error", "lost")]
     back = {entry.member: entry.time for entry in chronological(state.timeline) if entry.kind == "back"}
@@ -133,19 +133,19 @@ def problems(state: RunState) -> list[TimelineEntry]:
 
 
 def age(member: MemberState, now: float) -> float | None:
-    """Return the seconds since a member's newest event; clocks that differ make it no less than nothing."""
+    """Return the seconds since a member's newest event, at least 0 where clocks differ."""
     return None if member.updated is None else max(0.0, now - member.updated)
 
 
 def lag(state: RunState, member: MemberState) -> int:
-    """Return by how many steps a member is behind the foremost one."""
+    """Return by how many steps a member is behind the most advanced one."""
     return max((peer.step for peer in state.members.values()), default=0) - member.step
 
 
 def slowest(state: RunState) -> MemberState | None:
-    """Return the member that the others wait for: it computes longest and waits least. ``None`` where none stands out.
+    """Return the member that the others wait for: at least a tenth more compute time a step than the median.
 
-    It stands out with a tenth more compute time a step than the median.
+    ``None`` where no member stands out.
     """
     working = [member for member in state.members.values() if member.has_worked]
     times = {member.rank: statistics.fmean(step.compute for step in member.window) for member in working}
@@ -155,17 +155,17 @@ def slowest(state: RunState) -> MemberState | None:
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
-def _ended(state: RunState, prediction: PlanPrediction | None) -> RunVerdict:
+def _ended(state: RunState, prediction: PlanPrediction | None) -> RunHeadline:
     if state.status == "completed":
         result = compare_with_plan(state, prediction)
         outcome_text = (result.short,) if result else ()
-        return RunVerdict("done", "Completed", (*_progress(state), *outcome_text), spare=outcome_text)
+        return RunHeadline("done", "Completed", (*_progress(state), *outcome_text), spare=outcome_text)
     if state.status == "cancelled":
         why = () if state.message in ("", "stopped", state.saved_progress) else (state.message,)
-        return RunVerdict("stopped", "Stopped", (*_progress(state), state.saved_progress, *why))
+        return RunHeadline("stopped", "Stopped", (*_progress(state), state.saved_progress, *why))
     causes = problems(state)
     message = state.message or (causes[0].text if causes else "")
-    return RunVerdict("bad", "Failed", (*_progress(state), *((message,) if message else ())), spare=_progress(state))
+    return RunHeadline("bad", "Failed", (*_progress(state), *((message,) if message else ())), spare=_progress(state))
 
 
 def _progress(state: RunState) -> tuple[str, ...]:
@@ -186,14 +186,14 @@ def _why(member: MemberState) -> str:
 
 
 def _ratio(state: RunState, alone: SingleMachinePrediction) -> float:
-    """Return how many times as fast as one machine the run is; 0: not known."""
+    """Return the speed of the run over that of one machine; 0: unknown."""
     if not state.samples_per_second or alone.samples_per_second <= 0:
         return 0.0
     return state.samples_per_second / alone.samples_per_second
 
 
 def _alone(state: RunState, alone: SingleMachinePrediction | None, now: float, soon: bool | None) -> str:
-    """Return when the best machine alone would be done, had it begun with the run."""
+    """Return the text of when the best machine alone would be done, had it begun with the run."""
     end = alone.end(state) if alone is not None else None
     if alone is None or end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
         return ""
@@ -211,7 +211,7 @@ def _done_at(state: RunState, now: float) -> str:
 
 
 def _predicted_end(state: RunState, prediction: PlanPrediction | None, now: float, soon: bool | None) -> str:
-    """Return when the plan would have had the run done."""
+    """Return the text of the end that the plan predicted."""
     end = prediction.end(state) if prediction else None
     if end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
         return ""
@@ -219,21 +219,21 @@ def _predicted_end(state: RunState, prediction: PlanPrediction | None, now: floa
 
 
 def _moment(moment: float, now: float, soon: bool | None) -> str:
-    """Return ``in 1:20`` or ``14:03``; ``soon``: whether the run's own end is said as the first, to be compared."""
+    """Return ``in 1:20`` or ``14:03``; ``soon``: whether the run's own end has the first form, to be comparable."""
     if soon or (soon is None and abs(moment - now) < _SOON):
         return f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
     return _clock(moment, now)
 
 
 def _clock(moment: float, now: float) -> str:
-    """``14:03``, with the day where it is another one."""
+    """Return ``14:03``, with the weekday on another day than today."""
     at = time.localtime(moment)
     day = "" if time.localtime(now)[:3] == at[:3] else time.strftime("%a ", at)
     return f"{day}{time.strftime('%H:%M', at)}"
 
 
 def _silence(state: RunState, now: float) -> float:
-    """Return for how long no member has done a step, if that is too long."""
+    """Return the seconds since the newest step of any member where they are too many, else 0."""
     working = [member for member in state.members.values() if member.active and member.window]
     if not working or state.updated is None:
         return 0.0
@@ -251,7 +251,7 @@ def _remarks(state: RunState) -> tuple[str, ...]:
     remarks += [f"{member.label} is slowed down by heat" for member in hot[:2]]
     loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
     shares = {name: load.others_percent or 0.0 for name, load in loads if slows(load.others_percent, load.cpu_percent)}
-    if shares:  # members on one machine all say the same of it
+    if shares:  # members on one machine all report the same load
         busiest = max(shares, key=lambda name: shares[name])
         remarks.append(f"other programs use {shares[busiest]:.0f} % of {busiest}")
     if data := data_text(state):

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
+from app.headline import ending, headline, lag, problems, slowest
 from app.plan_vs_actual import SingleMachinePrediction
 from app.run_state import RunState, reduce_events
-from app.verdict import ending, lag, problems, slowest, verdict
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
@@ -18,7 +18,7 @@ def going(*more: Event, until: int = 20) -> RunState:
 
 
 def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
-    said = verdict(state, now, **more)
+    said = headline(state, now, **more)
     return " · ".join((said.word, *said.details))
 
 
@@ -59,7 +59,7 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     ],
 )
 def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
-    said = verdict(going(), BEGAN + 20, alone=SingleMachinePrediction("studio", 12.0, 130.0)).within(cells)
+    said = headline(going(), BEGAN + 20, alone=SingleMachinePrediction("studio", 12.0, 130.0)).within(cells)
     assert " · ".join((said.word, *said.details)) == shown
 
 
