@@ -1,4 +1,4 @@
-"""What a person has agreed to run, by the hash of its content: it is not asked again until the content changes."""
+"""Code that the user has approved to run, by the hash of its content; changed content needs a new approval."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import platformdirs
 from training.run_files import private_folder, write_whole
 
 
-def digest_of(what: str, files: Iterable[Path]) -> str:
-    """Return the hash of what would run: its name, and names and contents of its files, those that are missing too."""
-    whole = hashlib.sha256()
-    for part in (what, *(text for path in sorted(set(files)) for text in (str(path), _content(path)))):
-        data = part.encode(errors="surrogateescape")
-        whole.update(len(data).to_bytes(8, "big") + data)
-    return whole.hexdigest()
+def digest_of(name: str, files: Iterable[Path]) -> str:
+    """Return the hash of code: its name, and the paths and contents of its files; a missing file counts as empty."""
+    digest = hashlib.sha256()
+    for field in (name, *(text for path in sorted(set(files)) for text in (str(path), _content(path)))):
+        data = field.encode(errors="surrogateescape")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
 
 
 def _content(path: Path) -> str:
@@ -29,28 +29,28 @@ def _content(path: Path) -> str:
 
 
 def is_approved(digest: str) -> bool:
-    """Whether a person has agreed to exactly this before."""
+    """Whether the user has approved exactly this content."""
     return (_folder() / digest).is_file()
 
 
-def approve(digest: str, what: str) -> None:
-    """Remember the agreement for this user; ``what`` describes the content in one line. Where nothing can be written,
-    the question is asked again."""
+def approve(digest: str, description: str) -> None:
+    """Remember the approval for this user; ``description`` names the content in one line. If nothing can be written,
+    the user is asked again."""
     with contextlib.suppress(OSError):
         _folder().parent.mkdir(parents=True, exist_ok=True)
-        write_whole(private_folder(_folder()) / digest, _line(what))
+        write_whole(private_folder(_folder()) / digest, _line(description))
 
 
-def has_changed(what: str) -> bool:
-    """Whether a person agreed to this under the same name when its content was another one."""
-    wanted = _line(what)
+def has_changed(description: str) -> bool:
+    """Whether the user approved other content under the same description."""
+    line = _line(description)
     with contextlib.suppress(OSError):
-        return any(path.read_bytes() == wanted for path in _folder().iterdir())
+        return any(path.read_bytes() == line for path in _folder().iterdir())
     return False
 
 
-def _line(what: str) -> bytes:
-    return f"{what}\n".encode(errors="backslashreplace")
+def _line(description: str) -> bytes:
+    return f"{description}\n".encode(errors="backslashreplace")
 
 
 def _folder() -> Path:

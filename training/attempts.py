@@ -1,5 +1,5 @@
-"""How long a run takes: the time in its attempts, without what lies between them. Everything that tells a time of a run
-counts it here."""
+"""The duration of a run: the time spent in its attempts, not between them. Every duration of a run that is shown is
+computed here."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from training.plan import FINAL
 
 @dataclass(frozen=True)
 class RunAttempt:
-    """What the events tell of one attempt."""
+    """One attempt of a run, as its events describe it."""
 
     begun: float | None = None
-    """``None``: nobody wrote it down."""
+    """``None``: not recorded."""
     ended: float | None = None
     samples: int = 0
     first_steps: Mapping[int | None, float] = field(default_factory=dict)
-    """When each member began with its first step, by its own clock."""
+    """When each member began its first step, by its own clock."""
     longest: float = 0.0
-    """Seconds of the member that has trained for the longest."""
+    """Seconds for which the member with the longest training has trained."""
 
     @property
     def seconds(self) -> float:
-        """Of an attempt that was killed, the time of its steps: nobody wrote down when it ended."""
+        """Duration; of a killed attempt, whose end was not recorded, the time of its steps."""
         if self.begun is None or self.ended is None:
             return self.longest
         return max(0.0, self.ended - self.begun)
@@ -58,15 +58,15 @@ def attempts_after(attempts: Attempts, event: Event) -> Attempts:
 
 
 def counted_attempts(attempts: Sequence[RunAttempt]) -> list[RunAttempt]:
-    """Return those that trained, as one that made no step counts for nothing; where none did, all."""
+    """Return the attempts that made at least one step; if none did, all of them."""
     return [attempt for attempt in attempts if attempt.first_steps] or list(attempts)
 
 
 def seconds_in(attempts: Sequence[RunAttempt], now: float | None = None) -> float:
-    """Return the seconds in the attempts of a run.
+    """Return the total seconds of the attempts of a run.
 
     Args:
-        now: of a run that goes on, when its newest attempt has come so far.
+        now: the present time, if the run is still going on.
     """
     if now is None or not attempts or attempts[-1].ended is not None:
         return sum(attempt.seconds for attempt in counted_attempts(attempts))

@@ -11,26 +11,26 @@ from torch import nn
 
 from profiles.errors import RunFailed
 from training.batches import StepBatches
-from training.compiled import CompiledBlocks, pays
+from training.compiled import CompiledBlocks, should_compile
 from training.device import Precision, does_not_fit, give_back, is_out_of_memory, move
 from training.strategies.base import Strategy
 from training.tasks.base import Task
 
-Again = Callable[[int], StepBatches]
-"""``again(most)``: the step's batches with at most so many samples in each."""
+MakeBatches = Callable[[int], StepBatches]
+"""Takes the largest micro-batch allowed, in samples; returns the batches of the same step."""
 
 
 class Backward:
     """Accumulates the gradients of the mean loss over one member's samples of a step.
 
-    Where memory runs out, the step begins anew with half the samples in a pass, and so do all further ones. The sum of
-    weighted losses is the same, so the gradients are, but for rounding and for layers that look at a whole batch.
-    Where compiling fails, it begins anew without.
+    If memory runs out, the step starts over with micro-batches of half the size, which later steps keep. The sum of
+    weighted losses is the same, and so are the gradients, except for rounding and for layers that look at a whole
+    batch. If compilation fails, the step starts over without it.
 
     Args:
-        release: gives back memory that others can do without.
-        compiling: ``auto``, ``on`` or ``off``, see :func:`training.compiled.pays`.
-        steps: of the whole run.
+        release: frees memory that is not strictly needed.
+        compiling: ``auto``, ``on`` or ``off``, see :func:`training.compiled.should_compile`.
+        steps: number of steps of the whole run.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Backward:
         compiling: Literal["auto", "on", "off"] = "off",
         steps: int = 0,
     ) -> None:
-        self.most = 0
-        """Samples in one pass at most; 0: as many as the member's batch size says."""
+        self.max_micro_batch = 0
+        """Largest micro-batch in samples; 0: the member's batch size."""
         self._task, self._model, self._precision, self._release = task, model, precision, release
         self._compiled: CompiledBlocks | None = None
-        if pays(compiling, precision.device, task.compiling_pays, steps):
+        if should_compile(compiling, precision.device, task.compiling_pays, steps):
             self._compiled = CompiledBlocks(model, varies=task.lengths() is not None)
 
     def run(
-        self, batches: StepBatches, strategy: Strategy, again: Again, warn: Callable[[str], None]
+        self, batches: StepBatches, strategy: Strategy, make_batches: MakeBatches, warn: Callable[[str], None]
     ) -> tuple[StepBatches, list[torch.Tensor]]:
-        """Return the batches as they were passed, and their parts of the loss.
+        """Return the batches as they were computed, and the share of the loss that each contributes.
 
         Raises:
             RunFailed: a single sample does not fit into memory.
@@ -61,13 +61,13 @@ class Backward:
             self._release()
             give_back(self._precision.device)
             strategy.backward_again()
-            batches = again(self.most)
+            batches = make_batches(self.max_micro_batch)
         return batches, losses
 
     def _passes(
         self, batches: StepBatches, strategy: Strategy, warn: Callable[[str], None]
     ) -> list[torch.Tensor] | None:
-        """Return the parts of the loss; ``None`` if they do not fit into memory so many at once, or not compiled."""
+        """Return the loss of each micro-batch; ``None`` if one did not fit into memory or could not be compiled."""
         losses: list[torch.Tensor] = []
         try:
             for index in range(len(batches.micro_batches)):
@@ -98,23 +98,32 @@ class Backward:
     def _halve(self, size: int, error: Exception, warn: Callable[[str], None]) -> None:
         if size == 1:
             raise does_not_fit(error, self._precision.device, self._task.name) from error
-        self.most = -(-size // 2)
+        self.max_micro_batch = -(-size // 2)
         warn(
-            f"{size} samples in one pass do not fit into memory: from now on {self.most} in a pass, in more passes; "
-            "the batch of a step stays the same"
+            f"{size} samples in one pass do not fit into memory: from now on {self.max_micro_batch} in a pass, "
+            "in more passes; the batch of a step stays the same"
         )
 
 
 def refuse_loss(
-    total: float, losses: list[torch.Tensor], batches: StepBatches, who: str, step: int, kept: Callable[[], str]
+    total: float,
+    losses: list[torch.Tensor],
+    batches: StepBatches,
+    member_name: str,
+    step: int,
+    describe_snapshot: Callable[[], str],
 ) -> None:
-    """Raise :class:`RunFailed` if the mean loss over a member's samples is not finite; ``kept`` says what is left."""
+    """Raise :class:`RunFailed` if the mean loss over a member's samples is not finite.
+
+    Args:
+        describe_snapshot: returns a sentence on the snapshot that is left.
+    """
     if math.isfinite(total):
         return
     bad = next((i for i, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
     indices = ", ".join(map(str, batches.indices[bad][:8]))
     raise RunFailed(
-        f"the loss of {who} is {float(losses[bad])} in step {step}, micro-batch {bad + 1} (training samples "
-        f"{indices}); {kept()}",
+        f"the loss of {member_name} is {float(losses[bad])} in step {step}, micro-batch {bad + 1} (training samples "
+        f"{indices}); {describe_snapshot()}",
         "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
     )

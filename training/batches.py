@@ -1,5 +1,5 @@
-"""Samples and batches: every sample with random generators of its own, without those that cannot be read, and the next
-steps' micro-batches made in the background while the current step computes."""
+"""Samples and batches: each sample has its own random generators, unreadable ones are left out, and the micro-batches
+of the next steps are made in the background while the current step computes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from profiles.errors import MusterError, RunFailed, counted, where_it_failed
 from training.data import Cursor
 from training.device import is_out_of_memory, pin
 from training.exchange.staging import is_asynchronous
-from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
+from training.randomness import Turns, batch_key, evaluation_key, preserved_generators, sample_key, seed_with
 from training.split import Schedule
 from training.tasks.base import Batch, SizedDataset, Task
 
 V = TypeVar("V")
 ReadBatch = tuple[list[int], Batch]
-"""The samples that could be read, and their batch."""
+"""Indices of the samples that could be read, and their batch."""
 _CPU = torch.device("cpu")
-_NAMED = 10
-"""Samples that cannot be read and are named one by one."""
+_MOST_LISTED = 10
+"""Unreadable samples that are named one by one."""
 
 
 class Samples:
@@ -37,29 +37,34 @@ class Samples:
 
     A training sample is a function of ``(seed, epoch, index)`` and one of an evaluation of ``(seed, index)``, also
     where its ``__getitem__`` draws from torch's, numpy's or Python's generator: these are seeded for it, and left as
-    they were found. So it is the same whoever reads it, and nobody else's draws depend on it.
+    they were. So it is the same whichever process reads it, and no other draw depends on it.
 
     Args:
         task: prepared.
         device: the device whose generator is seeded too.
-        allowed: share of a split's samples that may be unreadable, from 0 to 1.
+        allowed: share of a split's samples that may be unreadable, 0 to 1.
         who: name of this machine, for messages.
     """
 
     def __init__(
-        self, task: Task, seed: int, device: torch.device = _CPU, allowed: float = 0.0, who: str = "this machine"
+        self,
+        task: Task,
+        seed: int,
+        device: torch.device = _CPU,
+        max_broken_share: float = 0.0,
+        machine_name: str = "this machine",
     ) -> None:
         self.task = task
         self._seed = seed
         self.device = device
-        self._allowed = allowed
-        self._who = who
+        self._max_broken_share = max_broken_share
+        self._machine_name = machine_name
         self._broken: dict[str, dict[int, str]] = {}
         self._lock = threading.Lock()
-        self._untold: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._pending_warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def training_batch(self, indices: Sequence[int], epoch: int) -> ReadBatch | None:
-        """Return the batch of those that can be read, and their indices; ``None`` if there are none.
+        """Return the indices of the readable samples and their batch; ``None`` if none is readable.
 
         Raises:
             RunFailed: too many cannot be read.
@@ -69,13 +74,13 @@ class Samples:
             read = self._readable("train", self.task.train, indices, keys)
             if not read:
                 return None
-            found = [index for index, _ in read]
-            rngs = [np.random.default_rng([self._seed, epoch, index]) for index in found]
+            readable_indices = [index for index, _ in read]
+            rngs = [np.random.default_rng([self._seed, epoch, index]) for index in readable_indices]
             self._seed_with(batch_key(self._seed, epoch, indices[0]))
-            return found, self.task.collate([sample for _, sample in read], rngs)
+            return readable_indices, self.task.collate([sample for _, sample in read], rngs)
 
     def evaluation_batch(self, split: str, indices: Sequence[int]) -> tuple[int, Batch] | None:
-        """Return the batch of those that can be read, and how many these are; ``None`` if there are none.
+        """Return the number of readable samples and their batch; ``None`` if none is readable.
 
         Raises:
             RunFailed: too many cannot be read.
@@ -86,25 +91,25 @@ class Samples:
             return (len(read), self.task.collate([sample for _, sample in read], None)) if read else None
 
     def probe(self, split: str, index: int, look: Callable[[Any], V]) -> V | str:
-        """Return what ``look`` sees in a sample as an evaluation reads it, or the kind of error that reading raises."""
+        """Return ``look(sample)`` of a sample as an evaluation reads it, or the name of the error that it raises."""
         with self._generators():
             self._seed_with(evaluation_key(self._seed, index))
             try:
                 return look((self.task.train if split == "train" else self.task.evaluation[split])[index])
-            except Exception as error:  # noqa: BLE001 - the user's own code may raise anything; whoever trains on it tells
+            except Exception as error:  # noqa: BLE001 - the user's own code may raise anything; training on it reports it
                 return type(error).__name__
 
-    def news(self) -> Iterator[str]:
-        """Return and forget the warnings about samples that could not be read."""
-        while not self._untold.empty():
-            yield self._untold.get()
+    def take_warnings(self) -> Iterator[str]:
+        """Yield the warnings about unreadable samples since the last call."""
+        while not self._pending_warnings.empty():
+            yield self._pending_warnings.get()
 
     def broken(self, split: str) -> Mapping[int, str]:
-        """Return which samples of a split could not be read, with the reason."""
+        """Return the unreadable samples of a split, with the reason."""
         return self._broken.get(split, {})
 
     def leave_out(self, split: str, broken: Mapping[int, str]) -> None:
-        """Take note of samples that another process could not read.
+        """Record samples that another process could not read.
 
         Raises:
             RunFailed: there are too many.
@@ -113,7 +118,7 @@ class Samples:
             self._leave_out(split, index, reason)
 
     def _generators(self) -> AbstractContextManager[None]:
-        return kept(self.device) if self.task.draws_globally else nullcontext()
+        return preserved_generators(self.device) if self.task.draws_globally else nullcontext()
 
     def _seed_with(self, key: tuple[int, ...]) -> None:
         if self.task.draws_globally:
@@ -138,21 +143,23 @@ class Samples:
             broken = self._broken.setdefault(split, {})
             is_new = index not in broken
             broken.setdefault(index, reason)
-            self._tell_broken(split, index, broken, is_new)
+            self._report_broken(split, index, broken, is_new)
 
-    def _tell_broken(self, split: str, index: int, broken: Mapping[int, str], is_new: bool) -> None:
-        """Tell of a sample once, but of too many every time: whoever read them first may have read in vain."""
+    def _report_broken(self, split: str, index: int, broken: Mapping[int, str], is_new: bool) -> None:
+        """Report a sample once, but too many of them every time: the batch that met them may have been dropped."""
         size = len(self.task.train if split == "train" else self.task.evaluation[split])
-        if len(broken) > self._allowed * size:
-            first = ", ".join(map(str, list(broken)[:_NAMED])) + (", ..." if len(broken) > _NAMED else "")
+        if len(broken) > self._max_broken_share * size:
+            listed = ", ".join(map(str, list(broken)[:_MOST_LISTED])) + (", ..." if len(broken) > _MOST_LISTED else "")
             raise RunFailed(
-                f"{self._who}: {len(broken)} of {counted(size, 'sample')} of {split} cannot be read, more than "
-                f"{self._allowed:.1%}: sample {first}; the first: {next(iter(broken.values()))}",
+                f"{self._machine_name}: {len(broken)} of {counted(size, 'sample')} of {split} cannot be read, "
+                f"more than {self._max_broken_share:.1%}: sample {listed}; the first: {next(iter(broken.values()))}",
                 "repair or remove them, or raise max_broken_share",
             )
-        if is_new and len(broken) <= _NAMED:
-            last = "; further ones are not listed" if len(broken) == _NAMED else ""
-            self._untold.put(f"sample {index} of {split} cannot be read and is left out: {broken[index]}{last}")
+        if is_new and len(broken) <= _MOST_LISTED:
+            suffix = "; further ones are not listed" if len(broken) == _MOST_LISTED else ""
+            self._pending_warnings.put(
+                f"sample {index} of {split} cannot be read and is left out: {broken[index]}{suffix}"
+            )
 
 
 @dataclass(frozen=True)
@@ -180,16 +187,16 @@ class Readers(Protocol):
 
 
 class _StepRequest(NamedTuple):
-    """Which step's batches, and of whom."""
+    """A step and the member whose batches of it are wanted."""
 
     cursor: Cursor
     batch_sizes: dict[int, int]
-    most: int
+    max_micro_batch: int
     rank: int
 
 
 class _StepPlan(NamedTuple):
-    """What is read for a step."""
+    """The samples to read for a step."""
 
     pieces: list[list[int]]
     epoch: int
@@ -200,9 +207,9 @@ class _StepPlan(NamedTuple):
 class BatchSource:
     """Makes the batches of a step, and those of the following steps ahead of time.
 
-    A batch depends only on seed, cursor and membership: if the membership changes, what was made ahead is dropped.
-    They are made in threads, a step in each; where samples may draw from the shared generators, in one, while the
-    trainer lends it the turn (:class:`training.randomness.Turns`), or by processes.
+    A batch depends only on seed, cursor and membership: if the membership changes, batches made ahead are dropped.
+    They are made in threads, one step in each. If samples may draw from the shared generators, they are made by
+    processes, or in a single thread while the trainer lends it the turn (:class:`training.randomness.Turns`).
 
     Args:
         ahead: whether anything is made in the background.
@@ -234,61 +241,70 @@ class BatchSource:
         self._waited = 0.0
 
     def take(
-        self, cursor: Cursor, batch_sizes: Mapping[int, int], more: int, most: int = 0, rank: int | None = None
+        self,
+        cursor: Cursor,
+        batch_sizes: Mapping[int, int],
+        remaining_steps: int,
+        max_micro_batch: int = 0,
+        rank: int | None = None,
     ) -> StepBatches:
-        """Return the batches of the step at ``cursor`` and, if ``more`` steps follow, start making the next ones.
-
-        No micro-batch has more than ``most`` samples; 0: as many as the member's batch size says.
+        """Return the batches of the step at ``cursor`` and start making those of the steps that follow.
 
         Args:
-            rank: whose part of the step; ``None``: this member's.
+            remaining_steps: steps after this one.
+            max_micro_batch: largest micro-batch in samples; 0: the member's batch size.
+            rank: the member whose share of the step is wanted; ``None``: this member.
         """
-        wanted = _StepRequest(cursor, dict(batch_sizes), most, self._rank if rank is None else rank)
+        request = _StepRequest(cursor, dict(batch_sizes), max_micro_batch, self._rank if rank is None else rank)
         if not self._ahead_of_time:
             with self.turns.lent():
-                return self._make(self._plan(wanted))
-        if not self._queue or self._queue[0][0] != wanted:
-            self._begin(wanted)
-        while len(self._queue) <= min(more, self._depth):
-            self._add(wanted._replace(cursor=self._queue[-1][1]))
+                return self._make(self._plan(request))
+        if not self._queue or self._queue[0][0] != request:
+            self._begin(request)
+        while len(self._queue) <= min(remaining_steps, self._depth):
+            self._add(request._replace(cursor=self._queue[-1][1]))
         with self.turns.lent():
             start = time.monotonic()
-            found = self._queue.popleft()[2].result()
+            batches = self._queue.popleft()[2].result()
             self._waited += time.monotonic() - start
-        return found
+        return batches
 
     def waited(self) -> float:
-        """Return for how many seconds the trainer has waited for batches and its turn since this was asked last."""
+        """Return the seconds for which the trainer has waited for batches and its turn since the last call."""
         waited, self._waited, self.turns.waited = self._waited + self.turns.waited, 0.0, 0.0
         return waited
 
-    def begin(self, cursor: Cursor, batch_sizes: Mapping[int, int], most: int, rank: int) -> None:
-        """Start making batches that :meth:`take` is asked for next."""
+    def begin(self, cursor: Cursor, batch_sizes: Mapping[int, int], max_micro_batch: int, rank: int) -> None:
+        """Start making the batches that :meth:`take` will be asked for next."""
         if self._ahead_of_time:
-            self._begin(_StepRequest(cursor, dict(batch_sizes), most, rank))
+            self._begin(_StepRequest(cursor, dict(batch_sizes), max_micro_batch, rank))
 
-    def _begin(self, wanted: _StepRequest) -> None:
+    def _begin(self, request: _StepRequest) -> None:
         for *_, begun_in_vain in self._queue:
             begun_in_vain.cancel()
         self._queue.clear()
-        self._add(wanted)
+        self._add(request)
 
-    def _add(self, wanted: _StepRequest) -> None:
-        plan = self._plan(wanted)
-        self._queue.append((wanted, plan.after, self._pool.submit(self._make, plan)))
+    def _add(self, request: _StepRequest) -> None:
+        plan = self._plan(request)
+        self._queue.append((request, plan.after, self._pool.submit(self._make, plan)))
 
-    def _plan(self, wanted: _StepRequest) -> _StepPlan:
-        cursor, batch_sizes, most, rank = wanted
+    def _plan(self, request: _StepRequest) -> _StepPlan:
+        cursor, batch_sizes, max_size, rank = request
         cursor = self._schedule.start(cursor, batch_sizes)
-        parts, after = self._schedule.step(cursor, batch_sizes, rank)
-        pieces = [part[i : i + (most or len(part))] for part in parts for i in range(0, len(part), most or len(part))]
-        own = [index for part in parts for index in part]
-        longest = self._schedule.longest(cursor, batch_sizes, rank, own)
+        micro_batches, after = self._schedule.step(cursor, batch_sizes, rank)
+        pieces = [
+            batch[i : i + (max_size or len(batch))]
+            for batch in micro_batches
+            for i in range(0, len(batch), max_size or len(batch))
+        ]
+        own_indices = [index for batch in micro_batches for index in batch]
+        longest = self._schedule.longest(cursor, batch_sizes, rank, own_indices)
         return _StepPlan(pieces, self._schedule.epoch_of(cursor, rank), longest, after)
 
     def _make(self, plan: _StepPlan) -> StepBatches:
-        readable = [one for one in self._read(plan.pieces, plan.epoch) if one is not None]
-        indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
+        readable = [batch for batch in self._read(plan.pieces, plan.epoch) if batch is not None]
+        indices, batches = [read for read, _ in readable], [batch for _, batch in readable]
         batches = [self._task.lengthen(batch, plan.longest) for batch in batches] if plan.longest else batches
         weights = [self._task.weight(batch) for batch in batches]
         batches = list(map(pin, batches)) if is_asynchronous(self._samples.device) else batches

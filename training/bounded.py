@@ -1,8 +1,8 @@
-"""Field types with bounds, for whatever another process or machine says.
+"""Field types with bounds, for everything that another process or machine sends.
 
 A text is made harmless (cut, and always encodable), because the end of a long message is worth less than the message.
 A number out of its bounds is refused; a :data:`Measured` figure becomes ``None``, because sensors and diverging runs
-tell such figures honestly.
+report such figures honestly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Moment = Annotated[float, Field(ge=-1e11, le=1e11, allow_inf_nan=False)]
 """Seconds since the epoch."""
 Measured = Annotated[
-    float | None, BeforeValidator(lambda told: None if isinstance(told, float) and not math.isfinite(told) else told)
+    float | None,
+    BeforeValidator(lambda value: None if isinstance(value, float) and not math.isfinite(value) else value),
 ]
 
 
@@ -75,12 +76,12 @@ def _scalars(value: object, depth: int) -> Iterator[object]:
         return
     if depth == 0:
         raise ValueError("nested too deeply")
-    for part in value.values() if isinstance(value, dict) else value:
-        yield from _scalars(part, depth - 1)
+    for item in value.values() if isinstance(value, dict) else value:
+        yield from _scalars(item, depth - 1)
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return where a document does not fit, and why: of the first place; nothing of what was sent."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    """Return where a document is invalid and why, of its first error, without anything of its content."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    location = ".".join(str(part) for part in problem["loc"])
+    return f"{location}: {problem['msg']}" if location else problem["msg"]

@@ -61,9 +61,9 @@ class SnapshotStore:
     Args:
         directory: folder of this member's snapshots; made on the first save.
         keep: how many are kept.
-        shared: whether others write theirs of the same steps. Members save one after another, so they need 2 to be sure
-            of a common one; and the oldest goes only when the next is begun: whoever has come that far has all but its
-            newest one on the disk.
+        shared: whether other members write snapshots of the same steps. Members save one after another, so each keeps
+            at least 2 to be sure of a common one; and the oldest is removed only when the next is begun: a member
+            that has come so far has all but its newest one on the disk.
     """
 
     def __init__(self, directory: Path, keep: int, shared: bool = False) -> None:
@@ -71,7 +71,7 @@ class SnapshotStore:
         self.keep = max(1 + shared, keep)
         self._shared = shared
         self.current: int | None = None
-        """The step that was saved or loaded last. Folders of other steps may be of an abandoned course of the run."""
+        """The step that was saved or loaded last. Folders of other steps may belong to an abandoned attempt."""
 
     def save(self, snapshot: Snapshot, plan_hash: str) -> tuple[Path, int]:
         """Write a snapshot from its tensors, see :meth:`write`."""
@@ -82,8 +82,8 @@ class SnapshotStore:
     ) -> tuple[Path, int]:
         """Write a snapshot and return its folder and its bytes.
 
-        It appears whole or not at all. Afterwards older ones beyond ``keep`` go, and so do those of later steps:
-        they belong to a course that was abandoned when the run was resumed from an earlier step.
+        It appears whole or not at all. Afterwards older ones beyond ``keep`` are removed, and so are those of later
+        steps: they belong to an attempt that was abandoned when the run was resumed from an earlier step.
 
         Args:
             pieces: of the file of its tensors.
@@ -113,17 +113,17 @@ class SnapshotStore:
     def steps(self) -> list[int]:
         """Return the steps of the snapshots that look complete, newest first."""
         files = (_MANIFEST, _TENSORS)
-        return [step for step in self._there() if all((self._folder(step) / file).is_file() for file in files)]
+        return [step for step in self._steps_on_disk() if all((self._folder(step) / file).is_file() for file in files)]
 
     def newest_in_words(self) -> str:
-        """Say from where the run can go on."""
+        """Return a sentence on the newest snapshot."""
         steps = self.steps()
         return f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
 
     def verified_steps(self) -> tuple[list[int], list[str]]:
         """Check every snapshot by hash; return the sound ones, newest first, and a line about each damaged one."""
         sound, problems = list[int](), list[str]()
-        for step in self._there():
+        for step in self._steps_on_disk():
             try:
                 _check(self._folder(step))
                 sound.append(step)
@@ -131,20 +131,20 @@ class SnapshotStore:
                 problems.append(error.message)
         return sound, problems
 
-    def _there(self) -> list[int]:
+    def _steps_on_disk(self) -> list[int]:
         """Return the steps that have a folder, newest first."""
         folders = self.directory.iterdir() if self.directory.is_dir() else ()
         names = (_COMPLETE.fullmatch(folder.name) for folder in folders)
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
     def foreign(self, steps: Iterable[int], plan_hash: str) -> dict[int, str]:
-        """Return those of the sound snapshots of these steps that were made with another plan, with a line about each.
+        """Return the steps whose sound snapshots were made with another plan, with a line about each.
 
         Raises:
             DamagedSnapshot: one cannot be read.
         """
         folders = {step: self._folder(step) for step in steps}
-        others = {step: one for step, one in folders.items() if _read_manifest(one)["plan_hash"] != plan_hash}
+        others = {step: folder for step, folder in folders.items() if _read_manifest(folder)["plan_hash"] != plan_hash}
         return {step: f"{folder} was made with different settings" for step, folder in others.items()}
 
     def state(self, step: int) -> dict[str, Any]:
@@ -301,18 +301,22 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     Raises:
         RunFailed: its state holds something else, which no snapshot can hold.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
             if isinstance(value, Tensor):
-                found[f"{index}/{name}"] = value
+                tensors[f"{index}/{name}"] = value
             elif isinstance(value, (int, float)):
-                kind = next(word for word, one in _NUMBERS.items() if isinstance(value, one))
-                found[f"{index}/{name}:{kind}"] = torch.tensor(value, dtype=torch.float64 if kind == "float" else None)
+                kind = next(name for name, number_type in _NUMBERS.items() if isinstance(value, number_type))
+                tensors[f"{index}/{name}:{kind}"] = torch.tensor(
+                    value, dtype=torch.float64 if kind == "float" else None
+                )
             elif value is not None:
-                what = f"{type(optimizer).__name__} keeps '{name}', a {type(value).__name__}: no snapshot can hold it"
-                raise RunFailed(what, "keep tensors and numbers for each weight, or take another optimizer")
-    return found
+                message = (
+                    f"{type(optimizer).__name__} keeps '{name}', a {type(value).__name__}: no snapshot can hold it"
+                )
+                raise RunFailed(message, "keep tensors and numbers for each weight, or take another optimizer")
+    return tensors
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:

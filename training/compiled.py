@@ -25,15 +25,15 @@ MOST_RECOMPILES = 8
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 
-def pays(wanted: Literal["auto", "on", "off"], device: torch.device, gains: bool, steps: int) -> bool:
-    """Whether a run's blocks are compiled; ``auto``: on a CUDA device that Triton serves, where the run is long.
+def should_compile(setting: Literal["auto", "on", "off"], device: torch.device, task_gains: bool, steps: int) -> bool:
+    """Whether to compile the blocks of a run; ``auto``: for a long run on a CUDA device that Triton supports.
 
     Args:
-        gains: :attr:`training.tasks.base.Task.compiling_pays`.
+        task_gains: :attr:`training.tasks.base.Task.compiling_pays`.
     """
-    if wanted != "auto":
-        return wanted == "on"
-    return gains and steps >= LONG_RUN and device.type == "cuda" and _has_triton()
+    if setting != "auto":
+        return setting == "on"
+    return task_gains and steps >= LONG_RUN and device.type == "cuda" and _has_triton()
 
 
 def _has_triton() -> bool:
@@ -61,13 +61,13 @@ class CompiledBlocks:
             block._compiled_call_impl = partial(_in_training, block, through)
 
     def give_up(self, error: BaseException, warn: Callable[[str], None]) -> bool:
-        """Return whether an error is a compiler's; the blocks are eager from here on then."""
+        """Return whether an error comes from the compiler; if so the blocks are eager from now on."""
         if not _is_compilers(error):
             return False
         for block in self._blocks:
             block._compiled_call_impl = None
-        said = " ".join(str(error).split())[:200]
-        warn(f"the model's blocks cannot be compiled here, so steps go on without: {type(error).__name__}: {said}")
+        reason = " ".join(str(error).split())[:200]
+        warn(f"the model's blocks cannot be compiled here, so steps go on without: {type(error).__name__}: {reason}")
         return True
 
 

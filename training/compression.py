@@ -1,4 +1,4 @@
-"""How much less a member sends than if all averaged all weights in every step, whatever the strategy."""
+"""The compression ratio of a strategy: bytes of averaging all weights in every step over the bytes sent."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _FP32 = 4
 
 
 class Compression:
-    """Counts what steps send, between two reports of the strategy.
+    """Counts the bytes that steps send between two reports of the strategy.
 
     Args:
-        parameters: those that are trained.
-        exchange: with the members.
+        parameters: the trained ones.
+        exchange: its members share the average.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], exchange: Exchange) -> None:
         self.weights = sum(parameter.numel() for parameter in parameters)
         self._exchange = exchange
-        self._all, self._sent = 0.0, 0
+        self._dense_bytes, self._sent_bytes = 0.0, 0
 
-    def step(self, sent: int) -> None:
-        """A step of this member is over, in which it sent so many bytes."""
+    def step(self, bytes_sent: int) -> None:
+        """Count a finished step of this member."""
         count = len(self._exchange.members)
-        self._all += _FP32 * self.weights * 2 * (count - 1) / count
-        self._sent += sent
+        self._dense_bytes += _FP32 * self.weights * 2 * (count - 1) / count
+        self._sent_bytes += bytes_sent
 
-    def told(self, report: SyncEvent, step: int) -> SyncEvent:
-        """Return a report of the strategy with its step, and the ratio since the one before."""
-        ratio = self._all / self._sent if self._sent and self._all else None
-        self._all, self._sent = 0.0, 0
+    def complete_report(self, report: SyncEvent, step: int) -> SyncEvent:
+        """Return a report of the strategy with its step and the compression ratio since the previous report."""
+        ratio = self._dense_bytes / self._sent_bytes if self._sent_bytes and self._dense_bytes else None
+        self._dense_bytes, self._sent_bytes = 0.0, 0
         return report.model_copy(update={"step": step, "compression": ratio})

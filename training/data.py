@@ -1,4 +1,4 @@
-"""The order of the training samples: who takes which sample in which step, the same on every machine.
+"""The order of the training samples: which member takes which sample in which step, the same on every machine.
 
 The order is a function of ``(seed, epoch, offset)`` alone, so nothing of it has to be sent: every member computes the
 whole step and takes its own slice, and a resumed run goes on from a :class:`Cursor`.
@@ -22,18 +22,18 @@ _ORDER, _NEWCOMER, _GROUPS = range(3)
 """Tags that keep the random streams of one seed apart."""
 _POOL = 50
 """Blocks that are sorted by length together, as in the length-grouped sampler of transformers: enough for blocks of
-like samples, few enough that each epoch has other ones."""
+like samples, few enough that each epoch has other blocks."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position in the training data: ``offset`` samples of ``epoch`` (from 0) are behind us."""
+    """Position in the training data: ``offset`` samples of ``epoch`` (from 0) have been taken."""
 
     epoch: int = 0
     offset: int = 0
     parts: tuple[tuple[int, int], ...] = ()
-    """The same of each part, where members train on parts of their own; then the whole stands where the part stands
-    that is the furthest behind."""
+    """The position in each partition, if members train on their own partitions; ``epoch`` and ``offset`` are then those
+    of the partition that is furthest behind."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple((epoch, offset) for epoch, offset in self.parts))
@@ -51,11 +51,11 @@ class SampleSchedule:
     Args:
         samples: size of the training data.
         accumulation: micro-batches in a full step.
-        drop_last: leave out what an epoch has left for a last, smaller step.
+        drop_last: leave out the samples that an epoch has left for a last, smaller step.
         lengths: of each sample, where a step costs as much as its longest one; then samples of like length come
-            together (:func:`grouped`).
-        block: samples that come together: those of a step as it was planned. It belongs to the plan and not to those
-            who are there, so the order stays as it is when they change.
+            together (:func:`group_by_length`).
+        block: samples that are kept together: those of a step as planned. It depends on the plan, not on the live
+            members, so the order does not change with the membership.
 
     Raises:
         BadInput: there are no samples.
@@ -104,9 +104,9 @@ class SampleSchedule:
 
         Args:
             batch_sizes: samples in one micro-batch of each live member, by rank.
-            rank: the member that asks. One that is not in ``batch_sizes`` (a newcomer whom the others do not count
-                yet) draws a full step from a random stream of its own, so it takes nobody's samples away; its
-                micro-batches are like the smallest of the group's.
+            rank: the member that asks. One that is not in ``batch_sizes`` (a newcomer that the others do not count
+                yet) draws a full step from its own random stream, so it takes no samples away; its micro-batches have
+                the size of the smallest in the group.
         """
         ranks = sorted(batch_sizes)
         cursor = self.start(cursor, batch_sizes)
@@ -118,8 +118,8 @@ class SampleSchedule:
         counts = apportion(taken, [batch_sizes[r] for r in ranks])
         position = ranks.index(rank)
         start = cursor.offset + sum(counts[:position])
-        own = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
-        return _cut(own, size), after
+        own_indices = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
+        return _cut(own_indices, size), after
 
     def after(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
         """Return the cursor of the step after the one that begins at ``cursor``."""
@@ -127,13 +127,13 @@ class SampleSchedule:
         return Cursor(cursor.epoch, behind) if behind < self.samples else Cursor(cursor.epoch + 1, 0)
 
     def taken(self, batch_sizes: Mapping[int, int]) -> int:
-        """Return the samples of a full step, at most all that there are."""
+        """Return the number of samples of a full step, at most all there are."""
         return min(self._group_batch(batch_sizes), self.samples)
 
-    def steps_a_pass(self, batch_sizes: Mapping[int, int]) -> int:
-        """Return the steps of one pass over the data."""
-        whole, left = divmod(self.samples, self.taken(batch_sizes))
-        return whole if self.drop_last else whole + bool(left)
+    def steps_per_pass(self, batch_sizes: Mapping[int, int]) -> int:
+        """Return the number of steps of one pass over the data."""
+        full_steps, left = divmod(self.samples, self.taken(batch_sizes))
+        return full_steps if self.drop_last else full_steps + bool(left)
 
     def drawn(self, cursor: Cursor, size: int, rank: int) -> list[list[int]]:
         """Return a full step of micro-batches of ``size`` samples that a newcomer draws for itself."""
@@ -141,25 +141,25 @@ class SampleSchedule:
         return _cut(rng.integers(self.samples, size=self.accumulation * size).tolist(), size)
 
     def epoch_of(self, cursor: Cursor, rank: int) -> int:
-        """Return the epoch of a sample of ``rank``: that of all."""
+        """Return the epoch of the samples of ``rank``: the same for all members."""
         return cursor.epoch
 
-    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own: Sequence[int]) -> int:
-        """Return the length of the longest sample of the whole group's step at ``cursor``, and of ``own``, which a
-        newcomer has drawn by itself; 0 where all are alike."""
+    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_indices: Sequence[int]) -> int:
+        """Return the length of the longest sample of the whole group's step at ``cursor``, and of
+        ``own_indices``, which a newcomer has drawn by itself; 0 where all samples have the same length."""
         if self._lengths is None:
             return 0
         cursor = self.start(cursor, batch_sizes)
         end = cursor.offset + self._group_batch(batch_sizes)
         step = self._permutation(cursor.epoch)[cursor.offset : end]
-        return int(max(self._lengths[step].max(), self._lengths[list(own)].max(initial=0)))
+        return int(max(self._lengths[step].max(), self._lengths[list(own_indices)].max(initial=0)))
 
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
         """Return the steps of ``epochs`` passes: see :func:`~training.schedule.steps_in`."""
         return steps_in(self.samples / self._group_batch(batch_sizes), epochs, self.drop_last)
 
     def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
-        """Return the passes over the data behind ``cursor``."""
+        """Return the number of passes over the data before ``cursor``."""
         return cursor.epoch + cursor.offset / self.samples
 
     def _group_batch(self, batch_sizes: Mapping[int, int]) -> int:
@@ -172,7 +172,7 @@ class SampleSchedule:
             self._order = _generator(self.seed, _ORDER, epoch).permutation(self.samples)
             if self._lengths is not None:
                 rng = _generator(self.seed, _GROUPS, epoch)
-                self._order = grouped(self._order, self._lengths, self._block, rng)
+                self._order = group_by_length(self._order, self._lengths, self._block, rng)
             self._epoch = epoch
         return self._order
 
@@ -185,34 +185,34 @@ def _generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
-def grouped(
+def group_by_length(
     order: NDArray[np.int64], lengths: NDArray[np.int64], block: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Return ``order`` with samples of like length beside each other.
 
     Of every :data:`_POOL` blocks the samples are sorted by length, those of one length as they were, and cut into
-    blocks. These come in random order, the longest first, so that memory runs out at once or not at all. What is less
-    than a block stays where it was, at the end.
+    blocks. These come in random order, the longest first, so that memory runs out at once or not at all. The
+    remainder, less than a block, stays at the end.
     """
-    whole = len(order) // block * block
-    if not whole:
+    grouped_size = len(order) // block * block
+    if not grouped_size:
         return order
-    pools = [order[start : min(start + _POOL * block, whole)] for start in range(0, whole, _POOL * block)]
+    pools = [order[start : min(start + _POOL * block, grouped_size)] for start in range(0, grouped_size, _POOL * block)]
     ranked = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
     blocks = rng.permutation(ranked.reshape(-1, block))
     longest = int(lengths[blocks].max(axis=1).argmax())
     blocks[[0, longest]] = blocks[[longest, 0]]
-    return np.concatenate([blocks.ravel(), order[whole:]])
+    return np.concatenate([blocks.ravel(), order[grouped_size:]])
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` into whole parts in proportion to ``weights`` (largest remainder; ties to the first)."""
-    whole = sum(weights)
-    parts = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
-    for i in by_remainder[: total - sum(parts)]:
-        parts[i] += 1
-    return parts
+    total_weight = sum(weights)
+    counts = [total * weight // total_weight for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % total_weight), i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
 
 
 def shares_to_batch_sizes(shares: Sequence[float], batch_size: int) -> list[int]:
@@ -239,8 +239,8 @@ def shares_to_batch_sizes(shares: Sequence[float], batch_size: int) -> list[int]
 def evaluation_slice(n: int, batch_sizes: Mapping[int, int], rank: int) -> range:
     """Return the indices of an evaluation set of ``n`` samples that ``rank`` evaluates.
 
-    Contiguous parts in the order of ranks, as large as the batch sizes of the members: who is slow has less to do.
+    Contiguous slices in the order of ranks, in proportion to the members' batch sizes: a slow member has less to do.
     """
-    before = sum(size for other, size in batch_sizes.items() if other < rank)
+    before = sum(size for member, size in batch_sizes.items() if member < rank)
     total = sum(batch_sizes.values())
     return range(n * before // total, n * (before + batch_sizes[rank]) // total)

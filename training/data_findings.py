@@ -1,7 +1,7 @@
-"""What a data set holds, without training on it, and before anything that trains is loaded.
+"""What a data set holds, found without training on it and without loading torch.
 
-Whoever starts a run looks here first: whether the data set can be read, and what is longest in it, from which memory
-follows. Nothing is decoded. All that is known is told by ``python -m training.data_findings PROFILE.json``.
+The start of a run looks here first: whether the data set can be read, and its longest sample, which determines the
+memory needed. Nothing is decoded. ``python -m training.data_findings PROFILE.json`` prints all findings.
 
 Standard input is a profile's document (:class:`profiles.schema.Profile`). Standard output is one JSON object::
 
@@ -63,7 +63,7 @@ _HEADERS_ERR = 0.1
 """Seconds by which the header of a compressed file may be wrong."""
 SHOWN_BROKEN = 5
 _PUBLISHED = "openai/whisper-"
-"""What the names of Whispers begin with whose window is known before they are fetched."""
+"""Prefix of the names of Whisper models whose window is known before they are fetched."""
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _BYTES_A_TOKEN = 3
 """Of a text in UTF-8; 3 to 5 with the vocabularies of Whisper."""
@@ -91,20 +91,24 @@ def findings(profile: Profile) -> dict[str, Any]:
 
         files = conversation_files(data.dataset_path, data.text_column)
         if files:
-            talks = read_conversations(files)
-            return {"splits": {split: len(rows) for split, rows in talks.items()}, "unit": "conversations"}
+            conversations = read_conversations(files)
+            return {"splits": {split: len(rows) for split, rows in conversations.items()}, "unit": "conversations"}
         texts = read_texts(data.dataset_path, data.text_column)
         characters = {split: sum(map(len, documents)) for split, documents in texts.items()}
         return {"splits": characters, "unit": "characters"}
     tables = read_tables(data.dataset_path, data.text_column)
     splits = present(tables)
     counts = {split: len(clips) for split, clips in splits.items()}
-    found = {"splits": counts, "unit": "recordings", "columns": _columns(path), "history": _history(tables)}
-    return {**found, **_too_long(profile, splits), **_listen([clip for clips in splits.values() for clip in clips])}
+    summary = {"splits": counts, "unit": "recordings", "columns": _columns(path), "history": _history(tables)}
+    return {
+        **summary,
+        **_too_long(profile, splits),
+        **_measure_recordings([clip for clips in splits.values() for clip in clips]),
+    }
 
 
 def _too_long(profile: Profile, splits: SpeechSplits) -> dict[str, Any]:
-    """Return why the model cannot hear all clips, and the profile that can where there is one; nothing where it can."""
+    """Return why the model cannot hear all clips, and the profile that can, if any; empty if it can."""
     try:
         _refuse_long(profile, splits)
     except BadInput as error:
@@ -114,7 +118,7 @@ def _too_long(profile: Profile, splits: SpeechSplits) -> dict[str, Any]:
 
 
 def _history(tables: SpeechTables) -> dict[str, int]:
-    """Return what commands and people did to the data set, by what it is: those that are 0 are not in it."""
+    """Return the number of changes that were made to the data set, by kind, without those that are 0."""
     kinds = Counter(change.kind for change in tables.changes)
     listed = sum(change.kind == "delete" and BLACKLIST in Path(change.where).name for change in tables.changes)
     counts = {"corrected": kinds["override_text"], "deleted": kinds["delete"] - listed, "blacklisted": listed}
@@ -126,7 +130,7 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     if tables.folder is not None:
         from training.recordings.dataset_folder import LEFT_OUT  # loads what decodes
 
-        with suppress(BadInput):  # what others wrote under these names says nothing here
+        with suppress(BadInput):  # a file of another program may have such a name
             counts["not_prepared"] = _lines(tables.folder / LEFT_OUT)
             counts["pseudo"] = _lines(tables.folder / PSEUDO)
     return {name: count for name, count in counts.items() if count}
@@ -143,9 +147,9 @@ def _columns(path: Path) -> list[str]:
     return list(read_table(tables[0]).columns) if tables else []
 
 
-def _listen(clips: list[Clip]) -> dict[str, Any]:
+def _measure_recordings(clips: list[Clip]) -> dict[str, Any]:
     """Read the headers: how long the recordings are, and which cannot be read."""
-    from training.tasks.audio import length_of  # 100 ms, which whoever only reads tables does without
+    from training.tasks.audio import length_of  # 100 ms, not needed to read tables
     from training.tasks.sound_file import AudioError
 
     seconds, looked_at, broken = 0.0, 0, list[str]()
@@ -157,20 +161,23 @@ def _listen(clips: list[Clip]) -> dict[str, Any]:
             seconds += length_of(clip.audio.path)
         except AudioError as error:
             broken.append(f"{clip.audio.path}: {error}")
-    whole = seconds * len(clips) / looked_at if looked_at else 0.0
-    return {"hours": whole / 3600, "looked_at": looked_at, "broken": broken[:SHOWN_BROKEN], "broken_count": len(broken)}
+    estimated_seconds = seconds * len(clips) / looked_at if looked_at else 0.0
+    return {
+        "hours": estimated_seconds / 3600,
+        "looked_at": looked_at,
+        "broken": broken[:SHOWN_BROKEN],
+        "broken_count": len(broken),
+    }
 
 
 def check_data(profile: Profile) -> None:
-    """Read the tables of a profile's data set, and see whether its files are there; nothing is decoded.
-
-    What is held out of the training clips is told.
+    """Read the tables of a profile's data set, and check that its files exist; nothing is decoded.
 
     Raises:
         BadInput: it cannot be used; the message says what, where and what to do.
     """
     data = profile.data
-    if data.local_data or is_on_hub(data.dataset_path):  # who has data of its own is asked itself
+    if data.local_data or is_on_hub(data.dataset_path):  # each machine checks data of its own
         return
     if profile.model.trait == "texts":
         from training.tasks.conversations import conversation_files, read_conversations
@@ -191,22 +198,22 @@ def check_data(profile: Profile) -> None:
 
 
 def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell: Tell = lambda line: None) -> Resolved:
-    """Return a profile whose model can be had and hears the clips of its data set.
+    """Return a profile whose model is available and hears the clips of its data set.
 
-    That of :func:`usable_profile`; where another one stands in, whose window is shorter than some clips, the profile
-    that hears them, in the same language. A profile or a model that a person has named stays.
+    That of :func:`usable_profile`; if it is a substitute whose window is shorter than some clips, the profile that
+    hears them, in the same language. A profile or a model that the user has named stays.
 
     Raises:
         BadInput: as :func:`usable_profile`, or the data set cannot be used.
     """
-    found = usable_profile(name, overrides, tell=tell, check=check_data)
-    profile, data = found.profile, found.profile.data
+    resolved = usable_profile(name, overrides, tell=tell, check=check_data)
+    profile, data = resolved.profile, resolved.profile.data
     named = profile.name == name or bool({"model", "model_path"} & overrides.keys())
     if named or data.local_data or is_on_hub(data.dataset_path):
-        return found
+        return resolved
     too_long = _too_long(profile, read_divided(data.dataset_path, data.text_column)).get("too_long", {})
     if not (instead := too_long.get("instead")):
-        return found
+        return resolved
     tell(f"{too_long['error']}; profile {instead} is taken, which hears {USUAL_WINDOW:g} s")
     language = {"language": profile.model.language} if profile.model.language else {}
     return load_profile(instead, {**language, **overrides})
@@ -219,12 +226,12 @@ def check_data_of(plan: RunPlan) -> None:
         BadInput: some cannot be used.
     """
     for profile in {plan.seats[rank].data: plan.profile_of(rank) for rank in range(plan.world_size)}.values():
-        here = profile.data.model_copy(update={"local_data": False})
-        check_data(profile.model_copy(update={"data": here}))
+        data = profile.data.model_copy(update={"local_data": False})
+        check_data(profile.model_copy(update={"data": data}))
 
 
 def _refuse_languages(profile: Profile, splits: SpeechSplits) -> None:
-    """Refuse languages that the model cannot be told of, as far as tables and the model's folder tell.
+    """Refuse languages that the model does not have, as far as tables and the model's folder tell.
 
     Raises:
         BadInput: settings or clips name some; the option or line is in the message.
@@ -232,28 +239,28 @@ def _refuse_languages(profile: Profile, splits: SpeechSplits) -> None:
     settings = {"language": [profile.model.language], "languages": profile.data.languages.split(",")}
     named = {name.strip(): option for option, names in settings.items() for name in names}
     spoken = {clip.language: clip.location for clips in splits.values() for clip in reversed(clips)}
-    places = {**{name: f"{where}, column language" for name, where in spoken.items()}, **named}
-    has = _languages_of(profile.model)
-    for name, where in places.items():
-        code = language_code(name, where) if name not in ("", AUTO_LANGUAGE, EVERY_LANGUAGE) else ""
-        if code and has and code not in has:
-            message = f"{where}: model {profile.model.model_path} has no language {code!r}"
-            raise BadInput(message, f"it has: {', '.join(sorted(has))}")
+    origins = {**{name: f"{where}, column language" for name, where in spoken.items()}, **named}
+    supported = _languages_of(profile.model)
+    for name, origin in origins.items():
+        code = language_code(name, origin) if name not in ("", AUTO_LANGUAGE, EVERY_LANGUAGE) else ""
+        if code and supported and code not in supported:
+            message = f"{origin}: model {profile.model.model_path} has no language {code!r}"
+            raise BadInput(message, f"it has: {', '.join(sorted(supported))}")
 
 
 def _languages_of(model: ModelSettings) -> set[str]:
-    """Return the languages of a multilingual Whisper; empty where its folder is not here, or does not tell."""
+    """Return the languages of a multilingual Whisper; empty if its folder is not here or does not say."""
     folder = model_folder(model.model_path or model.teacher_path)
     try:
-        said = json.loads((folder / "generation_config.json").read_bytes()) if folder is not None else {}
-        return {token.strip("<|>") for token in said["lang_to_id"]} if said.get("is_multilingual", True) else set()
+        config = json.loads((folder / "generation_config.json").read_bytes()) if folder is not None else {}
+        return {token.strip("<|>") for token in config["lang_to_id"]} if config.get("is_multilingual", True) else set()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 
 
 def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
-    """Refuse clips that the model does not hear whole, as far as tables and headers tell: who trains decodes them all
-    before it says so. Those of other languages may be left out yet.
+    """Refuse clips that are longer than the model's window, as far as tables and headers tell: training would decode
+    them all first. Nothing is refused where clips of other languages may still be left out.
 
     Raises:
         BadInput: there are some, and the settings neither cut nor skip them.
@@ -270,21 +277,21 @@ def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
 
 
 def _window(model: ModelSettings) -> float | None:
-    """Return the seconds that a Whisper hears; ``None`` where its folder is not here, or does not tell."""
+    """Return the seconds that a Whisper hears; ``None`` if its folder is not here or does not say."""
     name = model.model_path or model.teacher_path
     folder = model_folder(name)
     if folder is None and name.startswith(_PUBLISHED):
         return USUAL_WINDOW
     try:
-        said = json.loads((folder / "preprocessor_config.json").read_bytes()) if folder is not None else {}
-        return float(said["chunk_length"])
+        config = json.loads((folder / "preprocessor_config.json").read_bytes()) if folder is not None else {}
+        return float(config["chunk_length"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 @dataclass(frozen=True)
 class Longest:
-    """What is longest among the samples."""
+    """The longest sound and the longest text among the samples."""
 
     seconds: float
     """Of sound."""
@@ -293,8 +300,8 @@ class Longest:
 
 
 def longest_clip(data: DataSettings) -> Longest | None:
-    """Return what is longest among the training clips; ``None`` where it is not known: a data set on the hub, one that
-    cannot be read, or so many files that nobody waits for their headers."""
+    """Return the longest training clip; ``None`` if it is unknown: a data set on the hub, one that cannot be read, or
+    too many files to read all headers in time."""
     if not data.dataset_path or is_on_hub(data.dataset_path) or data.pseudo_share:
         return None
     path = Path(data.dataset_path).expanduser()
@@ -303,7 +310,7 @@ def longest_clip(data: DataSettings) -> Longest | None:
         stamp = max((file.stat().st_mtime_ns for file in files), default=0)
         return _longest(data.dataset_path, data.text_column, data.max_train_samples, stamp)
     except (BadInput, OSError, ImportError):  # a light core reads no headers
-        return None  # whoever reads the data set for training says why
+        return None  # reading the data set for training reports why
 
 
 @lru_cache(maxsize=8)
@@ -317,8 +324,8 @@ def _longest(path: str, text_column: str, limit: int, stamp: int) -> Longest | N
 
 def _seconds(clips: Sequence[Clip]) -> float | None:
     lengths = map(_length, _in_time(clips, _SHORT_PATIENCE))
-    known = [length for length in lengths if length is not None]
-    return max(known, default=0.0) if len(known) == len(clips) else None
+    known_lengths = [length for length in lengths if length is not None]
+    return max(known_lengths, default=0.0) if len(known_lengths) == len(clips) else None
 
 
 def _in_time(clips: Sequence[Clip], seconds: float) -> Iterator[Clip]:
@@ -348,10 +355,10 @@ def _of_header(path: Path, stamp: str) -> float:
 def main() -> int:
     """Answer the profile on standard input."""
     try:
-        found = findings(Profile.model_validate_json(sys.stdin.buffer.read()))
+        document = findings(Profile.model_validate_json(sys.stdin.buffer.read()))
     except MusterError as error:
-        found = {"error": error.message, "hint": error.hint}
-    json.dump(found, sys.stdout)
+        document = {"error": error.message, "hint": error.hint}
+    json.dump(document, sys.stdout)
     return 0
 
 

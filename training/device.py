@@ -1,4 +1,4 @@
-"""Device, precision and mode of a model's computations, and what happens where memory runs out."""
+"""Device, precision and mode of a model's computations, and the handling of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from profiles.options import less_memory
 from training.device_probe import bf16_gains
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
-"""What back ends without an error class of their own say (MPS, the CPU's allocator)."""
+"""Messages of back ends without an error class of their own (MPS, the CPU's allocator)."""
 
 
-def select_device(wanted: str, index: int = 0) -> torch.device:
+def select_device(setting: str, index: int = 0) -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``mps``.
 
     Raises:
         BadInput: the device that was asked for is not here.
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if wanted == "auto":
-        wanted = next(name for name, there in available.items() if there)
-    if not available.get(wanted, False):
-        there = ", ".join(name for name, present in available.items() if present)
-        raise BadInput(f"device '{wanted}' is not available here", f"this machine has: {there}; set device = auto")
-    return torch.device(wanted, index) if wanted == "cuda" else torch.device(wanted)
+    if setting == "auto":
+        setting = next(name for name, is_present in available.items() if is_present)
+    if not available.get(setting, False):
+        available_names = ", ".join(name for name, is_present in available.items() if is_present)
+        raise BadInput(
+            f"device '{setting}' is not available here", f"this machine has: {available_names}; set device = auto"
+        )
+    return torch.device(setting, index) if setting == "cuda" else torch.device(setting)
 
 
 def cpu_multiplies_bf16() -> bool:
@@ -40,7 +42,7 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def select_precision(
-    wanted: str,
+    setting: str,
     device: torch.device,
     on_cpu: bool = False,
     cpu_has_it: Callable[[], bool] = cpu_multiplies_bf16,
@@ -48,20 +50,20 @@ def select_precision(
 ) -> torch.dtype | None:
     """Return the autocast type, or ``None`` for full fp32.
 
-    ``auto`` is bf16 on a CUDA device that has it in hardware, and on a CPU that has if it was measured to pay for the
-    task, and on MPS where some steps of a small model are faster so; else off: on CPUs without bf16 units it is slower.
+    ``auto`` is bf16 on a CUDA device that has it in hardware, on a CPU that has it if it was measured to be faster for
+    the task, and on MPS if steps of a small model are faster with it; else off: CPUs without bf16 units are slower.
 
     Args:
         on_cpu: whether bf16 pays on a CPU that has it in hardware: :attr:`training.tasks.base.Task.bf16_pays`.
         cpu_has_it: whether this machine's processor has bf16 in hardware.
         gains: whether bf16 is faster on a kind of device, as measured: on MPS that depends on chip and system.
     """
-    if wanted == "auto":
+    if setting == "auto":
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and cpu_has_it())
         has_bf16 = has_bf16 or (device.type == "mps" and gains("mps"))
         return torch.bfloat16 if has_bf16 else None
-    return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
+    return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[setting]
 
 
 class Precision:
@@ -76,7 +78,7 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """What the steps are computed in: ``float32`` without mixed precision."""
+        """Type that the steps are computed in: ``float32`` without mixed precision."""
         return str(self.dtype or torch.float32).removeprefix("torch.")
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -86,7 +88,7 @@ class Precision:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied by; ``None`` without loss scaling."""
+        """Factor of the loss; ``None`` without loss scaling."""
         return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
 
     def clip(
@@ -94,26 +96,26 @@ class Precision:
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
         max_norm: float,
-        whole: float | None = None,
+        global_norm: float | None = None,
     ) -> torch.Tensor | None:
-        """Unscale and clip; return the gradient norm before, which the device may still compute (``None`` if clipping
-        is off).
+        """Unscale and clip; return the gradient norm before clipping, which the device may still be computing (``None``
+        if clipping is off).
 
         Args:
-            whole: norm of the whole gradient without its scale, where others hold some of it.
+            whole: norm of the whole gradient without its scale, where other members hold part of it.
         """
         if _has_gradient(parameters):
             self.scaler.unscale_(optimizer)
         elif max_norm > 0:
-            return torch.tensor(whole or 0.0, dtype=torch.float64)
-        if max_norm > 0 and whole is not None:
-            _scale_down(parameters, max_norm, whole)
-            return torch.tensor(whole, dtype=torch.float64)
+            return torch.tensor(global_norm or 0.0, dtype=torch.float64)
+        if max_norm > 0 and global_norm is not None:
+            _scale_down(parameters, max_norm, global_norm)
+            return torch.tensor(global_norm, dtype=torch.float64)
         return clip(parameters, max_norm)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        """Step with gradients that went through :meth:`clip`; without any, as where a member has no sample, nothing is
-        done."""
+        """Step with gradients that went through :meth:`clip`; without gradients, as where a member has no sample, do
+        nothing."""
         if _has_gradient(parameters):
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -142,37 +144,37 @@ def gradient_norm(parameters: list[nn.Parameter], loss_scale: float | None) -> t
 
 
 def read(scalar: torch.Tensor, *others: torch.Tensor | None) -> tuple[float, list[float | None]]:
-    """Return numbers that a device may still compute, as they are; the host waits for it once."""
-    queued = [one.detach() for one in (scalar, *others) if one is not None and one.device.type != "cpu"]
+    """Return the values of scalars that a device may still be computing; the host waits for it only once."""
+    queued = [value.detach() for value in (scalar, *others) if value is not None and value.device.type != "cpu"]
     numbers = iter(_read(queued) if queued else [])
-    first, *rest = (
-        None if one is None else float(one.detach()) if one.device.type == "cpu" else next(numbers)
-        for one in (scalar, *others)
+    number, *other_numbers = (
+        None if value is None else float(value.detach()) if value.device.type == "cpu" else next(numbers)
+        for value in (scalar, *others)
     )
-    assert first is not None
-    return first, rest
+    assert number is not None
+    return number, other_numbers
 
 
 def _read(queued: list[torch.Tensor]) -> list[float]:
     dtype = functools.reduce(torch.promote_types, [scalar.dtype for scalar in queued])
-    found: list[float] = torch.stack([scalar.to(queued[0].device, dtype) for scalar in queued]).tolist()
-    return found
+    numbers: list[float] = torch.stack([scalar.to(queued[0].device, dtype) for scalar in queued]).tolist()
+    return numbers
 
 
 def start_training(model: nn.Module) -> None:
-    """Put a freshly built model into training mode, but what its author has put into evaluation mode.
+    """Put a freshly built model into training mode, except modules that its author has put into evaluation mode.
 
     A batch norm whose statistics are to stay, or a frozen part without dropout, is left as it is. A model that is in
-    evaluation mode as a whole was not put there part by part: ``from_pretrained`` returns it so. That holds as well for
-    such a model inside of another one, if it has weights to train.
+    evaluation mode as a whole is not meant to stay there: ``from_pretrained`` returns it so. The same holds for such a
+    model inside another one, if it has weights to train.
     """
-    kept = _kept(model) if model.training else []
+    evaluation_modules = _evaluation_modules(model) if model.training else []
     model.train()
-    for module in kept:
+    for module in evaluation_modules:
         module.training = False
 
 
-def _kept(model: nn.Module) -> list[nn.Module]:
+def _evaluation_modules(model: nn.Module) -> list[nn.Module]:
     as_loaded = {
         inner
         for module in model.modules()
@@ -185,7 +187,7 @@ def _kept(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and afterwards every module back into the mode that it had."""
+    """Put a model into evaluation mode, and afterwards every module back into its former mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -196,26 +198,27 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Move what can be moved in ``value`` to ``device``: tensors, whatever has ``.to()``, and these in containers."""
+    """Move ``value`` to ``device``: tensors, objects with ``.to()``, and containers of these."""
 
-    def moved(one: Any) -> Any:
-        return one.to(device, non_blocking=True) if isinstance(one, torch.Tensor) else one.to(device)
+    def moved(item: Any) -> Any:
+        return item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item.to(device)
 
     return _changed(value, moved)
 
 
 def pin(value: Any) -> Any:
-    """Return ``value`` with its tensors, those in containers too, in memory from which a device copies by itself.
+    """Return ``value`` with its tensors, also those in containers, in pinned memory.
 
-    What has a ``.to()`` of its own stays as it is if it has no ``.pin_memory()``, and so does all if none is left.
+    Objects with ``.to()`` but without ``.pin_memory()`` stay as they are, and so does everything if no pinned memory is
+    left.
     """
 
-    def pinned(one: Any) -> Any:
-        is_elsewhere = isinstance(one, torch.Tensor) and one.device.type != "cpu"
+    def pinned(item: Any) -> Any:
+        is_elsewhere = isinstance(item, torch.Tensor) and item.device.type != "cpu"
         try:
-            return one.pin_memory() if callable(getattr(one, "pin_memory", None)) and not is_elsewhere else one
+            return item.pin_memory() if callable(getattr(item, "pin_memory", None)) and not is_elsewhere else item
         except RuntimeError:
-            return one
+            return item
 
     return _changed(value, pinned)
 
@@ -227,8 +230,8 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: _changed(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        parts = [_changed(item, change) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        items = [_changed(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **{name: _changed(getattr(value, name), change) for name in names})
@@ -236,23 +239,25 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory of a device, or of the machine, does not suffice."""
+    """Whether an error means that a device or the machine is out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed:
-    """Return the error to raise where even a single sample does not fit."""
-    said = " ".join(str(error).split())[:200]
+    """Return the error for a single sample that does not fit into memory."""
+    reason = " ".join(str(error).split())[:200]
     return RunFailed(
-        f"one sample alone does not fit into the memory ({device.type}): {said}",
-        ", ".join([*(f"set {way}" for way in less_memory(task)), "use smaller samples", "or take a smaller model"]),
+        f"one sample alone does not fit into the memory ({device.type}): {reason}",
+        ", ".join(
+            [*(f"set {change}" for change in less_memory(task)), "use smaller samples", "or take a smaller model"]
+        ),
     )
 
 
 def give_back(device: torch.device) -> None:
-    """Free memory that nothing refers to any more, on ``device`` too."""
+    """Free unreferenced memory, also on ``device``."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 _GAIN = 1.1
-"""Times as fast as fp32 that another precision must be, before it is taken by itself."""
+"""Speed-up over fp32 from which another precision is chosen automatically."""
 _ROUNDS, _STEPS = 3, 5
 
 
 class ProbeSize(NamedTuple):
-    """The sizes of what is measured."""
+    """The sizes of the measured model, matrices and copies."""
 
     width: int = 512
     layers: int = 4
@@ -39,12 +39,12 @@ TINY = ProbeSize(16, 1, 2, 8, 32, 1 << 12)
 
 
 class TimedSteps(NamedTuple):
-    """Of some training steps."""
+    """Duration and loss of some training steps."""
 
     seconds: float
-    """Of one, the median."""
+    """Median of one step."""
     loss: float
-    """After the last one."""
+    """After the last step."""
 
     @property
     def is_finite(self) -> bool:
@@ -52,7 +52,7 @@ class TimedSteps(NamedTuple):
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when a device has done all that it was asked for."""
+    """Wait until a device has finished all queued work."""
     if device.type in ("cuda", "mps"):
         getattr(torch, device.type).synchronize()
 
@@ -94,10 +94,10 @@ class ProbeSteps:
 @functools.cache
 def bf16_gains(kind: str) -> bool:
     """Whether steps under bf16 autocast are finite and clearly faster than in fp32 on this machine's ``cuda``, ``mps``
-    or ``cpu``; both take turns. Measured once a process."""
+    or ``cpu``; measured alternately, once a process."""
     try:
-        ways = [ProbeSteps(torch.device(kind), dtype) for dtype in (None, torch.bfloat16)]
-        rounds = [[way.take(_STEPS) for way in ways] for _ in range(_ROUNDS)]
+        probes = [ProbeSteps(torch.device(kind), dtype) for dtype in (None, torch.bfloat16)]
+        rounds = [[probe.take(_STEPS) for probe in probes] for _ in range(_ROUNDS)]
     except (RuntimeError, TypeError):  # what back ends raise for a precision that they do not have
         return False
     finite = all(half.is_finite for _, half in rounds)
@@ -110,12 +110,12 @@ def product_speed(device: torch.device, dtype: torch.dtype, size: ProbeSize = US
     Raises:
         RuntimeError: the device does not have it.
     """
-    one = torch.ones(size.matrix, size.matrix, device=device, dtype=dtype)
-    one @ one
+    matrix = torch.ones(size.matrix, size.matrix, device=device, dtype=dtype)
+    matrix @ matrix
     wait_for(device)
     start = time.perf_counter()
     for _ in range(count):
-        one @ one
+        matrix @ matrix
     wait_for(device)
     return count * 2 * size.matrix**3 / (time.perf_counter() - start)
 
@@ -134,14 +134,14 @@ def copy_speed(source: torch.Tensor, target: torch.Tensor, count: int = 5) -> fl
 
 
 def copy_speeds(device: torch.device, size: ProbeSize = USUAL) -> dict[str, float]:
-    """Return bytes a second on the device, to it and from it, also from pinned memory where there is such."""
-    here = torch.zeros(size.copied, dtype=torch.uint8)
-    there, other = torch.zeros_like(here, device=device), torch.zeros_like(here, device=device)
-    speeds = {"on the device": copy_speed(there, other)}
+    """Return bytes a second on the device, to it and from it, with CUDA also to and from pinned memory."""
+    on_host = torch.zeros(size.copied, dtype=torch.uint8)
+    on_device, second_on_device = torch.zeros_like(on_host, device=device), torch.zeros_like(on_host, device=device)
+    speeds = {"on the device": copy_speed(on_device, second_on_device)}
     if device.type == "cpu":
         return speeds
-    speeds |= {"to the device": copy_speed(here, there), "from the device": copy_speed(there, here)}
+    speeds |= {"to the device": copy_speed(on_host, on_device), "from the device": copy_speed(on_device, on_host)}
     if device.type == "cuda":
-        pinned = here.pin_memory()
-        speeds |= {"to it, pinned": copy_speed(pinned, there), "from it, pinned": copy_speed(there, pinned)}
+        pinned = on_host.pin_memory()
+        speeds |= {"to it, pinned": copy_speed(pinned, on_device), "from it, pinned": copy_speed(on_device, pinned)}
     return speeds

@@ -1,4 +1,4 @@
-"""Evaluation shared over the members, and of each member's own weights."""
+"""Evaluation divided among the members, and evaluation of each member's own weights."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from training.tasks.base import Answer
 from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
-"""Of anything that is counted."""
-PART = 32
-"""Samples that a member evaluates until it tells the others, at most: who is slow must be in time for each round."""
-_MOST_PARTS = 10_000
-"""Rounds of an evaluation, however many samples a member says it has."""
-_ROOM = 4_000_000
-"""Bytes that one member sends, some 50,000 short texts; further ones stay out of the file."""
+"""Largest valid count."""
+ROUND_SIZE = 32
+"""Largest number of samples that a member evaluates in one round: a slow member must be in time for each round."""
+_MOST_ROUNDS = 10_000
+"""Limit of the rounds of an evaluation, however many samples a member claims to have."""
+_MAX_PAYLOAD = 4_000_000
+"""Bytes of answers that one member sends, some 50,000 short texts; further ones are left out of the file."""
 _ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
 
 
@@ -42,15 +42,16 @@ class Evaluator:
     """Every member evaluates its share of a split; sums are gathered, so all see the same metrics.
 
     Args:
-        precision: what the model is computed in, and on which device.
-        batch_size: of this member, where ``settings`` name none for evaluations.
+        precision: of the model's computations, with its device.
+        batch_size: of this member, if ``settings`` set none for evaluations.
         stops: asked between two batches whether this member is to stop.
-        warn: takes one line for each member that says what cannot be.
-        run_dir: takes what the model wrote for each sample of the test split, or of the validation split where there is
-            none: before the first step, and in the newest evaluation after it. ``None``: it is not kept.
-        names: what a member is called in warnings.
-        local: who has which samples, where data stay on their machines: then each member evaluates on its own, and
-            what the model wrote stays with it, unkept.
+        warn: takes one line about each member whose figures are invalid.
+        run_dir: receives the model's answers for the test split, or for the validation split if there is no test
+            split: those before the first step, and those of the newest evaluation. ``None``: they are not saved.
+        names: returns the name of a member for warnings.
+        local: which samples each member has, where data stay on their machines: then each member evaluates its own
+            samples, and the model's answers are not saved.
+        round_size: largest number of samples that a member evaluates in one round.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class Evaluator:
         run_dir: Path | None = None,
         names: Callable[[int], str] = "member {}".format,
         local: LocalSchedule | None = None,
-        part: int = PART,
+        round_size: int = ROUND_SIZE,
     ) -> None:
-        self._local, self._part = local, part
+        self._local, self._round_size = local, round_size
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
         self._batch_size = settings.eval_batch_size or batch_size
@@ -84,45 +85,47 @@ class Evaluator:
 
     @property
     def splits(self) -> list[str]:
-        """Those that any member has."""
+        """The splits that any member has."""
         return self._local.splits if self._local is not None else list(self._task.evaluation)
 
     def _shares(self, split: str, members: Mapping[int, int]) -> dict[int, range]:
-        """Return who evaluates which samples."""
+        """Return the indices of the samples that each member evaluates, by rank."""
         if self._local is not None:
             return self._local.shares(split, members)
         return {rank: evaluation_slice(len(self._task.evaluation[split]), members, rank) for rank in members}
 
     def evaluate(
-        self, split: str, step: int, members: Mapping[int, int], again: int = 0, heeds: bool = True
+        self, split: str, step: int, members: Mapping[int, int], attempt: int = 0, heeds: bool = True
     ) -> EvaluationEvent | None:
         """Evaluate ``split`` with the weights the model holds.
 
         Args:
-            members: those who take part, with their batch sizes; the same on all of them.
-            again: how often it was tried after this step before; without those who stopped in the tries before.
-            heeds: whether a member that says that it stops ends the evaluation; else its share is left out.
+            members: batch sizes of the participants by rank; the same on all of them.
+            attempt: number of earlier attempts after this step; members that stopped in one of them are left out.
+            heeds: whether a member that stops ends the evaluation; else its share is left out.
 
         Returns:
-            ``None`` on all members if one of them stops meanwhile: nothing is known of its share.
+            ``None`` on all members if one of them stops meanwhile: its share is unknown.
         """
         start = time.monotonic()
-        if not again:
+        if not attempt:
             self._stopped = set()
         staying = {rank: size for rank, size in members.items() if rank not in self._stopped}
         shares = self._shares(split, staying)
-        name = f"eval/{split}/{step}" + (f"/{again}" if again else "")
+        name = f"eval/{split}/{step}" + (f"/{attempt}" if attempt else "")
         order, sums = self._by_length(split, shares.get(self._exchange.rank, range(0))), dict[str, float]()
         self._answers, self._left_out = [], set()
-        parts = self._parts(shares, staying)
-        for part in range(parts):
-            mine = self._sums(split, order[_part(len(order), part, parts)])
-            gathered = self._exchange.gather(f"{name}/{part}", json.dumps(mine).encode())
-            stopped = {rank for rank, said in gathered.items() if said == b"null"} - self._stopped
+        round_count = self._round_count(shares, staying)
+        for round_index in range(round_count):
+            mine = self._sums(split, order[_round_slice(len(order), round_index, round_count)])
+            gathered = self._exchange.gather(f"{name}/{round_index}", json.dumps(mine).encode())
+            stopped = {rank for rank, payload in gathered.items() if payload == b"null"} - self._stopped
             if stopped and (heeds or stopped == set(gathered)):
                 self._stopped |= stopped
                 return None
-            asked = {rank: len(share[_part(len(share), part, parts)]) for rank, share in shares.items()}
+            asked = {
+                rank: len(share[_round_slice(len(share), round_index, round_count)]) for rank, share in shares.items()
+            }
             sums = add_sums([sums, self._added(gathered, asked)])
         shown = split == ("test" if "test" in self.splits else "validation")
         if self._folder is not None and shown:
@@ -132,18 +135,20 @@ class Evaluator:
             self._showing.items(split, step)
         return event
 
-    def _parts(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
-        """Return in how many rounds all tell their sums: a round of a member is no less than one of its batches."""
-        longest = {rank: max(self._part, self._settings.eval_batch_size or size) for rank, size in batch_sizes.items()}
-        return min(_MOST_PARTS, max([1, *(-(-len(share) // longest[rank]) for rank, share in shares.items())]))
+    def _round_count(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
+        """Return the number of rounds in which members exchange sums: a round holds at least one batch of a member."""
+        longest = {
+            rank: max(self._round_size, self._settings.eval_batch_size or size) for rank, size in batch_sizes.items()
+        }
+        return min(_MOST_ROUNDS, max([1, *(-(-len(share) // longest[rank]) for rank, share in shares.items())]))
 
-    def evaluate_alone(self, step: int, every: bool) -> Iterator[EvaluationEvent]:
-        """Evaluate by this member alone, with the weights that it holds: ``validation``, or every split.
+    def evaluate_alone(self, step: int, all_splits: bool) -> Iterator[EvaluationEvent]:
+        """Evaluate by this member alone, with the weights that it holds: ``validation``, or all splits.
 
         Yields:
-            The figures of each, under a name of their own (:func:`local_split`); none once this member is to stop.
+            The figures of each split, named by :func:`local_split`; none once this member is to stop.
         """
-        for split in [split for split in self._task.evaluation if every or split == "validation"]:
+        for split in [split for split in self._task.evaluation if all_splits or split == "validation"]:
             start = time.monotonic()
             sums = self._sums(split, self._by_length(split, range(len(self._task.evaluation[split]))))
             if sums is None:
@@ -163,7 +168,7 @@ class Evaluator:
         )
 
     def _keep(self, split: str, step: int, name: str, members: Mapping[int, int]) -> None:
-        """Bring together what the model wrote; the first member writes it into the folder."""
+        """Gather the model's answers; the first member writes them into the folder."""
         assert self._folder is not None
         gathered = self._exchange.gather(name, to_payload(self._answers))
         if self._exchange.rank != min(members):
@@ -186,13 +191,13 @@ class Evaluator:
                 self._showing.texts(split, step, answers, predictions)
 
     def _added(self, gathered: Mapping[int, bytes], asked: Mapping[int, int]) -> dict[str, float]:
-        """Add what the members measured; who says what cannot be, or nothing in time, is left out, by all alike.
+        """Add the members' sums; all members alike leave out those whose sums are invalid or late.
 
         Args:
-            asked: the samples of each.
+            asked: number of samples that each member was to evaluate.
         """
-        said = figures_by_rank({rank: told for rank, told in gathered.items() if rank in asked})
-        sound = {rank: told for rank, told in said.items() if self._is_possible(told, asked[rank])}
+        figures = figures_by_rank({rank: payload for rank, payload in gathered.items() if rank in asked})
+        sound = {rank: sums for rank, sums in figures.items() if self._is_possible(sums, asked[rank])}
         missing = {rank for rank in asked if rank not in sound} - self._left_out
         self._left_out |= missing
         if missing and self._exchange.rank == min(sound, default=None):
@@ -200,9 +205,9 @@ class Evaluator:
             self._warn(f"{names} reported no valid figures in time; the evaluation goes on without that part")
         return add_sums(sound[rank] for rank in sorted(sound))
 
-    def _is_possible(self, said: Mapping[str, float], share: int) -> bool:
-        counts = [value for name, value in said.items() if name in self._task.counts or name == "samples"]
-        return all(0 <= count <= _MOST for count in counts) and said.get("samples", 0.0) <= share
+    def _is_possible(self, figures: Mapping[str, float], share: int) -> bool:
+        counts = [value for name, value in figures.items() if name in self._task.counts or name == "samples"]
+        return all(0 <= count <= _MOST for count in counts) and figures.get("samples", 0.0) <= share
 
     def _sums(self, split: str, order: Sequence[int]) -> dict[str, float] | None:
         """Return the sums over these samples; ``None`` if this member is to stop."""
@@ -222,18 +227,18 @@ class Evaluator:
         return add_sums(totals)
 
     def _by_length(self, split: str, indices: range) -> list[int]:
-        """Return ``indices`` with samples of like length beside each other, the longest first."""
+        """Return ``indices`` sorted by the length of the samples, the longest first."""
         lengths = self._task.evaluation_lengths(split) if indices else None
         return list(indices) if lengths is None else sorted(indices, key=lambda index: -int(lengths[index]))
 
     @torch.no_grad()
-    def _sums_of(self, split: str, part: list[int]) -> dict[str, float] | None:
+    def _sums_of(self, split: str, indices: list[int]) -> dict[str, float] | None:
         """Return the sums over some samples; ``None`` if they do not fit into memory together."""
         try:
-            made = self._samples.evaluation_batch(split, part)
-            if made is None:
+            counted_batch = self._samples.evaluation_batch(split, indices)
+            if counted_batch is None:
                 return {}
-            count, batch = made
+            count, batch = counted_batch
             with self._precision.autocast():
                 moved = move(batch, self._precision.device)
                 sums, answers = self._task.answer(self._model, moved, self._settings.eval_generate)
@@ -242,36 +247,36 @@ class Evaluator:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            if len(part) == 1:
+            if len(indices) == 1:
                 raise does_not_fit(error, self._precision.device, self._task.name) from error
         return None
 
 
 def local_split(split: str, rank: int) -> str:
-    """Return the name under which the figures of one member's own weights are told: ``validation.local-1``."""
+    """Return the split name of the figures of one member's own weights: ``validation.local-1``."""
     return f"{split}.local-{rank}"
 
 
-def _part(amount: int, part: int, parts: int) -> slice:
-    return slice(amount * part // parts, amount * (part + 1) // parts)
+def _round_slice(amount: int, round_index: int, round_count: int) -> slice:
+    return slice(amount * round_index // round_count, amount * (round_index + 1) // round_count)
 
 
-def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def add_sums(partial_sums: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Add dictionaries of sums key by key."""
     total: dict[str, float] = {}
-    for part in parts:
-        for key, value in part.items():
+    for sums in partial_sums:
+        for key, value in sums.items():
             total[key] = total.get(key, 0.0) + value
     return total
 
 
 def to_payload(answers: Sequence[Answer]) -> bytes:
     """Return a member's answers as bytes: as many of them as fit into a payload."""
-    rows, room = [], _ROOM
+    rows, bytes_left = [], _MAX_PAYLOAD
     for answer in answers:
         row = json.dumps([answer.sample, harmless(answer.text), int(answer.cut)])
-        room -= len(row) + 1
-        if room < 0:
+        bytes_left -= len(row) + 1
+        if bytes_left < 0:
             break
         rows.append(row)
     return f'{{"answers":[{",".join(rows)}]}}'.encode()
@@ -279,12 +284,12 @@ def to_payload(answers: Sequence[Answer]) -> bytes:
 
 def from_payloads(gathered: Mapping[int, bytes], shares: Mapping[int, Collection[int]]) -> list[Answer]:
     """Return the answers of all members, each about its own share only."""
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     for rank, document in documents(gathered).items():
         rows = document.get("answers")
         for row in rows if isinstance(rows, list) else ():
             with contextlib.suppress(ValidationError):
                 answer = Answer(*_ANSWER.validate_python(row))
                 if answer.sample in shares.get(rank, ()):
-                    found.setdefault(answer.sample, answer)
-    return [found[sample] for sample in sorted(found)]
+                    answers.setdefault(answer.sample, answer)
+    return [answers[sample] for sample in sorted(answers)]

@@ -39,7 +39,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def follow_events(path: Path, goes_on: Callable[[], bool]) -> Iterator[Event | None]:
-    """Yield the events of a growing log, and ``None`` while there are none and for what is not one.
+    """Yield the events of a growing log; ``None`` while there are none, and for a line that is not an event.
 
     Raises:
         OSError: it cannot be opened.
@@ -56,16 +56,16 @@ def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
     Raises:
         OSError: it cannot be opened.
     """
-    rest = b""
+    partial_line = b""
     with path.open("rb") as stream:
         while True:
             ending = not goes_on()  # asked before reading, so that the last lines are not missed
             while chunk := stream.read(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, partial_line = (partial_line + chunk).split(b"\n")
                 yield from (line for line in lines if line)
-                if len(rest) > LONGEST_LINE:
-                    yield rest
-                    rest = b""
+                if len(partial_line) > LONGEST_LINE:
+                    yield partial_line
+                    partial_line = b""
             if ending:
                 return
             yield b""

@@ -33,11 +33,11 @@ from training.bounded import (
 
 EVENTS_VERSION = 1
 MOST_WAYS = 256
-"""Peers whose ways one member tells."""
+"""Peers whose paths one member reports."""
 
 
 class _Event(BaseModel):
-    """Every field has bounds (see :mod:`training.bounded`): what is read here may come from anybody."""
+    """Every field has bounds (see :mod:`training.bounded`): events may come from untrusted machines."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -45,9 +45,9 @@ class _Event(BaseModel):
     time: Moment = Field(default_factory=time.time)
     """Seconds since the epoch on the machine that wrote the event."""
     member: Rank | None = None
-    """Rank of the member that wrote the event; ``None`` for the run itself. Set by whoever merges the events."""
+    """Rank of the member that wrote the event; ``None`` for the run itself. Set where events are merged."""
     seq: Count | None = None
-    """Position in the run's merged log, given by whoever writes ``events.jsonl``."""
+    """Position in the run's merged log, set by the writer of ``events.jsonl``."""
 
 
 class RunEvent(_Event):
@@ -61,7 +61,7 @@ class RunEvent(_Event):
 
 
 class MemberEvent(_Event):
-    """A member changed its state. ``lost`` means gone without a good-bye."""
+    """A member changed its state. ``lost`` means that it went without leaving the group."""
 
     kind: Literal["member"] = "member"
     status: Literal["started", "ready", "joined", "left", "lost", "done", "failed"]
@@ -93,13 +93,13 @@ class StepEvent(_Event):
     compute: Seconds
     """Data, forward, backward and optimizer."""
     wait: Seconds
-    """Exposed wait: the time this step stood still for an exchange."""
+    """Exposed wait: the time that this step waited for an exchange."""
     transfer: Seconds
     """Time that exchanges were under way during the step, hidden or not."""
     data: Seconds = 0.0
-    """How much of ``compute`` the step stood still for its samples."""
+    """The part of ``compute`` in which the step waited for its samples."""
     grad_norm: Measured = None
-    """``None`` also where it is not finite, as in a step that fp16 passes over."""
+    """``None`` also if it is not finite, as in a step that fp16 skips."""
     own_norm: Measured = None
     """Of this member's own gradient, where ``grad_norm`` is that of the mean of all."""
     bytes_sent: Count = 0
@@ -125,7 +125,7 @@ class SyncEvent(_Event):
     seconds: Seconds
     """From the start of the exchange to its result."""
     wait: Seconds
-    """How much of ``seconds`` the training stood still."""
+    """The part of ``seconds`` in which training waited."""
     members: list[Rank] = Field(max_length=4096)
     """Ranks whose contribution is in the result."""
     weight_hash: Name = ""
@@ -134,12 +134,12 @@ class SyncEvent(_Event):
     """Largest absolute difference that was found between the members' weights, and mended; where they differ on
     purpose, of this member's from the mean. ``None``: not compared."""
     rounds: dict[Name, Count] | None = Field(default=None, max_length=64)
-    """Of several strategies at once: how many rounds each has had of those whose exchange ended here."""
+    """With several strategies at once: the number of rounds of each strategy whose exchange ended here."""
     correlation: Measured = None
     """Pearson correlation of this member's weights with the mean, of those that ``drift`` compares."""
     delta_norm: Measured = None
-    """Euclidean norm of what this member brought: what it changed since the last synchronisation, or where weights
-    themselves are averaged, how they differ from their mean. ``None``: gradients, whose norm a step tells."""
+    """Euclidean norm of this member's contribution: the change since the last synchronisation or, where weights
+    themselves are averaged, their difference from the mean. ``None``: gradients, whose norm the step reports."""
     compression: Measured = None
     """Bytes that an average of all weights in fp32 after each step since the last synchronisation would have taken, of
     an equal share of them to each member, over those that this member sent in these steps."""
@@ -159,7 +159,7 @@ class EvaluationEvent(_Event):
 
     @property
     def figures(self) -> dict[str, float]:
-        """All that was measured by name: the metrics, and the loss last."""
+        """All measured values by name: the metrics, then the loss."""
         return {**self.metrics, **({} if self.loss is None else {"loss": self.loss})}
 
     @field_serializer("metrics", when_used="json")
@@ -180,7 +180,7 @@ class SnapshotEvent(_Event):
 
 
 class MachineEvent(_Event):
-    """Load of a member's machine; ``None`` where the machine does not tell."""
+    """Load of a member's machine; ``None`` where it cannot be measured."""
 
     kind: Literal["machine"] = "machine"
     cpu_percent: Number
@@ -201,7 +201,7 @@ class MachineEvent(_Event):
     joules: Measured = None
     """Energy that its meters counted since the member started."""
     meters: Annotated[tuple[Name, ...], Field(max_length=16)] | None = None
-    """What they measure: ``processor`` (of members on one machine only one counts it) and ``gpu``."""
+    """Names of the meters: ``processor`` (counted by only one of the members on a machine) and ``gpu``."""
     battery_percent: Measured = None
     on_mains: bool | None = None
 
@@ -222,13 +222,13 @@ class TimingEvent(_Event):
 
 
 class WarningEvent(_Event):
-    """Something a person should know; the run goes on."""
+    """Something the user should know; the run goes on."""
 
     kind: Literal["warning"] = "warning"
     message: Text
     step: Step | None = None
     unreached: Name = ""
-    """Address of the coordinator, where that is what a member cannot reach."""
+    """Address of the coordinator, if a member cannot reach it."""
 
 
 class ErrorEvent(_Event):
@@ -238,7 +238,7 @@ class ErrorEvent(_Event):
     message: Text
     hint: Text = ""
     machine: Name = ""
-    """The machine that the message begins with; empty: it names none, or needs none."""
+    """The machine whose name begins the message; empty: none does."""
     traceback: Text = ""
     """Of a launched script."""
     step: Step | None = None
@@ -246,28 +246,28 @@ class ErrorEvent(_Event):
 
     @classmethod
     def of(cls, error: MusterError, member: int | None = None) -> ErrorEvent:
-        """Return the event that tells of an error."""
+        """Return the event that reports an error."""
         code = int(error.exit_code)
         return cls(member=member, message=error.message, hint=error.hint, machine=error.machine, exit_code=code)
 
 
 class RequestEvent(_Event):
-    """The outcome of a person's request to the run; written by the process that carries it out."""
+    """The outcome of a user's request to the run; written by the process that carries it out."""
 
     kind: Literal["request"] = "request"
     request: Name
-    """Id that it was left under."""
+    """Id of the request."""
     action: Name
     machine: Name = ""
-    """The machine that it is about; empty: all."""
+    """The machine concerned; empty: all."""
     outcome: Literal["accepted", "done", "refused"]
     """``accepted`` is followed by one of the others, unless the process that carries it out is killed."""
     message: Text = ""
-    """What was done, or why it is refused."""
+    """What was done, or why it was refused."""
 
 
 class AnswerEvent(_Event):
-    """What a member answers to an order of the run (:mod:`training.orders`); not written into the run's events."""
+    """A member's answer to an order of the run (:mod:`training.orders`); not written into the run's events."""
 
     kind: Literal["answer"] = "answer"
     order: Count
@@ -282,17 +282,17 @@ class PeerPath(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     peer: Rank
-    """The other one."""
+    """Rank of the other member."""
     how: Literal["dialled", "came", "relayed"]
     """The sender dialled; the other dialled, as the sender could not; or both met at the relay."""
     address: Name = ""
-    """Of the other one; empty: at the relay."""
+    """Of the other member; empty: at the relay."""
     interface: Name = ""
     """Of the sender's machine."""
     loses_large: bool = False
-    """Large packets are lost on the direct way, which is therefore used with small ones, or not at all."""
+    """Large packets are lost on the direct route, which is therefore used with small ones or not at all."""
     name: Name = ""
-    """What the other one is called."""
+    """Name of the other member."""
 
     def __str__(self) -> str:
         return self.how if self.how == "relayed" else f"direct {self.address}"
@@ -333,7 +333,7 @@ Event = KnownEvent | UnknownEvent
 Emit = Callable[[Event], None]
 """Takes an event."""
 
-_known: TypeAdapter[KnownEvent] = TypeAdapter(KnownEvent)
+_event_adapter: TypeAdapter[KnownEvent] = TypeAdapter(KnownEvent)
 
 
 def to_line(event: _Event) -> str:
@@ -352,7 +352,7 @@ def from_line(line: str | bytes) -> Event:
     if not isinstance(data.get("kind"), str):
         raise ValueError("an event is a JSON object with a 'kind'")
     try:
-        return _known.validate_python(data)
+        return _event_adapter.validate_python(data)
     except ValidationError as error:
         if error.errors()[0]["type"] == "union_tag_invalid":
             return UnknownEvent.model_validate(data)
@@ -362,8 +362,7 @@ def from_line(line: str | bytes) -> Event:
 class EventSink:
     """Writes events as JSON lines to a text stream; safe to call from several threads.
 
-    Where nobody reads them any more, because whoever started this process was killed, they are dropped: that is no
-    reason to end before all is saved.
+    If the process that reads them was killed, they are dropped: that is no reason to end before everything is saved.
     """
 
     def __init__(self, stream: TextIO, member: int | None = None) -> None:
@@ -379,5 +378,5 @@ class EventSink:
                 self._stream.write(to_line(event) + "\n")
                 self._stream.flush()
             except BrokenPipeError:  # what is buffered would be written again and again, at the end of the process too
-                with open(os.devnull, "wb") as nobody:
-                    os.dup2(nobody.fileno(), self._stream.fileno())
+                with open(os.devnull, "wb") as null:
+                    os.dup2(null.fileno(), self._stream.fileno())

@@ -1,4 +1,4 @@
-"""The commanding side of orders: all members are asked, the largest answer is named (:mod:`training.orders`).
+"""The commanding side of orders: all members are asked, the largest answer is the step (:mod:`training.orders`).
 
 Pure: messages in, messages out; no clock, no thread.
 """
@@ -31,11 +31,11 @@ class GroupOrders:
     """The run's side.
 
     Args:
-        present: ranks of those who train at the moment; nobody else is waited for.
-        send: takes a message to every worker, those on their way in included: they act like all others then.
-        ended: takes the number of an order that all have carried out, and the step.
-        spread: steps that members may be apart at most. Whoever claims to be further ahead than that of the middle one
-            is not waited for: one member cannot put a stop off for ever.
+        present: returns the ranks that train at the moment; only these are waited for.
+        send: sends a message to every worker, joining ones included: they then act like all others.
+        ended: called with the number of an order that all have carried out, and the step.
+        spread: largest distance of members in steps. An answer further ahead of the median is ignored: one member
+            cannot postpone a stop for ever.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GroupOrders:
         self._current: _Order | None = None
 
     def give(self, action: OrderAction, **words: Any) -> int:
-        """Give an order and return its number; a stop takes the place of everything that was ordered before."""
+        """Give an order and return its number; a stop replaces all earlier orders."""
         self._count += 1
         if action == "stop":
             self._queue.clear()
@@ -81,7 +81,7 @@ class GroupOrders:
             self.look()
 
     def look(self) -> None:
-        """Proceed if no answer is missing any more; call it when a member has gone."""
+        """Proceed if no answer is missing any more; to be called when a member has gone."""
         while self._current is not None or self._queue:
             order = self._current or self._begin(self._queue.popleft())
             missing = order.waits_for & set(self._present())

@@ -1,7 +1,7 @@
-"""What the coordinator and members say, on its way into a run: read with bounds, checked, with the name of who said it.
+"""Event lines of the coordinator and the members on their way into a run: bounded, checked, and attributed to a source.
 
-Members are known by their connection, and still not believed: a line that no member writes counts against whoever
-wrote it, and nobody speaks for another but the coordinator.
+Members are identified by their connection, and still not trusted: an invalid line counts against its source, and only
+the coordinator may report on other members.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from training.strategies.registry import stretch_of
 
 COORDINATOR = -1
 """The coordinator as a source; a member is its rank."""
-ROOM = 1 << 20
-"""Bytes of one source that may wait; beyond them its pipe, and so whoever writes into it, waits."""
+SOURCE_CAPACITY = 1 << 20
+"""Bytes of one source that may wait; beyond them its pipe, and so its writer, blocks."""
 BUDGET = 512 << 20
 """Bytes of one member's events that are kept, some 1.5 million steps; beyond them one line a second."""
 STRIKES = 10
-"""Lines that no member writes, within :data:`MEMORY` seconds, after which a member is not to be borne any more."""
+"""Invalid lines within :data:`MEMORY` seconds after which a member is given up."""
 MEMORY = 600.0
 _QUIET = 60.0
 """Seconds from one warning about a member to the next."""
 _AHEAD = 100_000
-"""Steps by which a member's first may be ahead of all that is known: others' lines may be on their way for a while."""
+"""Steps by which a member's first step may be ahead of all known ones: lines of others may arrive late."""
 _CLOCK = 86_400.0
-"""Seconds that a machine's clock may be wrong; beyond them the time of arrival says more."""
+"""Seconds by which a machine's clock may be wrong; beyond them the time of arrival is used."""
 _MOST_NAMES = 256
-"""Splits, metrics and parts of a start that one member may name: whoever shows the run keeps each of them."""
+"""Splits, metrics and phases of a start that one member may name: every reader of the run keeps each of them."""
 _DECISIVE = (RunEvent, MemberEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent)
-"""Events on which the rest of the run depends, and not only a curve."""
+"""Events on which the course of the run depends, not only a curve."""
 _OF_ITSELF = ("started", "ready", "joined", "left", "done")
 
 
 class Inbox:
-    """Lines from several sources for one reader. Each source has room of its own and its turn: none delays another."""
+    """Lines from several sources for one reader. Each source has its own buffer and its turn: none delays another."""
 
-    def __init__(self, room: int = ROOM) -> None:
-        self._room = room
+    def __init__(self, capacity: int = SOURCE_CAPACITY) -> None:
+        self._capacity = capacity
         self._waiting: dict[int, deque[bytes | None]] = {}
         self._sizes: dict[int, int] = {}
         self._turns: deque[int] = deque()
@@ -66,9 +66,9 @@ class Inbox:
         self._changed = threading.Condition()
 
     def put(self, source: int, line: bytes | None) -> None:
-        """Add a line, or ``None``: the source has ended. Waits while a source's room is full."""
+        """Add a line, or ``None``: the source has ended. Blocks while the source's buffer is full."""
         with self._changed:
-            self._changed.wait_for(lambda: line is None or self._closed or self.held(source) < self._room)
+            self._changed.wait_for(lambda: line is None or self._closed or self.held(source) < self._capacity)
             if self._closed and line is not None:
                 return
             waiting = self._waiting.setdefault(source, deque())
@@ -95,7 +95,7 @@ class Inbox:
         return self._sizes.get(source, 0)
 
     def close(self) -> None:
-        """Take in no more: waiting writers continue, and their lines are discarded up to the end of their source."""
+        """Accept no more lines: blocked writers continue, and their lines are discarded until their source ends."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -107,21 +107,21 @@ class _Speaker:
     def __init__(self) -> None:
         self.step: int | None = None
         self.joined = False
-        """It has come, or come back, since its last step."""
+        """It has joined, or joined again, since its last step."""
         self.names: set[str] = set()
-        self.kept = 0
+        self.kept_bytes = 0
         self.last_kept: float | None = None
         self.strikes: deque[float] = deque(maxlen=STRIKES)
         self.warned = -_QUIET
 
 
 class Intake:
-    """The way of all lines into one run.
+    """Checks all event lines of one run.
 
     Args:
-        members: of the run; they say who has which name.
-        tell: takes a warning.
-        give_up: told of a member that is not to be borne any more, and why.
+        members: of the run, with their names.
+        tell: called with a warning.
+        give_up: called with the rank of a member that is given up, and the reason.
     """
 
     def __init__(
@@ -135,15 +135,15 @@ class Intake:
         self._step = 0
         self._stretch = stretch_of(members.plan.profile.strategy)
         self.may_pause = False
-        """Whether the run was ever asked to pause."""
+        """Whether the run has ever been asked to pause."""
 
     def note_earlier(self, event: Event) -> None:
-        """Take note of an event of an earlier attempt of the run."""
+        """Record an event of an earlier attempt of the run."""
         if isinstance(event, (StepEvent, SnapshotEvent)):
             self._step = max(self._step, event.step)
 
     def listen(self, source: int, lines: Iterable[bytes]) -> None:
-        """Read the lines of a member that starts, or of the coordinator, in a thread of their own until they end."""
+        """Read the lines of a starting member, or of the coordinator, in a thread of its own until they end."""
         self._speakers[source] = _Speaker()
         threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
 
@@ -153,7 +153,7 @@ class Intake:
                 self._inbox.put(source, line)
         except (ValueError, OSError):  # the stream was closed under us: the process is gone
             pass
-        finally:  # whatever went wrong: who waits for this process must not wait for ever
+        finally:  # whatever went wrong, the reader must not wait for this process for ever
             self._inbox.put(source, None)
 
     def take(self) -> tuple[int, bytes | None]:
@@ -167,7 +167,7 @@ class Intake:
     # ------------------------------------------------------------------------------------------------------ checks
 
     def event(self, source: int, line: bytes) -> Event | None:
-        """Return what a line says, in the name of its source; nothing where no member, or no coordinator, says this."""
+        """Return the event of a line, attributed to its source; ``None`` if the line is not valid for this source."""
         try:
             event = from_line(line)
             if abs(event.time - time.time()) > _CLOCK:
@@ -183,22 +183,22 @@ class Intake:
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
         if isinstance(event, WaysEvent):
-            return self._ways(event)
+            return self._name_peers(event)
         if not isinstance(event, (WarningEvent, ErrorEvent)):
             raise ValueError(f"'{event.kind}' may not come from the coordinator")
         return WarningEvent(time=event.time, message=event.message)
 
-    def _ways(self, event: WaysEvent) -> Event:
+    def _name_peers(self, event: WaysEvent) -> Event:
         seats = range(len(self._members.plan.seats))
         _check(event.member in seats, "an unknown member")
         named = (
-            way.model_copy(update={"name": self._members.name(way.peer)}) for way in event.ways if way.peer in seats
+            path.model_copy(update={"name": self._members.name(path.peer)}) for path in event.ways if path.peer in seats
         )
         return event.model_copy(update={"ways": tuple(named)})
 
     def _of_member(self, rank: int, event: Event) -> Event:
         speaker = self._speakers.setdefault(rank, _Speaker())
-        own: dict[str, object] = {"member": rank, "seq": None}
+        changes: dict[str, object] = {"member": rank, "seq": None}
         match event:
             case RunEvent():
                 usual = event.status == "running" or (event.status == "paused" and self.may_pause)
@@ -207,7 +207,7 @@ class Intake:
                 _check(event.member in (None, rank), "it names another member")
                 simulated = event.status == "lost" and self._members.plan.engine == "simulated"
                 _check(simulated or event.status in _OF_ITSELF, f"'{event.status}' may not come from a member")
-                own["name"] = self._members.name(rank)
+                changes["name"] = self._members.name(rank)
                 speaker.joined |= event.status == "joined"
             case StepEvent():
                 self._check_step(speaker, event.step)
@@ -228,21 +228,21 @@ class Intake:
         names = speaker.names.union(_names(event))
         _check(len(names) <= _MOST_NAMES, f"more than {_MOST_NAMES} different names")
         speaker.names = names
-        return event.model_copy(update=own)
+        return event.model_copy(update=changes)
 
     def _check_step(self, speaker: _Speaker, step: int) -> None:
-        """Steps follow one another; the first of a member that joins, also again, may be anywhere near the others'. Of
-        members with a pace of their own some make the same step of the run twice, and others leave some out."""
+        """Check that steps follow one another; the first step after joining may be anywhere near the others'. Members
+        with their own pace may make the same step of the run twice, or leave some out."""
         if self._stretch and speaker.step is not None and not speaker.joined:
-            most = self._newest() + 2 * self._stretch
-            _check(speaker.step <= step <= most, f"step {step} after step {speaker.step}")
+            limit = self._newest() + 2 * self._stretch
+            _check(speaker.step <= step <= limit, f"step {step} after step {speaker.step}")
         elif speaker.step is None or (speaker.joined and step > speaker.step):
             _check(step <= self._newest() + _AHEAD + self._stretch, f"step {step} is far beyond the others'")
         else:
             _check(step == speaker.step + 1, f"step {step} after step {speaker.step}")
         speaker.joined = False
-        most = self._members.plan.profile.training.max_steps
-        _check(not most or step <= most, f"step {step} of {most}")
+        limit = self._members.plan.profile.training.max_steps
+        _check(not limit or step <= limit, f"step {step} of {limit}")
         speaker.step = step
 
     def _newest(self) -> int:
@@ -257,8 +257,8 @@ class Intake:
         name = "the coordinator" if source == COORDINATOR else self._members.name(source)
         if now - speaker.warned >= _QUIET:
             speaker.warned = now
-            said = harmless(f"{name} has written an invalid event ({reason}): {line[:200]!r}", 500)
-            self._tell(WarningEvent(member=None if source == COORDINATOR else source, message=said))
+            message = harmless(f"{name} has written an invalid event ({reason}): {line[:200]!r}", 500)
+            self._tell(WarningEvent(member=None if source == COORDINATOR else source, message=message))
         if source != COORDINATOR and len(speaker.strikes) == STRIKES and now - speaker.strikes[0] < MEMORY:
             speaker.strikes.clear()
             self._give_up(source, harmless(f"it has written {STRIKES} lines that are not events: {reason}", 300))
@@ -268,18 +268,18 @@ class Intake:
     def keeps(self, source: int, event: Event, size: int) -> bool:
         """Whether an event of ``size`` bytes belongs into the run's log.
 
-        Beyond the budget only what decides something does, and of the rest one line a second.
+        Beyond the budget only decisive events do, and one other line a second.
         """
         speaker, now = self._speakers[source], time.monotonic()
-        within = speaker.kept + size <= BUDGET or source == COORDINATOR
+        within = speaker.kept_bytes + size <= BUDGET or source == COORDINATOR
         if within or isinstance(event, _DECISIVE):
-            speaker.kept += size
-            if speaker.kept > 2 * BUDGET and source != COORDINATOR:
-                self._give_up(source, f"it has written {speaker.kept >> 20} MiB of events")
+            speaker.kept_bytes += size
+            if speaker.kept_bytes > 2 * BUDGET and source != COORDINATOR:
+                self._give_up(source, f"it has written {speaker.kept_bytes >> 20} MiB of events")
             return True
         if speaker.last_kept is None:
-            said = f"{self._members.name(source)} has written {BUDGET >> 20} MiB of events"
-            self._tell(WarningEvent(member=source, message=f"{said}; one a second is kept from now on"))
+            message = f"{self._members.name(source)} has written {BUDGET >> 20} MiB of events"
+            self._tell(WarningEvent(member=source, message=f"{message}; one a second is kept from now on"))
         elif now - speaker.last_kept < 1.0:
             return False
         speaker.last_kept = now
@@ -287,7 +287,7 @@ class Intake:
 
 
 def _names(event: Event) -> Iterator[str]:
-    """Yield the names in an event that a reader keeps something under."""
+    """Yield the names in an event under which a reader stores values."""
     if isinstance(event, EvaluationEvent):
         yield from (f"{event.split}/{metric}" for metric in ("", *event.metrics))
     elif isinstance(event, TimingEvent):

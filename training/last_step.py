@@ -1,5 +1,5 @@
-"""The last step that a member has finished, kept at hand until the next one is: whoever loses its group in the middle
-of a step writes its snapshot of that."""
+"""The last finished step of a member, kept until the next one is finished: a member that loses its group in the middle
+of a step writes a snapshot of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from profiles.errors import RunFailed
 from training.exchange.base import ExchangeError
-from training.randomness import remembered
+from training.randomness import generator_resetter
 from training.state import persistent_buffers
 from training.strategies.base import Strategy
 
@@ -21,7 +21,7 @@ the optimizer; what a strategy exchanges after it."""
 
 
 class LastStep:
-    """How far a step is, and what its forward passes change: random state and buffers.
+    """The stage of a step, and the state that its forward passes change: random state and buffers.
 
     Args:
         strategy: of the training.
@@ -32,7 +32,7 @@ class LastStep:
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._steps = 0
         self._device, self._ends_whole = device, strategy.ends_whole
-        self._first: Stage = "changing" if strategy.updates else "open"
+        self._opening_stage: Stage = "changing" if strategy.updates else "open"
         self.stage: Stage = "between"
 
     def begin(self) -> None:
@@ -41,18 +41,18 @@ class LastStep:
             self._buffers = [buffer for buffer, before in self._before if not torch.equal(buffer, before)]
         self._steps += 1
         self._before = [(buffer, buffer.clone()) for buffer in self._buffers]
-        self._reset_generators = remembered(self._device)
-        self.stage = self._first
+        self._reset_generators = generator_resetter(self._device)
+        self.stage = self._opening_stage
 
     def keep(self, write: Callable[[], None], warn: Callable[[str], None]) -> bool:
-        """Make the state that after a step, which it may be already, and write it; return whether that was possible."""
+        """Restore the state after the last step if needed, and write it; return whether that was possible."""
         if self.stage == "changing" or (self.stage == "ending" and not self._ends_whole):
             return False
         if self.stage == "open":
             self._go_back()
         try:
             write()
-        except (RunFailed, ExchangeError) as error:  # that the group is lost is told besides
+        except (RunFailed, ExchangeError) as error:  # the loss of the group is reported elsewhere
             warn(str(error))
             return False
         return True

@@ -1,8 +1,8 @@
 """Process entry of one rank of a launched script: ``python -m training.launched``, with the commands
 and events of :mod:`training.worker`.
 
-The script is a process of its own (``script_start.py``) in this one's group: neither its modules nor its end touch what
-watches it, and what it starts ends with it. It has torchrun's environment.
+The script is a separate process (``script_start.py``) in this one's process group: neither its modules nor its end
+affect the watching process, and its children end with it. It has torchrun's environment.
 """
 
 from __future__ import annotations
@@ -34,28 +34,30 @@ from training.worker import Rendezvous, leave, take_over_stdout, worker_argument
 
 START = Path(__file__).with_name("script_start.py")
 _GRACE = 5.0
-"""Seconds that the script has to end by itself when nobody watches it any more."""
+"""Seconds that the script has to end by itself when its supervisor is gone."""
 _COPY_PATIENCE = 600.0
 _LOOK = 0.05
 
 
-def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezvous, secrets: Path) -> dict[str, str]:
-    """Return torchrun's variables for a rank, and what the mesh needs; without what only this process needs.
+def environment(
+    plan: RunPlan, launch: LaunchedScript, rank: int, rendezvous: Rendezvous, secrets: Path
+) -> dict[str, str]:
+    """Return torchrun's variables for a rank and those of the mesh, without those that only this process needs.
 
     Raises:
-        RunFailed: the interface that a person has named is not here.
+        RunFailed: the machine does not have the configured interface.
     """
-    beside, machine = launch.beside(rank), launch.machines[rank]
+    local_ranks, machine = launch.local_ranks(rank), launch.machines[rank]
     code = (str(START.parents[1]), str(Path.cwd() / "inputs" / "user"))
-    path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part not in code]
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    if "OMP_NUM_THREADS" not in kept:
-        kept |= thread_limits(max(1, whole_cores() // len(beside)))
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in code]
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    if "OMP_NUM_THREADS" not in inherited:
+        inherited |= thread_limits(max(1, whole_cores() // len(local_ranks)))
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": plan.world_size,
-        "LOCAL_RANK": beside.index(rank),
-        "LOCAL_WORLD_SIZE": len(beside),
+        "LOCAL_RANK": local_ranks.index(rank),
+        "LOCAL_WORLD_SIZE": len(local_ranks),
         "GROUP_RANK": machine,
         "GROUP_WORLD_SIZE": len(launch.addresses),
         "ROLE_RANK": rank,
@@ -67,7 +69,7 @@ def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezv
     listen = listening(launch, machine)
     return {
         **interface_variables(listen, len(launch.addresses)),
-        **kept,
+        **inherited,
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **{name: str(number) for name, number in numbers.items()},
         "ROLE_NAME": "default",
@@ -78,11 +80,11 @@ def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezv
         "MUSTER_CERTIFICATES": str((secrets / f"member-{rank}").resolve()),
         "MUSTER_LISTEN": listen,
         "MUSTER_NAMES": ",".join(member.name for member in plan.members),
-        "MUSTER_STORE": where.address,
-        "MUSTER_RELAY": where.relay,
+        "MUSTER_STORE": rendezvous.address,
+        "MUSTER_RELAY": rendezvous.relay,
         "MUSTER_BACKEND": launch.backend,
-        # Told to all ranks alike, whatever the script hides from each of them.
-        "MUSTER_NCCL": str(int(len(launch.addresses) == 1 and count_gpus() >= len(beside))),
+        # The same for all ranks, whatever devices the script hides from each of them.
+        "MUSTER_NCCL": str(int(len(launch.addresses) == 1 and count_gpus() >= len(local_ranks))),
     }
 
 
@@ -96,68 +98,73 @@ def interface_variables(address: str, machines: int) -> dict[str, str]:
 
 
 def listening(launch: LaunchedScript, machine: int) -> str:
-    """Return the literal address on which the ranks of a machine, this one, listen.
+    """Return the literal address on which the ranks of this machine listen.
+
+    Args:
+        machine: number of this machine.
 
     Raises:
-        RunFailed: the interface that a person has named for it is not here, or has no address.
+        RunFailed: the configured interface does not exist, or has no address.
     """
     interface = launch.interfaces[machine] if launch.interfaces else ""
     if not interface:
         return launch.addresses[machine]
-    there, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
-    own = sorted((one.family, one.address) for one in there.get(interface, ()) if one.family in families)
-    for _, address in own:
+    interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
+    addresses = sorted(
+        (entry.family, entry.address) for entry in interfaces.get(interface, ()) if entry.family in families
+    )
+    for _, address in addresses:
         if not address.startswith("fe80"):
             return str(address)
-    known = ", ".join(sorted(there))
-    raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {known}")
+    available_names = ", ".join(sorted(interfaces))
+    raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {available_names}")
 
 
 def workplace(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
-    """Return the folder that the script runs in: a copy that the ranks of a machine have together, or where it is.
+    """Return the folder that the script runs in: a copy that the ranks of a machine share, or the current folder.
 
     Raises:
         RunFailed: the first rank of the machine did not make the copy.
     """
     if not launch.folder:
         return Path.cwd()
-    first = launch.beside(rank)[0]
-    place = run_dir.resolve().parent / str(first) / "work"
-    if rank == first:
-        part = place.with_suffix(".part")
-        shutil.copytree(run_dir / launch.folder, part, copy_function=shutil.copyfile)
-        part.rename(place)
+    first_rank = launch.local_ranks(rank)[0]
+    folder = run_dir.resolve().parent / str(first_rank) / "work"
+    if rank == first_rank:
+        unfinished = folder.with_suffix(".part")
+        shutil.copytree(run_dir / launch.folder, unfinished, copy_function=shutil.copyfile)
+        unfinished.rename(folder)
     end = time.monotonic() + _COPY_PATIENCE
-    while not place.is_dir():
+    while not folder.is_dir():
         if time.monotonic() > end:
-            raise RunFailed(f"{place} was not created", "see the log of the machine's first rank")
+            raise RunFailed(f"{folder} was not created", "see the log of the machine's first rank")
         time.sleep(_LOOK)
-    return place
+    return folder
 
 
 class Guard:
-    """A process of its own that ends all that a rank's script has started, whatever that has made of itself, when this
-    one is gone, even if it was killed. It keeps this one's output open until that is done."""
+    """A separate process that kills everything that a rank's script has started, even in other sessions, when this
+    process is gone or killed. It keeps this process's output open until then."""
 
     def __init__(self, run_id: str, rank: int) -> None:
-        gone, self._here = os.pipe()
+        read_end, self._write_end = os.pipe()
         self._pid = os.fork()
         if not self._pid:
-            os.close(self._here)
+            os.close(self._write_end)
             os.setsid()
-            os.read(gone, 1)
+            os.read(read_end, 1)
             end_processes(run_id, rank)
             os._exit(0)
-        os.close(gone)
+        os.close(read_end)
 
     def end(self) -> None:
-        """Have that done now."""
-        os.close(self._here)
+        """Kill these processes now."""
+        os.close(self._write_end)
         os.waitpid(self._pid, 0)
 
 
 class Script:
-    """The script's process, and what it says of its end.
+    """The script's process, and its report of an uncaught error.
 
     Raises:
         OSError: it cannot be started.
@@ -171,10 +178,10 @@ class Script:
         variables: Mapping[str, str],
         emit: Callable[[Event], object],
     ) -> None:
-        self._name, self._far = name, bool(launch.folder)
+        self._name, self._is_remote = name, bool(launch.folder)
         self._emit, self._variables = emit, variables
-        self._asked = threading.Event()
-        self._told = False
+        self._stop_requested = threading.Event()
+        self._has_reported = False
         self._guard = Guard(variables[RUN_VARIABLE], int(variables["RANK"]))
         ours, theirs = socket.socketpair()
         words = [variables[RUN_VARIABLE], "module" if launch.module else "file", launch.script, *launch.arguments]
@@ -200,64 +207,66 @@ class Script:
         os.killpg(0, signal.SIGKILL)
 
     def end(self) -> ExitCode:
-        """Wait for the end; report a failure that the script has not reported."""
+        """Wait for the end of the script; report a failure that it has not reported itself."""
         code = self._process.wait()
         self._guard.end()
         self._reader.join(_GRACE)
-        if self._asked.is_set():
+        if self._stop_requested.is_set():
             return ExitCode.STOPPED
-        if code and not self._told:
+        if code and not self._has_reported:
             end = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
             self._fail(f"the script {end}")
         return ExitCode.RUN_FAILED if code else ExitCode.DONE
 
     def _stop(self) -> None:
-        self._asked.set()
+        self._stop_requested.set()
         if self._process.poll() is None:
             self._process.terminate()
 
-    def _hear(self, told: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), told.makefile("rb") as lines:
-            said = json.loads(lines.readline())
-            self._told = True
-            self._fail(str(said["error"]), str(said["traceback"])[-LONGEST_TEXT:])
+    def _hear(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection.makefile("rb") as lines:
+            report = json.loads(lines.readline())
+            self._has_reported = True
+            self._fail(str(report["error"]), str(report["traceback"])[-LONGEST_TEXT:])
 
     def _fail(self, message: str, traceback: str = "") -> None:
         name = self._name
         error = ErrorEvent(message=f"{name}: {message}", traceback=traceback, hint=f"its whole output is in {name}.log")
-        self._emit(error.model_copy(update={"machine": name}) if self._far else error)
+        self._emit(error.model_copy(update={"machine": name}) if self._is_remote else error)
 
 
-def stamps(place: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of every plain file below a folder, by its path: of those with a name that any system has,
-    and without caches of Python."""
-    found = {}
-    for folder, folders, files in os.walk(place):
+def stamps(root: Path) -> dict[str, tuple[int, int]]:
+    """Return size and modification time of every plain file below a folder, by its relative path, without Python's
+    caches and files whose names are not portable."""
+    stamp_by_path = {}
+    for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (Path(folder, name) for name in files):
-            relative = path.relative_to(place).as_posix()
+            relative = path.relative_to(root).as_posix()
             if path.is_file() and not path.is_symlink() and relative.isprintable() and not {":", "\\"} & set(relative):
-                found[relative] = (path.stat().st_size, path.stat().st_mtime_ns)
-    return found
+                stamp_by_path[relative] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return stamp_by_path
 
 
-def keep_files(place: Path, before: Mapping[str, tuple[int, int]], target: Path) -> None:
-    """Move what is new or changed in a folder to ``target``."""
-    for relative, stamp in stamps(place).items():
+def keep_files(folder: Path, before: Mapping[str, tuple[int, int]], target: Path) -> None:
+    """Move new and changed files of a folder to ``target``."""
+    for relative, stamp in stamps(folder).items():
         if before.get(relative) != stamp:
             (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            (place / relative).rename(target / relative)
+            (folder / relative).rename(target / relative)
 
 
-def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, where: Rendezvous, emit: EventSink) -> ExitCode:
+def run_script(
+    plan: RunPlan, rank: int, run_dir: Path, secrets: Path, rendezvous: Rendezvous, emit: EventSink
+) -> ExitCode:
     """Run the script as one rank; every failure becomes one ``error`` event."""
     name, launch = plan.seats[rank].name, plan.launch
     assert launch is not None
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     try:
-        place = workplace(launch, run_dir, rank)
-        before = stamps(place) if launch.folder and rank == 0 else {}
-        script = Script(name, launch, place, environment(plan, launch, rank, where, secrets), emit)
+        folder = workplace(launch, run_dir, rank)
+        before = stamps(folder) if launch.folder and rank == 0 else {}
+        script = Script(name, launch, folder, environment(plan, launch, rank, rendezvous, secrets), emit)
     except (MusterError, OSError) as error:
         emit(ErrorEvent(message=f"{name}: {error}"))
         return ExitCode.RUN_FAILED
@@ -267,7 +276,7 @@ def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, where: Re
     with machine_events(emit, None, secrets, run_id=plan.run_id, process=script.pid):
         code = script.end()
     if launch.folder and rank == 0:
-        keep_files(place, before, run_dir / LAUNCHED_FILES)
+        keep_files(folder, before, run_dir / LAUNCHED_FILES)
     if code is ExitCode.DONE:
         emit(MemberEvent(status="done", name=name))
     return code
@@ -286,8 +295,8 @@ def main() -> int:
     line = sys.stdin.buffer.readline(LONGEST_LINE)
     if not line:
         return int(ExitCode.STOPPED)
-    where = Rendezvous(**json.loads(line))
-    return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, where, emit))
+    rendezvous = Rendezvous(**json.loads(line))
+    return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, rendezvous, emit))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ __all__ = ["lazy", "nn", "np", "torch"]
 
 class _Lazy(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # somebody looks at the module, nobody uses it
+        if name.startswith("__"):  # the module is inspected, not used
             raise AttributeError(name)
         value = getattr(importlib.import_module(self.__name__), name)
         setattr(self, name, value)

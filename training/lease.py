@@ -1,7 +1,7 @@
-"""Who works in a folder that several machines may share: a small file that names the machine and is renewed.
+"""Leases of folders that several machines may share: a small file that names the machine at work and is renewed.
 
-Locks and numbers of processes tell that on one machine only. Where a home folder is on the network, whoever works in a
-part of it writes there every few seconds when and where that was; a machine that dies stops doing so.
+Locks and process ids work on one machine only. In a home folder on the network, the process at work writes the time and
+its machine into the lease every few seconds; a machine that dies stops renewing it.
 
 Standard library only, Python >= 3.9: it goes to the machines with their agent.
 """
@@ -18,15 +18,15 @@ LEASE = "lease"
 """Name of the file."""
 _RENEWED = 5.0
 _VALID = 180.0
-"""Seconds after which whoever has not renewed it is gone: clocks of machines may differ by a minute, and a file on
-another machine may be known as it was a minute ago."""
+"""Seconds after which a lease that was not renewed has expired: clocks of machines may differ by a minute, and the view
+of a file of another machine may be a minute old."""
 _VALID_HERE = 30.0
-"""The same on one computer, where clock and files are the same: of a container that was started anew."""
+"""The same on one computer, where clock and files are shared: a container that was started again."""
 _SOMEBODY = "another machine"
 
 
 def this_machine() -> str:
-    """Return what tells this machine from others: its name, this boot of it, and its space of process numbers."""
+    """Return the identity of this machine: its host name, boot id and process-id namespace."""
     boot = namespace = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -34,17 +34,17 @@ def this_machine() -> str:
     return "/".join((os.uname().nodename.replace("/", "-"), boot, namespace))
 
 
-def holder(text: str, here: str, now: float) -> str:
+def holder(text: str, own_machine: str, now: float) -> str:
     """Return the name of the other machine that holds a lease; empty: none does, or this machine may.
 
     Args:
-        text: of its file: seconds since the epoch, and a machine.
-        here: as :func:`this_machine` gives it.
+        text: content of its file: seconds since the epoch, and a machine.
+        own_machine: as :func:`this_machine` returns it.
         now: seconds since the epoch.
     """
     moment, _, machine = text.strip().partition(" ")
     name, boot, namespace = [*machine.split("/"), "", ""][:3]
-    here_name, here_boot, here_namespace = [*here.split("/"), "", ""][:3]
+    here_name, here_boot, here_namespace = [*own_machine.split("/"), "", ""][:3]
     if boot and here_boot:
         is_ours = (boot, namespace) == (here_boot, here_namespace) or (name == here_name and boot != here_boot)
     else:
@@ -89,9 +89,9 @@ class Lease:
             self.renew()
 
     def renew(self, flags: int = 0) -> None:
-        """Write over the old bytes, which takes no room on a full disk; readers see the old time or the new one.
+        """Overwrite the old bytes, which needs no space on a full disk; readers see the old time or the new one.
 
-        A file that is gone does not come back: its folder may be on its way out.
+        A removed file is not created again: its folder may be about to be removed.
         """
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""Members that train on data of their own, which stay on their machines: the option ``local_data``.
+"""Members that train on their own data, which stay on their machines: the option ``local_data``.
 
-Nobody knows beforehand how many samples the others have, so they say it before the first step, and a newcomer when it
-comes. That is all they say of their data: neither samples nor hashes of them leave a machine.
+No member knows how many samples the others have, so all report their sizes before the first step, and a newcomer when
+it joins. They report nothing else of their data: neither samples nor hashes of them leave a machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATE = TypeAdapter(dict[int, dict[str, Count]])
 
 
 def schedule_for(plan: RunPlan, task: Task, rank: int, exchange: Exchange) -> Schedule:
-    """Return who trains on which samples, as a plan says and, where data stay on machines, the members say.
+    """Return the schedule of the samples, from the plan and, where data stay on machines, from the members' reports.
 
     Raises:
         BadInput: there are no samples, or none can be split in this way.
@@ -42,74 +42,76 @@ def schedule_for(plan: RunPlan, task: Task, rank: int, exchange: Exchange) -> Sc
 class LocalSchedule(SplitSchedule):
     """Members that train on the data of their machines.
 
-    Members of one machine that read one path share its data, as members share all of them otherwise; every other one
-    holds a part of its own. Each part has an order of its own and begins anew when it is through. An epoch is over when
-    as many samples were taken as all members' data hold together: on average each has been through its own then. Every
-    sample of a step has the same weight, so who contributes more samples to it counts more.
+    Members of one machine that read one path share its data; every other member holds its own partition. Each partition
+    has its own order and starts again when it is used up. An epoch is over when as many samples were taken as all
+    members' data hold together: on average each has then been through its own once. Every sample of a step has the same
+    weight, so a member that contributes more samples counts more.
 
     Args:
         plan: of the run.
         task: prepared, with the data of this member.
         rank: this member.
-        exchange: over which the sizes are told; the same call on all members.
+        exchange: carries the sizes; the constructor is a collective call of all members.
 
     Raises:
-        BadInput: there are no samples, or others than the run began with.
+        BadInput: there are no samples, or not those that the run began with.
     """
 
     def __init__(self, plan: RunPlan, task: Task, rank: int, exchange: Exchange) -> None:
         super().__init__([], [], task.lengths())
-        self._order, self._task, self._rank = plan.profile.training, task, rank
+        self._settings, self._task, self._rank = plan.profile.training, task, rank
         self._name = plan.seats[rank].name
-        self._drop_last = self._order.drop_last
+        self._drop_last = self._settings.drop_last
         self._sizes: dict[int, Sizes] = {}
-        """What all members know, by part."""
+        """The sizes that all members know, by partition."""
         self._steps = 0
-        self._parts: list[int] = []
-        """By rank."""
-        self._held: frozenset[int] = frozenset()
+        self._partition_of_rank: list[int] = []
+        """Number of each member's partition, by rank."""
+        self._live_partitions: frozenset[int] = frozenset()
         self.arrived: JoiningState | None = None
-        """What a newcomer is handed; it has to know the sizes before it can build anything on them."""
+        """The joining state of a newcomer, which needs the sizes before anything is built on them."""
         self._grow(plan)
-        own = {"train": len(task.train), **{split: len(data) for split, data in task.evaluation.items()}}
-        self._own = own
+        own_sizes = {"train": len(task.train), **{split: len(data) for split, data in task.evaluation.items()}}
+        self._own_sizes = own_sizes
         if exchange.is_newcomer:
             self.arrived = exchange.fetch_state()
             self._take_over(self.arrived.state["holdings"])
         else:
             self._agree(exchange, "start/sizes")
-        self._note(self._parts[rank], own)
-        self._held = frozenset(self._parts[member.rank] for member in plan.members)
+        self._add_stream(self._partition_of_rank[rank], own_sizes)
+        self._live_partitions = frozenset(self._partition_of_rank[member.rank] for member in plan.members)
 
     # ------------------------------------------------------------------------------------------------ who has how much
 
     def state(self) -> dict[str, Any]:
-        """Return what a newcomer has to know."""
-        return {"sizes": {str(part): sizes for part, sizes in self._sizes.items()}, "steps": self._steps}
+        """Return the sizes and steps that a newcomer needs."""
+        return {"sizes": {str(partition): sizes for partition, sizes in self._sizes.items()}, "steps": self._steps}
 
     def follow(self, plan: RunPlan, live: Sequence[int], exchange: Exchange, step: int) -> Iterator[str]:
-        """Note who takes part after ``step``; whoever is new says what it has. The same call on all members.
+        """Record the live members after ``step``; new ones report their sizes. A collective call of all members.
 
         Yields:
-            A line on data that are gone or back.
+            A line about each partition that is gone or back.
         """
         self._grow(plan)
-        if any(self._parts[rank] not in self._sizes for rank in live):
+        if any(self._partition_of_rank[rank] not in self._sizes for rank in live):
             self._agree(exchange, f"sizes/{step}")
-        held = frozenset(self._parts[rank] for rank in live)
-        for part in sorted(self._held ^ held):
-            name = next(seat.machine or seat.name for seat in plan.seats if self._parts[seat.rank] == part)
-            samples = counted(self._sizes.get(part, {}).get("train", 0), "training sample")
-            if part in held:
+        live_partitions = frozenset(self._partition_of_rank[rank] for rank in live)
+        for partition in sorted(self._live_partitions ^ live_partitions):
+            name = next(
+                seat.machine or seat.name for seat in plan.seats if self._partition_of_rank[seat.rank] == partition
+            )
+            samples = counted(self._sizes.get(partition, {}).get("train", 0), "training sample")
+            if partition in live_partitions:
                 yield f"the {samples} of {name} are trained on from here on"
             else:
                 yield f"the {samples} of {name} stay on it: they are not trained on until it is back"
-        self._held = held
+        self._live_partitions = live_partitions
 
     @property
     def splits(self) -> list[str]:
         """The evaluation splits that any member has."""
-        named = dict.fromkeys(split for part in sorted(self._sizes) for split in self._sizes[part])
+        named = dict.fromkeys(split for partition in sorted(self._sizes) for split in self._sizes[partition])
         return [split for split in named if split != "train"]
 
     def shares(self, split: str, members: Mapping[int, int]) -> dict[int, range]:
@@ -118,56 +120,58 @@ class LocalSchedule(SplitSchedule):
         Args:
             members: batch sizes by rank.
         """
-        found = {}
-        for part, holders in self._holders(members).items():
-            size = self._sizes.get(part, {}).get(split, 0)
-            found.update({rank: evaluation_slice(size, holders, rank) for rank in holders})
-        return dict(sorted(found.items()))
+        indices_by_rank = {}
+        for partition, holders in self._holders(members).items():
+            size = self._sizes.get(partition, {}).get(split, 0)
+            indices_by_rank.update({rank: evaluation_slice(size, holders, rank) for rank in holders})
+        return dict(sorted(indices_by_rank.items()))
 
     def _grow(self, plan: RunPlan) -> None:
-        """Number the parts of all seats; those of earlier ones stay."""
-        alone = self._task.by_rank
-        keys = [(seat.machine, seat.data, seat.rank if alone else 0) for seat in plan.seats]
+        """Number the partitions of all seats; existing numbers do not change."""
+        is_per_rank = self._task.by_rank
+        keys = [(seat.machine, seat.data, seat.rank if is_per_rank else 0) for seat in plan.seats]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        self._parts = [numbers[key] for key in keys]
+        self._partition_of_rank = [numbers[key] for key in keys]
         self._blocks = [0] * len(numbers)
         for seat in plan.seats:
-            self._blocks[self._parts[seat.rank]] += seat.batch_size if seat.rank < plan.world_size else 0
+            self._blocks[self._partition_of_rank[seat.rank]] += seat.batch_size if seat.rank < plan.world_size else 0
         for seat in plan.added:
-            self._blocks[self._parts[seat.rank]] = self._blocks[self._parts[seat.rank]] or seat.batch_size
+            self._blocks[self._partition_of_rank[seat.rank]] = (
+                self._blocks[self._partition_of_rank[seat.rank]] or seat.batch_size
+            )
 
     def _agree(self, exchange: Exchange, name: str) -> None:
-        gathered = exchange.gather(name, json.dumps(self._own).encode())
-        for rank, said in sorted(gathered.items()):
-            if self._parts[rank] not in self._sizes:
+        gathered = exchange.gather(name, json.dumps(self._own_sizes).encode())
+        for rank, payload in sorted(gathered.items()):
+            if self._partition_of_rank[rank] not in self._sizes:
                 try:
-                    self._sizes[self._parts[rank]] = _SIZES.validate_json(said)
+                    self._sizes[self._partition_of_rank[rank]] = _SIZES.validate_json(payload)
                 except ValidationError:
-                    continue  # it counts as one that has nothing, until it says more
-            if rank == self._rank and self._sizes[self._parts[rank]] != self._own:
+                    continue  # it counts as a member without data until it reports valid sizes
+            if rank == self._rank and self._sizes[self._partition_of_rank[rank]] != self._own_sizes:
                 raise self._changed()
-        for part, sizes in self._sizes.items():
-            self._note(part, sizes)
+        for partition, sizes in self._sizes.items():
+            self._add_stream(partition, sizes)
 
     def _take_over(self, state: Any) -> None:
         self._sizes, self._steps = _STATE.validate_python(state["sizes"]), int(state["steps"])
-        if self._sizes.get(self._parts[self._rank], self._own) != self._own:
+        if self._sizes.get(self._partition_of_rank[self._rank], self._own_sizes) != self._own_sizes:
             raise self._changed()
-        for part, sizes in self._sizes.items():
-            self._note(part, sizes)
+        for partition, sizes in self._sizes.items():
+            self._add_stream(partition, sizes)
 
     def _changed(self) -> BadInput:
         message = f"{self._name} has other data than it began with, or than another worker of its machine"
         return BadInput(message, BROUGHT_BACK)
 
-    def _note(self, part: int, sizes: Sizes) -> None:
-        """Make the order of a part; only who holds it needs to know how long its samples are."""
-        if part not in self._streams and sizes.get("train", 0):
-            order, own = self._order, part == self._parts[self._rank]
-            block = order.gradient_accumulation * self._blocks[part]
-            seed, lengths = stream_seed(order.seed, part), self._lengths if own else None
-            self._streams[part] = SampleSchedule(
-                sizes["train"], seed, order.gradient_accumulation, order.drop_last, lengths, block
+    def _add_stream(self, partition: int, sizes: Sizes) -> None:
+        """Make the sample order of a partition; only its holders need the lengths of its samples."""
+        if partition not in self._streams and sizes.get("train", 0):
+            settings, is_own = self._settings, partition == self._partition_of_rank[self._rank]
+            block = settings.gradient_accumulation * self._blocks[partition]
+            seed, lengths = stream_seed(settings.seed, partition), self._lengths if is_own else None
+            self._streams[partition] = SampleSchedule(
+                sizes["train"], seed, settings.gradient_accumulation, settings.drop_last, lengths, block
             )
 
     # ------------------------------------------------------------------------------------------------ epochs of all
@@ -175,45 +179,56 @@ class LocalSchedule(SplitSchedule):
     fingerprint = ""
 
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
-        """Return the steps until so many samples were taken as ``epochs`` times all that there are; a newcomer takes
-        over what the others have worked out."""
+        """Return the number of steps that take ``epochs`` times all samples; a newcomer takes over the number that the
+        others have computed."""
         if not self._steps:
-            held = [(self._streams[part], holders) for part, holders in self._holders(batch_sizes).items()]
-            rounds = [(one.samples, one.steps_a_pass(holders), one.taken(holders)) for one, holders in held]
-            wanted = epochs * sum(samples for samples, _, _ in rounds)
+            held = [(self._streams[partition], holders) for partition, holders in self._holders(batch_sizes).items()]
+            rounds = [
+                (stream.samples, stream.steps_per_pass(holders), stream.taken(holders)) for stream, holders in held
+            ]
+            target_samples = epochs * sum(samples for samples, _, _ in rounds)
 
             def behind(steps: int) -> int:
-                return sum(steps // each * samples + steps % each * taken for samples, each, taken in rounds)
+                return sum(
+                    steps // pass_steps * samples + steps % pass_steps * taken for samples, pass_steps, taken in rounds
+                )
 
-            longest = max(each for _, each, _ in rounds)
-            self._steps = max(1, bisect.bisect_left(range(math.ceil(epochs) * longest), wanted, key=behind))
+            longest = max(pass_steps for _, pass_steps, _ in rounds)
+            self._steps = max(1, bisect.bisect_left(range(math.ceil(epochs) * longest), target_samples, key=behind))
         return self._steps
 
     def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
-        """Return how often as many samples were taken as those who are there have."""
-        behind, samples = self._behind([self._place(cursor, part) for part in range(self._count)], batch_sizes)
+        """Return the number of samples taken over the number that the live members have."""
+        behind, samples = self._behind(
+            [self._partition_cursor(cursor, partition) for partition in range(self._partition_count)], batch_sizes
+        )
         return behind / samples
 
-    def _behind(self, places: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> tuple[int, int]:
-        held = {part: self._streams[part].samples for part in self._holders(batch_sizes)}
-        behind = sum(places[part].epoch * size + places[part].offset for part, size in held.items())
-        return behind, sum(held.values())
+    def _behind(self, cursors: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> tuple[int, int]:
+        samples_by_partition = {partition: self._streams[partition].samples for partition in self._holders(batch_sizes)}
+        behind = sum(
+            cursors[partition].epoch * size + cursors[partition].offset
+            for partition, size in samples_by_partition.items()
+        )
+        return behind, sum(samples_by_partition.values())
 
     @property
-    def _count(self) -> int:
-        return max(self._parts) + 1
+    def _partition_count(self) -> int:
+        return max(self._partition_of_rank) + 1
 
-    def _part_of(self, rank: int) -> int:
-        return self._parts[rank]
+    def _partition_of(self, rank: int) -> int:
+        return self._partition_of_rank[rank]
 
-    def _numbers(self, part: int, batch: list[int]) -> list[int]:
+    def _sample_indices(self, partition: int, batch: list[int]) -> list[int]:
         return batch
 
     def _holders(self, batch_sizes: Mapping[int, int]) -> dict[int, dict[int, int]]:
-        """Return those of the parts of which it is known how much they hold: who was lost at the start has not said."""
-        return {part: held for part, held in super()._holders(batch_sizes).items() if part in self._streams}
+        """Return the holders of partitions with known sizes: a member lost at the start has not reported its own."""
+        return {
+            partition: held for partition, held in super()._holders(batch_sizes).items() if partition in self._streams
+        }
 
-    def _joined(self, places: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
-        parts = tuple((place.epoch, place.offset) for place in places)
-        behind, samples = self._behind(places, batch_sizes)
-        return Cursor(behind // samples, behind % samples, parts)
+    def _joint_cursor(self, cursors: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
+        positions = tuple((cursor.epoch, cursor.offset) for cursor in cursors)
+        behind, samples = self._behind(cursors, batch_sizes)
+        return Cursor(behind // samples, behind % samples, positions)

@@ -1,4 +1,4 @@
-"""What the workers of a local run meet at: the coordinator, or the rendezvous store of a launched script."""
+"""The meeting point of a local run's workers: the coordinator, or the rendezvous store of a launched script."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from training.run_files import write_whole
 from training.run_folder import RunFolder
 
 SPARE = 8
-"""Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
+"""Machines that may join during a run. Their keys are made with the others' and stay here until they join."""
 
 _MOST_ENDS, _HOUR = 5, 3600.0
-"""Ends of the coordinator, and the seconds within which so many of them mean that it cannot go on."""
+"""Number of ends of the coordinator, and the seconds within which so many mean that it cannot go on."""
 _PORT_SECONDS = 20.0
-"""For the port of a coordinator that is started again to become free."""
+"""Seconds to wait until the port of a restarted coordinator is free."""
 _LOOK = 0.5
 
 
 class CoordinatorHandle(Channel, Protocol):
-    """A started coordinator, here or elsewhere; its first line is ``{"port": N}``, then come events. If it cannot have
-    what it is told, that line has ``error`` and ``hint`` too."""
+    """A started coordinator, here or elsewhere; its first line is ``{"port": N}``, then come events. If its
+    configuration cannot be used, that line has ``error`` and ``hint`` too."""
 
     def stop(self) -> None: ...
 
@@ -71,7 +71,7 @@ class LocalEngine:
         self._banned: set[int] = set()
         self._stopped = False
         self._gate = threading.RLock()
-        """Held by who starts a coordinator or ends the last one, a signal's handler too: none begins after the end."""
+        """Held while a coordinator is started or stopped, also by a signal handler: none starts after the end."""
 
     def start(self) -> str:
         """Start it and return its address; a single worker needs none.
@@ -104,7 +104,7 @@ class LocalEngine:
         """Start the coordinator, and return its events.
 
         Raises:
-            BadInput: it cannot have what it was told to have.
+            BadInput: its configuration cannot be used.
             RunFailed: it did not start.
         """
         with self._gate:
@@ -112,16 +112,16 @@ class LocalEngine:
                 raise RunFailed("the run has ended")
             self._coordinator = coordinator = self._start_process(config, log)
         lines = coordinator.lines()
-        first = json.loads(next(lines, b"{}"))
-        if "error" in first:
-            raise BadInput(first["error"], first["hint"], option=first.get("option", ""))
-        if "port" not in first:
+        greeting = json.loads(next(lines, b"{}"))
+        if "error" in greeting:
+            raise BadInput(greeting["error"], greeting["hint"], option=greeting.get("option", ""))
+        if "port" not in greeting:
             raise RunFailed("the coordinator did not start", f"see {log.name}")
-        self._port, self._relay_port = int(first["port"]), int(first.get("relay", 0))
+        self._port, self._relay_port = int(greeting["port"]), int(greeting.get("relay", 0))
         return lines
 
     def _lines(self, lines: Iterator[bytes], config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
-        """Return all events; a coordinator that ends by itself is started again, and its members come back to it."""
+        """Yield all events; a coordinator that ends by itself is started again, and its members reconnect."""
         ends: deque[float] = deque(maxlen=_MOST_ENDS)
         while True:
             yield from lines
@@ -146,7 +146,7 @@ class LocalEngine:
                 self.ban(rank)
 
     def _started_again(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
-        """Start it where it was. Who has its port meanwhile, as a connection of another program, may give it back."""
+        """Start it on its old port, which another program may occupy for a while."""
         end = time.monotonic() + _PORT_SECONDS
         while True:
             try:
@@ -186,7 +186,7 @@ class LocalEngine:
         return f"{self._host}:{self._relay_port}" if self._relay_port else ""
 
     def ban(self, rank: int) -> None:
-        """Let nobody exchange anything with a member any more, whether its machine obeys or not."""
+        """Exclude a member from all exchanges, whether its machine obeys or not."""
         self._banned.add(rank)
         if self._coordinator is not None:
             self._coordinator.send({"ban": rank})
@@ -209,6 +209,6 @@ class LocalEngine:
             self._store = None
 
 
-def _warning(what: str) -> bytes:
-    """Return the event that says what has become of the coordinator."""
-    return WarningEvent(message=f"the coordinator {what}").model_dump_json().encode()
+def _warning(text: str) -> bytes:
+    """Return a warning about the coordinator as an event line."""
+    return WarningEvent(message=f"the coordinator {text}").model_dump_json().encode()

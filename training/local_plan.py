@@ -23,18 +23,19 @@ def plan_local_run(
     profile: Profile,
     workers: int,
     *,
-    here: bool = True,
+    on_this_machine: bool = True,
     simulated: bool = False,
     count: Callable[[], int] = count_gpus,
 ) -> RunPlan:
-    """Return the plan of a run with ``workers`` workers on this machine, or elsewhere if not ``here``.
+    """Return the plan of a run with ``workers`` workers on this machine or on another one.
 
     Args:
-        simulated: they are one process and take turns.
-        count: of the GPUs of this machine.
+        on_this_machine: whether the workers run here.
+        simulated: whether they are one process and take turns.
+        count: returns the number of GPUs of this machine.
 
     Raises:
-        BadInput: zero workers, shares that do not fit, an unknown strategy, or one that goes neither with the data nor
+        BadInput: zero workers, shares that do not fit, or a strategy that is unknown or incompatible with the data or
             with other settings.
     """
     if workers < 1:
@@ -58,7 +59,9 @@ def plan_local_run(
         check_settings(chosen.strategy)
     if workers > 1 and stretch_of(chosen.strategy):
         _check_own_pace(chosen)
-    devices = _device_indices(profile.training.device, workers, count) if here and not simulated else [0] * workers
+    devices = (
+        _device_indices(profile.training.device, workers, count) if on_this_machine and not simulated else [0] * workers
+    )
     return RunPlan(
         run_id=new_run_id(),
         profile=chosen,
@@ -80,7 +83,7 @@ def plan_local_run(
 
 
 def _check_own_pace(profile: Profile) -> None:
-    """Raise ``BadInput`` for what makes no sense where members do not make the same steps."""
+    """Raise ``BadInput`` for settings that make no sense if members do not make the same steps."""
     name, data = profile.strategy.strategy, profile.data
     if data.local_data or split_of(data.split).kind != "global":
         hint = "leave out split and local_data, or take another strategy"
@@ -91,8 +94,8 @@ def _check_own_pace(profile: Profile) -> None:
 
 
 def own_data(profile: Profile, rank: int, folder: str = "") -> str:
-    """Return where a member finds its data, if these stay on machines: ``folder``, or else the profile's path, with the
-    member's rank for ``{rank}``; empty if they do not."""
+    """Return the path of a member's own data: ``folder``, or else the profile's path, with the member's rank for
+    ``{rank}``; empty if data do not stay on machines."""
     if not profile.data.local_data or profile.model.model_path == JOB_FACTORY:
         return ""
     return (folder or profile.data.dataset_path).replace("{rank}", str(rank))

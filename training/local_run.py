@@ -1,4 +1,4 @@
-"""A run on this machine: starts coordinator and workers, merges their events into the folder, and says how it ended.
+"""A run on this machine: starts coordinator and workers, merges their events into the folder, and reports its outcome.
 
 Nothing here imports torch: the process that watches a run stays small and starts at once.
 """
@@ -42,14 +42,14 @@ class LocalRun:
     """One run on this machine.
 
     Args:
-        folder: where everything goes; held by this process.
+        folder: the run folder, held by this process.
         on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
         start_worker: starts the process of a rank; default: ``python -m WORKER``.
         listen: literal address of the coordinator.
-        more_metrics: asked at the end for what else belongs into ``metrics.json``.
-        start_coordinator: where the coordinator is to run; default: a process of this machine.
-        worker: the module that a worker of this machine is.
-        progress: follows the run's pace; default: as usual.
+        more_metrics: called at the end for further entries of ``metrics.json``.
+        start_coordinator: starts the coordinator; default: a process of this machine.
+        worker: the module that a worker of this machine runs.
+        progress: follows the run's pace; default: a new :class:`ProgressMonitor`.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class LocalRun:
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )
         self._begun = False
-        """The first step could be taken: from here on a failure is the run's, not the input's."""
+        """Whether the first step could be taken: from then on a failure is the run's, not the input's."""
         self._status = "starting"
         self._first_error: ErrorEvent | None = None
         self._after_work: ErrorEvent | None = None
-        """Of a member that had trained to the end: its model may not have come."""
+        """Error of a member that had trained to the end: its model may not have been saved."""
         self._tally = Tally()
         self._norms = GradientNorms()
         self._stopping = Stopping(self.members, self._conductor, self._progress)
@@ -104,7 +104,7 @@ class LocalRun:
                 self._progress(event)
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
-            for member in self._those_there():
+            for member in self._present_members():
                 worker = self._start_worker(member.rank, self._log(member.name))
                 self.members.workers[member.rank] = Watched(worker)
                 self._intake.listen(member.rank, worker.lines())
@@ -115,16 +115,16 @@ class LocalRun:
         for watched in self.members.workers.values():
             watched.process.send({"address": self._address, "relay": self._engine.relay})
 
-    def _those_there(self) -> list[MemberPlan]:
-        """Return the members to start; tell of those that the run goes on without."""
+    def _present_members(self) -> list[MemberPlan]:
+        """Return the members to start; record the absent ones as lost."""
         for rank in self.plan.absent:
             message = "it is not there, and the run goes on without it"
             self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
         return [member for member in self.plan.members if member.rank not in self.plan.absent]
 
     def _shared(self) -> StartWorker:
-        first = self.plan.members[0]
-        return SharedProcess(self._worker, self._arguments(first.rank), self.plan.world_size, first.threads).start
+        member = self.plan.members[0]
+        return SharedProcess(self._worker, self._arguments(member.rank), self.plan.world_size, member.threads).start
 
     def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
         return SubprocessWorker(self._worker, self._arguments(rank), self.plan.members[rank].threads, log)
@@ -136,7 +136,7 @@ class LocalRun:
             "--run-dir": self.folder.path,
             "--secrets": self.folder.secrets,
         }
-        return [str(part) for pair in arguments.items() for part in pair]
+        return [str(item) for pair in arguments.items() for item in pair]
 
     def _log(self, name: str) -> BinaryIO:
         stream = self.folder.log_path(name).open("ab")
@@ -189,9 +189,9 @@ class LocalRun:
             self._tally.note(event)
         self._progress(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._tally.given_up:
-            again = f"{counted(self._tally.given_up, 'step is', 'steps are')} repeated"
+            repeated = f"{counted(self._tally.given_up, 'step is', 'steps are')} repeated"
             step = event.details["step"]
-            message = f"the newest snapshot that all machines have is of step {step}: {again}"
+            message = f"the newest snapshot that all machines have is of step {step}: {repeated}"
             self._record(WarningEvent(message=message))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
@@ -201,13 +201,13 @@ class LocalRun:
             self._note_error(source, event)
 
     def _expel(self, rank: int, cause: str) -> None:
-        """End a member that writes what no member writes, where the others can go on."""
+        """Kill a member that writes invalid events, if the others can go on."""
         if not self._stopping.reason and self._others_go_on(rank):
             self._do_without(rank, cause, 0.0)
 
     def _do_without(self, rank: int, cause: str, grace: float) -> None:
         """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
-        self.members.left.discard(rank)  # it may have said good-bye to the coordinator before it said why
+        self.members.left.discard(rank)  # it may have left the coordinator before it reported why
         self._note_loss(rank, cause)
         self.members.apart.add(rank)
         self._engine.ban(rank)
@@ -217,7 +217,7 @@ class LocalRun:
         end.start()
 
     def _note_status(self, event: RunEvent) -> bool:
-        """The members report the run's status each; return whether this is the first to say it."""
+        """Record the run's status, which each member reports; return whether it is new."""
         if event.status == self._status:
             return False
         self._status = event.status
@@ -226,7 +226,7 @@ class LocalRun:
         return True
 
     def _note_member(self, source: int, event: MemberEvent) -> bool:
-        """Return whether the run's events do not tell it yet; after a stop :meth:`note_end` tells of who is lost."""
+        """Record a change of a member; return whether it is new. After a stop, :meth:`note_end` records losses."""
         if event.status == "lost" and event.member is not None and self._stopping.reason:
             self.members.apart.add(event.member)
             news = False
@@ -236,7 +236,7 @@ class LocalRun:
         return news
 
     def _with_cause(self, rank: int, event: ErrorEvent) -> ErrorEvent:
-        """Return the error of a script that only lost another one with the name of who had ended before."""
+        """Return the error of a script that only lost another rank, with the names of those that had ended before."""
         early = [self.members.name(other) for other in sorted(self.members.done - {rank})]
         if self.plan.launch is None or self._first_error is not None or not early or not is_loss(event.traceback):
             return event
@@ -252,7 +252,7 @@ class LocalRun:
             self._stopping.end("another member failed", FAILED_GRACE)
 
     def note_end(self, rank: int) -> None:
-        """Take note that a member's process has ended."""
+        """Record that a member's process has ended."""
         watched = self.members.workers[rank]
         code = watched.exit_code = watched.process.exit_code()
         self._stopping.note_end()
@@ -278,7 +278,7 @@ class LocalRun:
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
-        cause = cause.removeprefix(f"{name}: ")  # whoever shows the event names the member
+        cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
         self.members.lost.append(rank)
         self._note_gone(rank, "lost", cause)
         self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
@@ -296,24 +296,24 @@ class LocalRun:
         else:
             self._stopping.end(message, SCRIPT_GRACE)
 
-    def command(self, action: OrderAction, then: Callable[[int], None] | None = None) -> None:
+    def command(self, action: OrderAction, on_done: Callable[[int], None] | None = None) -> None:
         """Pause, resume, or write a snapshot after the same step on all members.
 
         Args:
-            then: called with the step when all have done it.
+            on_done: called with the step when all have done it.
         """
         if self.plan.launch is not None:
             raise BadInput(f"a launched script cannot take the request '{action}'", "it can only be stopped")
         self._intake.may_pause |= action == "pause"
-        self._conductor.give(action, then)
+        self._conductor.give(action, on_done)
 
     # ------------------------------------------------------------------------------------------------- who takes part
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Ask members to leave at their next synchronisation point; the others go on. Who is not in yet is ended.
+        """Ask members to leave at their next synchronisation point; the others go on. Joining members are killed.
 
         Raises:
-            BadInput: they cannot, or nobody would be left.
+            BadInput: they cannot leave, or no member would be left.
         """
         self.check_changeable()
         if set(ranks) <= self.members.guests:
@@ -326,25 +326,25 @@ class LocalRun:
             self.members.workers[rank].process.send(order)
 
     def expect(self, member: MemberPlan) -> None:
-        """Tell all members of one that is to come; :meth:`admit` it when no one is :meth:`Membership.unaware` of it.
+        """Announce a new member to all; :meth:`admit` it when :meth:`Membership.unaware` is empty.
 
         Raises:
-            BadInput: there is no room.
+            BadInput: the run cannot take another member.
         """
         self.check_changeable()
         self.members.announce(member)
         self.members.send({"command": "expect", "member": member.model_dump(mode="json")})
 
     def give_up(self, rank: int) -> None:
-        """End a worker that the coordinator has lost and that may still be waited for; :meth:`admit` may follow."""
+        """Kill a worker that the coordinator has lost but that still runs; :meth:`admit` may follow."""
         if self.members.is_going(rank) and rank not in self.members.leaving:
             self.members.workers[rank].process.signal(signal.SIGKILL)
 
     def admit(self, rank: int) -> None:
-        """Start a worker for a member that was lost or has left; the others hand it what it needs to go on with them.
+        """Start a worker for a member that was lost or has left; the others send it the joining state.
 
         Raises:
-            BadInput: it takes part, or nobody can let it in.
+            BadInput: it already takes part, or no member can let it in.
         """
         self.check_changeable()
         self.members.check_room(rank)
@@ -359,7 +359,7 @@ class LocalRun:
         worker.send({"address": self._address, "relay": self._engine.relay})
 
     def check_changeable(self) -> None:
-        """Raise ``BadInput`` where nobody can leave or be let in."""
+        """Raise ``BadInput`` if members can neither leave nor join."""
         self.members.refuse_change()
         if not self._begun or self._stopping.reason:
             raise BadInput(
@@ -378,7 +378,7 @@ class LocalRun:
     # ---------------------------------------------------------------------------------------------------------- end
 
     def outcome(self) -> RunOutcome:
-        """Return how the run has ended, and write it into its folder."""
+        """Return the outcome of the run, and write it into its folder."""
         error = self._first_error or (None if self.folder.model.is_dir() else self._after_work)
         status: FinalStatus
         if error is not None:
@@ -387,13 +387,13 @@ class LocalRun:
             status, message, hint = "failed", error.message, error.hint
         elif self._stopping.reason and not self.members.all_done():
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
-            kept = self._progress.last_words if self.plan.launch is None else self._stopping.reason
-            message = "; ".join([kept, *self.members.complaints])
+            summary = self._progress.last_words if self.plan.launch is None else self._stopping.reason
+            message = "; ".join([summary, *self.members.complaints])
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
         metrics = write_end(self.folder, self._record, status, code, message, self._metrics)
         return RunOutcome(status, self.folder.path, metrics, code, message, hint)
 
     def _metrics(self) -> dict[str, Any]:
-        kept = self._progress.metrics if self._stopping.reason else {}
-        return {**self._tally.figures(), "lost_members": self.members.lost, **kept, **self._more_metrics()}
+        stop_metrics = self._progress.metrics if self._stopping.reason else {}
+        return {**self._tally.figures(), "lost_members": self.members.lost, **stop_metrics, **self._more_metrics()}

@@ -1,4 +1,4 @@
-"""The load of a worker's machine as events, from a thread that never raises and never holds training up."""
+"""The load of a worker's machine as events, from a thread that never raises and never delays training."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def machine_events(
     """Report the load of this machine every few seconds, and once at the end.
 
     Args:
-        device: what this worker computes on; ``None``: nobody here knows.
-        process: number of the one whose memory is told; default: this one.
-        private: the run's private folder on this machine, where its members agree on who counts a meter.
-        run_id: of the run; without it nobody tells what other programs use.
+        device: what this worker computes on; ``None``: unknown.
+        process: id of the process whose memory is reported; default: this one.
+        private: the run's private folder on this machine, where its members agree on which of them counts a meter.
+        run_id: of the run; without it the load of other programs is not reported.
         machine: see :class:`MachineLoad`.
         patience: seconds to wait for the last event; default: :data:`PATIENCE`.
     """
@@ -70,16 +70,16 @@ def machine_events(
 
 
 class MachineLoad:
-    """Reads what this machine tells of its load.
+    """Reads the load of this machine.
 
     Args:
-        device: what this worker computes on; its GPU is looked at as soon as training has begun to use it.
+        device: what this worker computes on; its GPU is read as soon as training has begun to use it.
         private: see :func:`machine_events`.
         packages: the processor's energy counters; default: this machine's.
-        others: tells what programs use that do not belong to the run.
+        others: measures the load of programs that do not belong to the run.
         process: see :func:`machine_events`.
-        machine: tells temperatures and the battery, as psutil does.
-        library: gives NVIDIA's, once CUDA is in use; default: this machine's.
+        machine: reports temperatures and the battery, as psutil does.
+        library: returns NVML, once CUDA is in use; default: this machine's.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class MachineLoad:
         gpu, power = self._found_gpu(), battery(self._machine)
         share = self._others.share() if self._others is not None else None
         watts = {meter: meter.watts(at) for meter, claim in self._meters if claim.mine()}
-        known = {meter: joules for meter in watts if (joules := meter.joules) is not None}
-        drawn = [value for meter in known if (value := watts[meter]) is not None]
+        joules_by_meter = {meter: joules for meter in watts if (joules := meter.joules) is not None}
+        drawn = [value for meter in joules_by_meter if (value := watts[meter]) is not None]
         peak = int(torch.cuda.max_memory_allocated(self._device)) if self._on_gpu else None
         return MachineEvent(
             cpu_percent=psutil.cpu_percent(),
@@ -121,9 +121,9 @@ class MachineLoad:
             device_memory_used=peak,
             celsius=processor_celsius(self._machine) if self._on_processor else gpu.celsius() if gpu else None,
             throttled=gpu.throttled() if gpu else None,
-            watts=sum(drawn) if known and len(drawn) == len(known) else None,
-            joules=sum(known.values()) if known else None,
-            meters=tuple(meter.name for meter in known) or None,
+            watts=sum(drawn) if joules_by_meter and len(drawn) == len(joules_by_meter) else None,
+            joules=sum(joules_by_meter.values()) if joules_by_meter else None,
+            meters=tuple(meter.name for meter in joules_by_meter) or None,
             battery_percent=power.percent if power else None,
             on_mains=power.power_plugged if power else None,
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) -> Iterator[torch.device]:
-    """Prepare this process and the data for a member's training; what the machine does is told meanwhile."""
+    """Prepare this process and the data for a member's training; report the load of the machine meanwhile."""
     import torch
 
     from training.device import select_device
@@ -38,10 +38,10 @@ def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) ->
 
 
 def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
-    """Prepare a member's data, and tell of it.
+    """Prepare a member's data, and report progress and remarks.
 
     Raises:
-        BadInput: they cannot be used; names the member where each has its own.
+        BadInput: they cannot be used; the message names the member if each has its own.
     """
     from training.tasks.base import throttled
 
@@ -51,7 +51,7 @@ def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
         if not plan.profile.data.local_data:
             raise
         raise BadInput(f"{plan.seats[rank].name}: {error.message}", error.hint) from error
-    if rank == 0 or plan.profile.data.local_data:  # else all say the same
+    if rank == 0 or plan.profile.data.local_data:  # else all members have the same remarks
         for remark in task.remarks:
             emit(WarningEvent(message=remark))
 
@@ -65,7 +65,7 @@ def train(
     emit: Emit,
     control: Control,
 ) -> ExitCode:
-    """Train as one member, which joins again where the others went on without it.
+    """Train as one member, which joins again if the others went on without it.
 
     Raises:
         MusterError: the training failed.
@@ -83,7 +83,7 @@ def train(
         except ExchangeDropped as error:
             emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
         except ExchangeError as error:
-            alone = not exchange.shares_process  # else it is the failure of another one, whose turn it may be
+            alone = not exchange.shares_process  # else it is the failure of another member, whose turn it may be
             if alone and member.keep_last_step() and (reason := control.stop_reason):
                 emit(MemberEvent(status="left", name=name, message=reason))
                 return ExitCode.STOPPED
@@ -93,7 +93,7 @@ def train(
 
 
 def exit_code_of(trained: Callable[[], ExitCode], name: str, emit: Emit) -> ExitCode:
-    """Return how a member's training ended; every failure becomes one ``error`` event."""
+    """Run a member's training and return its exit code; every failure becomes one ``error`` event."""
     try:
         ending = trained()
     except MusterError as error:

@@ -1,4 +1,4 @@
-"""Who takes part in a run: its workers as the process that started them sees them, and who comes and goes meanwhile."""
+"""The members of a run: its workers as seen by the process that started them, and which of them come and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANOTHER = "stop the run and start it again with the machines that you want"
 
 @dataclass
 class Watched:
-    """What the run knows of one worker."""
+    """A worker's process and its state as far as the run knows it."""
 
     process: Worker
     step: int = 0
@@ -27,7 +27,7 @@ class Watched:
     error: ErrorEvent | None = None
 
     def kill(self) -> None:
-        """End it at once, unless its end is known."""
+        """Kill it, unless it is known to have ended."""
         if self.exit_code is None:
             self.process.signal(signal.SIGKILL)
 
@@ -35,39 +35,39 @@ class Watched:
 class Membership:
     """The workers of one run by rank.
 
-    Ranks are asked for and changed by the thread that merges events and by the one that carries out requests.
+    Used by the thread that merges events and by the one that carries out requests.
     """
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
-        """The plan with those that came later."""
+        """The plan, with the members that were added later."""
         self._gate = threading.Lock()
         self._over = False
         self.workers: dict[int, Watched] = {}
         self.lost: list[int] = list(plan.absent)
         self.apart: set[int] = set()
-        """Members that do not count: lost to the coordinator, asked to leave, or on their way in."""
+        """Members that do not count: lost to the coordinator, asked to leave, or joining."""
         self.guests: set[int] = set()
-        """Those of them on their way in."""
+        """Those of them that are joining."""
         self.leaving: set[int] = set()
         """Those of them that were asked to leave."""
         self.known_to: dict[str, set[int]] = {}
-        """Members that count on one that is to come, by its name."""
+        """Members that know of an announced member, by its name."""
         self.left: set[int] = set()
-        """Members that said good-bye."""
+        """Members that have left the group."""
         self.done: set[int] = set()
-        """Members that have said that they trained to the end."""
-        self._told: set[int] = set(plan.absent)
-        """Members of whose end without a good-bye the run's events tell."""
+        """Members that have reported that they trained to the end."""
+        self._reported_gone: set[int] = set(plan.absent)
+        """Members whose loss is in the run's events."""
 
     def name(self, rank: int) -> str:
         return self.plan.seats[rank].name
 
     def announce(self, member: MemberPlan) -> None:
-        """Make room for a member that was not planned; it has the next rank.
+        """Add a member that was not planned to the plan; it has the next rank.
 
         Raises:
-            BadInput: there is no room.
+            BadInput: the run cannot take another member.
         """
         self.refuse_change()
         with self._gate:
@@ -79,27 +79,27 @@ class Membership:
             self.known_to[member.name] = set()
 
     def unaware(self, rank: int) -> list[int]:
-        """Return those who train and do not count yet on a member that is to come."""
+        """Return the training members that do not know yet of an announced member."""
         knowing = self.known_to.get(self.name(rank))
         return [] if knowing is None else sorted(set(self.taking_part) - knowing)
 
     @property
     def taking_part(self) -> list[int]:
-        """Ranks of those who train."""
+        """Ranks of the members that train."""
         return [r for r, watched in self.workers.items() if watched.exit_code is None and r not in self.apart]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Tell every worker, those on their way in included."""
+        """Send a message to every worker, joining ones included."""
         for watched in self.workers.values():
             watched.process.send(message)
 
     def kill(self) -> None:
-        """End every worker at once."""
+        """Kill every worker."""
         for watched in self.workers.values():
             watched.kill()
 
     def goes_on(self) -> bool:
-        """Whether a worker is still running; once this is false, no member is let in."""
+        """Whether a worker is still running; once this is false, no member can join."""
         with self._gate:
             self._over = all(watched.exit_code is not None for watched in self.workers.values())
             return not self._over
@@ -110,22 +110,22 @@ class Membership:
         return [watched.error.message for watched in self.workers.values() if watched.error is not None]
 
     def all_done(self) -> bool:
-        """Whether all who count have trained to the end."""
+        """Whether all counting members have trained to the end."""
         return {w.exit_code for rank, w in self.workers.items() if rank not in self.apart} == {ExitCode.DONE}
 
     def can_do_without(self, rank: int) -> bool:
-        """Whether another one trains or has come to the end."""
+        """Whether another member trains or has trained to the end."""
         others = [(r, w.exit_code) for r, w in self.workers.items() if r != rank and r not in self.lost]
         return any(code == ExitCode.DONE or (code is None and r not in self.apart) for r, code in others)
 
     def only_guests(self) -> bool:
-        """Whether nobody is left who could let those in who are on their way."""
+        """Whether only joining members are left, which no member could let in."""
         return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.guests)
 
     def note(self, source: int, event: MemberEvent) -> bool:
-        """Note that a member came or went; return whether the run's events do not tell it yet.
+        """Record that a member came or went; return whether that is not in the run's events yet.
 
-        A loss is told once, by the coordinator or by the end of the worker: whichever is first knows the cause.
+        A loss is recorded once, from the coordinator or from the end of the worker: the first of them knows the cause.
         """
         rank = event.member
         if rank is None:
@@ -133,7 +133,7 @@ class Membership:
         if event.status == "done":
             self.done.add(rank)
         if event.status == "left":
-            news = source == rank or rank not in self.left  # the member itself says why
+            news = source == rank or rank not in self.left  # the member itself reports why
             self.left.add(rank)
             return news
         if event.status == "lost":
@@ -143,21 +143,21 @@ class Membership:
         if event.status == "joined" and source == rank:
             self.guests.discard(rank)
             self.apart.discard(rank)
-            self._told.discard(rank)
+            self._reported_gone.discard(rank)
         return True
 
     def note_gone(self, rank: int) -> bool:
-        """Note that a member is gone; return whether the run's events do not tell it yet."""
-        before = rank in self._told or rank in self.left
-        news = not before or rank in self.guests  # what is told of a guest is of its time before
-        self._told.add(rank)
+        """Record that a member is gone; return whether that is not in the run's events yet."""
+        before = rank in self._reported_gone or rank in self.left
+        news = not before or rank in self.guests  # what was recorded of a joining member is of its earlier time
+        self._reported_gone.add(rank)
         return news
 
     def dismiss(self, ranks: Collection[int]) -> None:
-        """Note that members are leaving.
+        """Record that members were asked to leave.
 
         Raises:
-            BadInput: they do not take part, or nobody would be left.
+            BadInput: they do not take part, or no member would be left.
         """
         self.refuse_change()
         for rank in ranks:
@@ -169,9 +169,9 @@ class Membership:
         self.leaving.update(ranks)
 
     def is_going(self, rank: int) -> bool:
-        """Whether a worker still runs that does not count any more."""
-        there = rank in self.workers and self.workers[rank].exit_code is None
-        return there and rank in self.apart - self.guests
+        """Whether a worker that does not count any more still runs."""
+        is_running = rank in self.workers and self.workers[rank].exit_code is None
+        return is_running and rank in self.apart - self.guests
 
     def seat(self, rank: int, worker: Worker) -> None:
         """Enter the worker of a member that comes back.
@@ -181,10 +181,10 @@ class Membership:
         """
         with self._gate:
             self.check_room(rank)
-            self.lost = [other for other in self.lost if other != rank]
+            self.lost = [member for member in self.lost if member != rank]
             self.left.discard(rank)
             self.leaving.discard(rank)
-            self._told.discard(rank)
+            self._reported_gone.discard(rank)
             self.apart.add(rank)
             self.guests.add(rank)
             self.workers = {**self.workers, rank: Watched(worker)}
@@ -203,7 +203,7 @@ class Membership:
             raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'already takes part'}")
 
     def refuse_change(self) -> None:
-        """Raise ``BadInput`` where the members are bound to stay as they are."""
+        """Raise ``BadInput`` if the members of this run cannot change."""
         if self.plan.world_size == 1:
             raise BadInput("a run that started with one machine takes no others", _ANOTHER)
         if not self.plan.has_coordinator:

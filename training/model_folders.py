@@ -1,4 +1,4 @@
-"""Models to use: those of runs, of folders and of the hub, and what their folders say of them without loading one."""
+"""Models of runs, folders and the hub, and the properties that their folders tell without loading them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sp
 
 
 def find_usable_model(output_dir: Path, reference: str, usable: Callable[[Path], bool] = lambda folder: True) -> Path:
-    """Return what :func:`find_model` does, or ``owner/name`` as it is, which is a model of the hub.
+    """Return the model of :func:`find_model`, or ``owner/name`` unchanged, which is a model of the hub.
 
     Args:
-        usable: whether a folder may be meant where no model is named: then it is that of the newest such run.
+        usable: whether a model folder is suitable, if no model is named: the newest run with such a model is taken.
 
     Raises:
         BadInput: nothing fits, or the run has no model.
@@ -42,8 +42,8 @@ def find_usable_model(output_dir: Path, reference: str, usable: Callable[[Path],
 
 
 def model_kind(folder: Path) -> Literal["speech", "text", ""]:
-    """Return whether a model, or what its adapters belong to, hears or writes; empty: neither, or its folder does not
-    say so."""
+    """Return whether a model, or the base model of adapters, is of speech or text; empty: neither, or its folder does
+    not tell."""
     config = _document(folder / "config.json")
     if config:
         architectures = config.get("architectures") or ["AutoModelForCausalLM"]
@@ -59,12 +59,12 @@ def model_kind(folder: Path) -> Literal["speech", "text", ""]:
 
 
 def is_language_model(folder: Path) -> bool:
-    """Whether a model's folder says that it goes on from texts."""
+    """Whether a model is a causal language model, according to its folder."""
     return model_kind(folder) == "text"
 
 
 def hears(folder: Path) -> bool:
-    """Whether a model's folder says that it is of speech."""
+    """Whether a model is a speech model, according to its folder."""
     return model_kind(folder) == "speech"
 
 
@@ -81,16 +81,16 @@ def converses(folder: Path) -> bool:
 
 
 def model_before(profile: Profile) -> str:
-    """Return what a profile trains, a folder or a name of the hub; empty: it begins from nothing, or from code."""
+    """Return the model that a profile trains, a folder or a name of the hub; empty: from scratch, or from code."""
     model = profile.model
     return "" if model.from_scratch or model.trait == "own code" else model.model_path
 
 
 def base_model(model: Path) -> str:
-    """Return what the model of a run, or adapters, were trained from: a folder or a name of the hub.
+    """Return the model from which a run's model, or adapters, were trained: a folder or a name of the hub.
 
     Raises:
-        BadInput: from nothing, or nobody says it.
+        BadInput: it was trained from scratch, or its origin is unknown.
     """
     base = str(_document(model / "adapter_config.json").get("base_model_name_or_path") or "")
     if not base and (model.parent / "plan.json").is_file():

@@ -1,6 +1,6 @@
-"""Modules of a person's own that have the name of one of Muster's packages, which Python would import in their place.
+"""User modules with the name of one of Muster's packages, which Python would import in their place.
 
-Their files are read, and nothing of them runs.
+Their files are read, not run.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def refuse_clash(module: str, option: str) -> None:
 
 def _files_of(module: str, root: Path, option: str) -> list[Path]:
     """Return the files below ``root`` that importing a module runs."""
-    parts = module.split(".")
+    names = module.split(".")
     files: list[Path] = []
-    for count in range(1, len(parts) + 1):
-        path = root.joinpath(*parts[:count])
+    for count in range(1, len(names) + 1):
+        path = root.joinpath(*names[:count])
         files = [*files, *(file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())]
-    if parts[0] in PACKAGES and files and files[-1] in (path.with_suffix(".py"), path / "__init__.py"):
-        hidden = next(path for path in (root / f"{parts[0]}.py", root / parts[0]) if path.exists())
+    if names[0] in PACKAGES and files and files[-1] in (path.with_suffix(".py"), path / "__init__.py"):
+        hidden = next(path for path in (root / f"{names[0]}.py", root / names[0]) if path.exists())
         problem = f"{hidden} has the name of a package of Muster, which is imported in its place"
         raise BadInput(problem, "rename it, and what imports it", option=option, place=option)
     return files
@@ -55,7 +55,7 @@ def _imports(file: Path, root: Path) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # who imports it says why it cannot
+        return  # importing it will report why
     package = file.relative_to(root).parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

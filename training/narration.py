@@ -18,10 +18,10 @@ INTERVAL = 10.0
 
 
 class RunNarrator:
-    """Takes the events of a run, and writes what a person wants to know of it.
+    """Writes lines about the events of a run.
 
     Args:
-        profile: of the run, for what its options lead to.
+        profile: of the run, for remarks on its options.
         write: takes a line.
         clock: seconds, for tests.
     """
@@ -64,11 +64,11 @@ class RunNarrator:
         self._line(f"step {event.step}{total}, loss {event.loss:.4g}{rate}")
 
     def _warn(self, message: str) -> None:
-        if message and message not in self._warnings:  # several members have the same to say
+        if message and message not in self._warnings:  # several members send the same warning
             self._warnings.add(message)
             self._line(f"warning: {message}")
 
     def _line(self, text: str) -> None:
         seen = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the run goes on
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone; the run goes on
             self._write(f"[{self._clock() - self._start:.0f} s] {seen}")

@@ -1,6 +1,7 @@
-"""Process entry of a worker of :class:`training.simulation.LocalTrainer`: :mod:`training.worker`, given objects.
+"""Process entry of a worker of :class:`training.simulation.LocalTrainer`: :mod:`training.worker` with Python objects.
 
-They come by pickle, as to any child of ``multiprocessing``, which knows how to find the classes of a caller's script.
+The objects are pickled, as for any child of ``multiprocessing``, which knows how to find the classes of the caller's
+script.
 """
 
 from __future__ import annotations

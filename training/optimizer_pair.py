@@ -12,13 +12,13 @@ class Pair(torch.optim.Optimizer):
     """Steps with one optimizer after the other; holds the groups and states of both.
 
     Args:
-        parts: of different weights. They work on this one's groups and states from now on.
+        optimizers: of different weights. From now on they work on the groups and states of this one.
     """
 
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self._parts = parts
-        self._groups = [len(part.param_groups) for part in parts]
-        super().__init__([group for part in parts for group in part.param_groups], {})
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self._optimizers = optimizers
+        self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -26,9 +26,9 @@ class Pair(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        first = 0
-        for part, count in zip(self._parts, self._groups, strict=True):
-            part.param_groups, part.state = self.param_groups[first : first + count], self.state
-            part.step()
-            first += count
+        start = 0
+        for optimizer, count in zip(self._optimizers, self._groups, strict=True):
+            optimizer.param_groups, optimizer.state = self.param_groups[start : start + count], self.state
+            optimizer.step()
+            start += count
         return loss

@@ -34,10 +34,11 @@ FUSED_ON = {"cpu", "cuda", "mps"}
 
 
 def state_bytes(settings: TrainingSettings, trainable: int, hidden: int = 0) -> int:
-    """Return what the optimizer keeps of so many trained weights; of the user's own, as of AdamW.
+    """Return the bytes of the optimizer's state; a user's own optimizer is estimated as AdamW.
 
     Args:
-        hidden: those in hidden matrices, as far as it is known.
+        trainable: number of trained weights.
+        hidden: number of those in hidden matrices, as far as it is known.
     """
     match settings.optimizer:
         case "sgd":
@@ -53,7 +54,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     """Return the optimizer of the trainable parameters; biases, norms and other vectors are not decayed.
 
     Raises:
-        BadInput: there are none, or none that this optimizer is for; or the user's function returns no optimizer.
+        BadInput: there are none, or none that suit this optimizer; or the user's function returns no optimizer.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
@@ -68,11 +69,12 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
             return torch.optim.Adafactor(groups, lr=rate)
         case "muon":
             return _muon(model, trained, settings)
-    return _own(model, settings)
+    return _from_user_code(model, settings)
 
 
 def plain_steps(model: nn.Module, settings: TrainingSettings, strategy: str) -> torch.optim.Optimizer:
-    """Return what moves the weights by ``p.grad`` times the learning rate, for a strategy that leaves the step there.
+    """Return an optimizer that moves the weights by ``p.grad`` times the learning rate, for a strategy that writes its
+    step there.
 
     Without momentum, a decay that is added to the gradient is decoupled from it: ``(1 - lr lambda) theta - lr grad``.
 
@@ -80,8 +82,8 @@ def plain_steps(model: nn.Module, settings: TrainingSettings, strategy: str) -> 
         BadInput: another optimizer than the usual one is asked for, or there is nothing to train.
     """
     if settings.optimizer != TrainingSettings().optimizer:
-        what = f"{strategy} is an optimizer itself: optimizer = {settings.optimizer} cannot be used with it"
-        raise BadInput(what, "leave 'optimizer' as it is, or take another strategy")
+        problem = f"{strategy} is an optimizer itself: optimizer = {settings.optimizer} cannot be used with it"
+        raise BadInput(problem, "leave 'optimizer' as it is, or take another strategy")
     return build_optimizer(model, settings.model_copy(update={"optimizer": "sgd", "momentum": 0.0}))
 
 
@@ -97,7 +99,7 @@ def _momentum(settings: TrainingSettings) -> float:
 
 
 def _decayed(parameters: list[nn.Parameter], decay: float) -> list[dict[str, object]]:
-    """Return the groups that are decayed and not; none that is empty."""
+    """Return the non-empty ones of the groups with and without decay."""
     groups: list[dict[str, object]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -114,10 +116,10 @@ def _adamw(parameters: list[nn.Parameter], settings: TrainingSettings) -> torch.
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:
-    """Whether one pass over the memory does it, instead of a dozen.
+    """Whether the fused AdamW, one pass over the memory instead of a dozen, can be used.
 
-    It takes weight, gradient and moments place by place as they lie in memory. Those of a snapshot and those of a mean
-    over members lie row by row; a weight that lies otherwise (``channels_last``) would get the update of another one.
+    It takes weight, gradient and moments element by element in memory order. Those of a snapshot and of a mean over
+    members are contiguous; a weight in another order (``channels_last``) would get the update of another element.
     """
     return parameter.device.type in FUSED_ON and parameter.dtype == torch.float32 and parameter.is_contiguous()
 
@@ -126,9 +128,9 @@ def _muon(model: nn.Module, trained: list[nn.Parameter], settings: TrainingSetti
     outside = set(_embeddings_and_head(model))
     hidden = [p for p in trained if p.ndim == 2 and p not in outside]
     if not hidden:
-        what = "muon: the model has no hidden matrix, only embeddings, an output layer, vectors or convolutions"
-        raise BadInput(what, "set optimizer = adamw")
-    first = torch.optim.Muon(
+        problem = "muon: the model has no hidden matrix, only embeddings, an output layer, vectors or convolutions"
+        raise BadInput(problem, "set optimizer = adamw")
+    muon = torch.optim.Muon(
         hidden,
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
@@ -136,18 +138,18 @@ def _muon(model: nn.Module, trained: list[nn.Parameter], settings: TrainingSetti
         adjust_lr_fn="match_rms_adamw",
     )
     chosen = set(hidden)
-    rest = [p for p in trained if p not in chosen]
-    return optimizer_pair.Pair(first, _adamw(rest, settings)) if rest else first
+    others = [p for p in trained if p not in chosen]
+    return optimizer_pair.Pair(muon, _adamw(others, settings)) if others else muon
 
 
 def _embeddings_and_head(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights of embeddings, and those of the output layer: the one that the model names
     (``get_output_embeddings``, as transformers do), else its last linear layer."""
     modules = list(model.modules())
-    found = [module for module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    embeddings = [module for module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
     named = [getattr(module, "get_output_embeddings", lambda: None) for module in modules]
     heads = [head for ask in named if callable(ask) and isinstance(head := ask(), nn.Module)]
-    return [p for module in (*found, *(heads or _last_linear(modules))) for p in module.parameters()]
+    return [p for module in (*embeddings, *(heads or _last_linear(modules))) for p in module.parameters()]
 
 
 def _last_linear(modules: list[nn.Module]) -> list[nn.Module]:
@@ -155,20 +157,24 @@ def _last_linear(modules: list[nn.Module]) -> list[nn.Module]:
     return linear[-1:]
 
 
-def _own(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def _from_user_code(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Call ``function(model, training)``, whose second argument holds the options of the section."""
     name = settings.optimizer
-    found = user_code.call_factory(user_code.find_factory(name, "optimizer"), name, model, settings)
-    if not isinstance(found, torch.optim.Optimizer):
-        raise BadInput(f"{name} returned a {type(found).__name__}, no torch.optim.Optimizer", "return the optimizer")
-    if _wants_closure(found):
-        raise BadInput(f"{name}: {type(found).__name__} computes a step's loss several times", "take another optimizer")
-    held = {p for group in found.param_groups for p in group["params"]}
+    optimizer = user_code.call_factory(user_code.find_factory(name, "optimizer"), name, model, settings)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(
+            f"{name} returned a {type(optimizer).__name__}, no torch.optim.Optimizer", "return the optimizer"
+        )
+    if _wants_closure(optimizer):
+        raise BadInput(
+            f"{name}: {type(optimizer).__name__} computes a step's loss several times", "take another optimizer"
+        )
+    held = {p for group in optimizer.param_groups for p in group["params"]}
     if held - set(model.parameters()):
         raise BadInput(f"{name}: the optimizer holds weights that are not the model's", "give it model.parameters()")
-    for group in found.param_groups:
+    for group in optimizer.param_groups:
         group[_SHARE] = float(group["lr"]) / settings.learning_rate
-    return found
+    return optimizer
 
 
 def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,23 +1,22 @@
 """How all members of a run act after the same step: stop, snapshot, pause, resume.
 
-A member trains on while an order is under way to it, so that a step which is named from afar may be past when the order
-arrives. Therefore the members are asked first, and none goes beyond its answer until it knows the step::
+A member trains on while an order is on its way, so a step chosen elsewhere may be past when the order arrives.
+Therefore the members are asked first, and none goes beyond its answer until it knows the step::
 
     run -> all       {"command": "meet", "order": 7}
     member -> run    {"kind": "answer", "order": 7, "step": 41}      the first step after which it can act
-    run -> all       {"command": "stop", "order": 7, "at_step": 42}  the largest answer: nobody has passed it
+    run -> all       {"command": "stop", "order": 7, "at_step": 42}  the largest answer: no member has passed it
     member -> run    {"kind": "answer", "order": 7, "step": 42, "done": true}
 
 One member stops after its current step; several stop after the first one that all can reach. Orders are carried out
 one after the other; a stop does not wait for its turn. :class:`MemberOrders` and
-:class:`training.group_orders.GroupOrders` are pure:
-messages in, messages out; no clock, no thread.
+:class:`training.group_orders.GroupOrders` are pure: messages in, messages out; no clock, no thread.
 
-Where whoever started the run is gone, every member is told to stop sooner or later, and members agree by the
-coordinator: the same question and answer (:class:`training.exchange.halting.Halting`).
+If the process that started the run is gone, every member is eventually told to stop, and the members agree through the
+coordinator with the same question and answer (:class:`training.exchange.halting.Halting`).
 
 The commanding side (the local run or a machine's agent) writes one JSON object a line to the worker's standard input.
-When that channel closes, nobody watches the worker any more, and it stops with a snapshot.
+When that channel closes, the worker is no longer supervised and stops with a snapshot.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
     from training.exchange.halting import Halting
 
 UNWATCHED = 5.0
-"""Seconds that a worker has whose agent is gone, before the agent's guard kills it (``distributed/machine``)."""
+"""Seconds that a worker without an agent has before the agent's guard kills it (``distributed/machine``)."""
 _AGREE, _WAIT = 0.4, 0.6
-"""Of the seconds until a process is killed: within which members agree on a step, and within which one waits for others
-in a step; the rest is for the snapshot."""
+"""Shares of the time until a process is killed: for the members to agree on a step, and for one to wait for others in a
+step; the rest is for the snapshot."""
 _HALT = 1 << 50
-"""The order on whose step members agree by themselves."""
+"""Number of the order whose step the members agree on by themselves."""
 OrderAction = Literal["stop", "snapshot", "pause", "resume"]
 
 
@@ -65,9 +64,9 @@ class Command(BaseModel):
     relay: str = ""
     """Of ``redial``: the same of the relay."""
     member: MemberPlan | None = None
-    """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
+    """Of ``expect``: the member that will join. Carried out at once; the member joins when all have confirmed it."""
     at_sync: bool = False
-    """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
+    """Act where all members hold the same weights, so that nothing this member has learned is lost."""
     within: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Of ``stop``: seconds after which the process is killed; 0: it is not. A member that still waits for others then
     gives its group up before, so that it can write its snapshot."""
@@ -79,7 +78,7 @@ class MemberOrders:
     """A member's side: the commands it has received and not yet carried out."""
 
     def __init__(self) -> None:
-        self._ahead: int | None = None  # nobody has told this member yet where it starts
+        self._ahead: int | None = None  # not known before this member has its starting state
         self._meeting = 0
         self._paused = False
         self._waiting: list[Command] = []
@@ -91,13 +90,13 @@ class MemberOrders:
 
     @property
     def stop_is_near(self) -> bool:
-        """Whether the member stops before its next step, so that what it does until then is in vain."""
+        """Whether the member stops before its next step, so that work until then is wasted."""
         stops = [c.at_step for c in self._waiting if c.command == "stop" and not c.at_sync]
         return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
 
     @property
     def stop_reason(self) -> str:
-        """Why the member is to stop with a snapshot; empty: it is not."""
+        """Why the member is to stop with a snapshot; empty: it is not to stop."""
         return next((c.reason for c in self._waiting if c.command == "stop" and c.snapshot and not c.at_sync), "")
 
     def asks(self, step: int) -> bool:
@@ -105,34 +104,34 @@ class MemberOrders:
         return self._meeting != 0 or any(command.at_step <= step for command in self._waiting)
 
     def hear(self, command: Command) -> AnswerEvent | None:
-        """Take a command; return the answer to send."""
+        """Receive a command; return the answer to send."""
         if command.command == "meet":
             self._meeting = command.order
             return None if self._ahead is None else AnswerEvent(order=command.order, step=self._ahead)
         if command.order == self._meeting:
             self._meeting = 0
         if command.command == "resume" or (command.command == "stop" and not command.at_sync):
-            for other in [c for c in self._waiting if c.command == "pause"]:
-                self._waiting.remove(other)
+            for pause in [c for c in self._waiting if c.command == "pause"]:
+                self._waiting.remove(pause)
         if command.command == "stop" and not command.at_sync:
             self._paused = False
         self._waiting.append(command)
         return None
 
     def arrive(self, step: int) -> AnswerEvent | None:
-        """The member has done so many steps and may act here; return the answer that was asked for before it knew."""
-        first, self._ahead = self._ahead is None, step
-        return AnswerEvent(order=self._meeting, step=step) if first and self._meeting else None
+        """Note that the member has done ``step`` steps and may act; return the answer to an earlier question."""
+        is_first, self._ahead = self._ahead is None, step
+        return AnswerEvent(order=self._meeting, step=step) if is_first and self._meeting else None
 
     def due(self, step: int, at_sync: bool) -> Command | None:
-        """Between two steps: take what is to be done there, a stop first. ``None``, and nothing holds: begin the next.
+        """Return the command to carry out between two steps, a stop first; ``None``: begin the next step unless held.
 
         Args:
             step: steps done, as :meth:`arrive` was told.
             at_sync: whether all members hold the same weights.
         """
         ready = [c for c in self._waiting if c.at_step <= step and (at_sync or not c.at_sync)]
-        command = min(ready, key=lambda one: one.command != "stop", default=None)
+        command = min(ready, key=lambda command: command.command != "stop", default=None)
         if command is None:
             self._ahead = step + (not self.holds)
             return None
@@ -148,7 +147,7 @@ class Control:
 
     Args:
         on_expected: called with every member that is announced.
-        answer: takes what is to be told to whoever gives the orders, from any thread.
+        answer: sends an answer to the commanding side, from any thread.
         idle: entered while the trainer has to wait for a command.
     """
 
@@ -174,7 +173,7 @@ class Control:
         self._changed = threading.Condition()
 
     def serve(self, exchange: Exchange) -> None:
-        """Obey for a member that trains with this exchange."""
+        """Use the exchange of the member that obeys these orders."""
         self._give_up, self._halting = exchange.give_up, exchange.halting
         if exchange.halting is not None:
             exchange.halting.called, exchange.halting.named = self._halt, self._stop_after
@@ -204,7 +203,7 @@ class Control:
         self._reply(answer)
 
     def _halt(self) -> None:
-        """Nobody names a step any more: tell the other members after which one this member can stop."""
+        """Agree on a step without the commanding side: tell the other members after which step this one can stop."""
         if not self._halts:
             self._halts = True
             self._hear(Command(command="meet", order=_HALT))
@@ -224,27 +223,27 @@ class Control:
             self._halting.propose(answer.step)
 
     def _urge(self) -> None:
-        """The time for a stop runs out."""
+        """Give up the group, as the time for a stop runs out."""
         if reason := self.stop_reason:  # it has not come to that yet
             self._give_up(reason)
 
     def grown(self, plan: RunPlan) -> RunPlan:
-        """Return the plan with the members that were announced since."""
-        known = {member.rank for member in plan.seats}
-        fresh = tuple(member for member in self._expected if member.rank not in known)
+        """Return the plan with the members that have been announced since."""
+        known_ranks = {member.rank for member in plan.seats}
+        fresh = tuple(member for member in self._expected if member.rank not in known_ranks)
         return plan.model_copy(update={"added": (*plan.added, *fresh)}) if fresh else plan
 
     def arrive(self, step: int) -> None:
-        """This member has done so many steps: after them it may act."""
+        """Note that this member has done ``step`` steps, after which it may act."""
         with self._changed:
             answer = self._orders.arrive(step)
         self._reply(answer)
 
     def next(self, step: int, at_sync: bool = True) -> Command | None:
-        """Between two steps: return what is to be done there, or ``None`` when the next step may begin.
+        """Return the command to carry out between two steps, or ``None`` when the next step may begin.
 
-        Blocks while the run is paused, and while the members agree on a step. Whoever asks again has carried out the
-        command before.
+        Blocks while the run is paused, and while the members agree on a step. The next call confirms that the command
+        was carried out.
 
         Args:
             step: steps done.
@@ -264,13 +263,13 @@ class Control:
                     self._changed.wait()
 
     def stop_is_near(self) -> bool:
-        """Whether this member stops before its next step, so that what it does until then is in vain."""
+        """Whether this member stops before its next step, so that work until then is wasted."""
         with self._changed:
             return self._orders.stop_is_near
 
     @property
     def stop_reason(self) -> str:
-        """Why this member is to stop with a snapshot, and has not; empty: it is not to."""
+        """Why this member is to stop with a snapshot, and has not yet; empty: it is not to stop."""
         with self._changed:
             return self._orders.stop_reason
 
@@ -291,7 +290,7 @@ class Control:
                         on_bad_line(f"command not understood: {line!r:.200}: {error.__class__.__name__}")
             except OSError as error:
                 on_bad_line(f"commands can no longer be read: {error}")
-            finally:  # whatever broke the channel: nobody can command this worker any more
+            finally:  # whatever broke the channel, this worker gets no more commands
                 reason = "the process that started this worker is gone"
                 self.post(Command(command="stop", reason=reason, within=UNWATCHED))
 

@@ -1,4 +1,4 @@
-"""How an attempt of a run ends: its figures, and what is left in the run folder."""
+"""The end of an attempt of a run: its figures, and what remains in the run folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from training.run_files import explain
 from training.run_folder import RunFolder, remove_unused
 
 _ROOM = 1_000_000
-"""Bytes without which the end of a run cannot be written down."""
+"""Free bytes that are needed to record the end of a run."""
 NOT_THIS_RUN = "start a new run instead"
-"""Said in the hint of an error after which the run itself cannot go on, whatever its events tell of snapshots."""
+"""Part of the hint of an error after which the run cannot go on, even if its events tell of snapshots."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class RunOutcome:
 class Tally:
     """The figures of a run over all its attempts, from its events in the order in which they were written.
 
-    Steps that are made again after a resume count as work.
+    Steps that are repeated after a resume count as work.
     """
 
     def __init__(self) -> None:
         self._attempts: Attempts = ()
         self._steps = 0
         self.given_up = 0
-        """Steps after the snapshot that the newest attempt goes on from, which it makes again."""
+        """Steps after the snapshot that the newest attempt resumed from, which it repeats."""
         self._simulated: dict[str, float] = {}
-        """Sums over the members' steps, where the time of other machines is simulated."""
+        """Sums over the members' steps, if the time of other machines is simulated."""
         self._away: dict[int | None, str] = {}
         """Names of the members that were lost and did not come back."""
         self._before: dict[str, dict[str, float]] = {}
@@ -60,12 +60,12 @@ class Tally:
         if isinstance(event, StepEvent):
             self._steps = max(self._steps, event.step)
             if event.clock is not None:
-                told = {"seconds": event.seconds, "wait": event.wait, "bytes": event.bytes_sent}
-                self._simulated = {name: self._simulated.get(name, 0.0) + told[name] for name in told}
+                sums = {"seconds": event.seconds, "wait": event.wait, "bytes": event.bytes_sent}
+                self._simulated = {name: self._simulated.get(name, 0.0) + sums[name] for name in sums}
                 self._simulated["clock"] = event.clock
         elif isinstance(event, EvaluationEvent):
-            known = self._after if event.step else self._before
-            known[event.split] = dict(event.metrics)
+            metrics = self._after if event.step else self._before
+            metrics[event.split] = dict(event.metrics)
         elif isinstance(event, MemberEvent) and event.status in ("lost", "failed"):
             self._away[event.member] = event.name or f"worker {event.member}"
         elif isinstance(event, MemberEvent) and event.status in ("joined", "done"):
@@ -73,7 +73,7 @@ class Tally:
         elif isinstance(event, RunEvent) and event.status == "starting":
             self._away.clear()
         elif isinstance(event, RunEvent) and isinstance(step := event.details.get("step"), int):
-            # Steps after the snapshot that is resumed from are of a course that was given up.
+            # Steps after the snapshot that is resumed from belong to an abandoned attempt.
             self.given_up = max(0, self._steps - step)
             self._steps = min(self._steps, step)
 
@@ -94,18 +94,18 @@ class Tally:
         }
 
     def _in_time(self) -> dict[str, float]:
-        """Return what the run would take on the machines whose time is simulated."""
-        found, seconds = self._simulated, self._simulated["clock"]
+        """Return the duration of the run on the machines whose time is simulated."""
+        sums, seconds = self._simulated, self._simulated["clock"]
         return {
             "seconds": seconds,
             "step_seconds": seconds / self._steps if self._steps else 0.0,
-            "waiting": found["wait"] / found["seconds"] if found["seconds"] else 0.0,
-            "bytes_sent": found["bytes"],
+            "waiting": sums["wait"] / sums["seconds"] if sums["seconds"] else 0.0,
+            "bytes_sent": sums["bytes"],
         }
 
 
 def figures_of(folder: RunFolder) -> dict[str, Any]:
-    """Return the figures of a run from what its folder holds."""
+    """Return the figures of a run from its folder."""
     tally = Tally()
     for event in folder.events():
         tally.note(event)
@@ -122,12 +122,12 @@ def write_end(
 ) -> dict[str, Any]:
     """Write how an attempt ended into the folder of its run, which the caller holds; return the run's figures.
 
-    The events tell of the attempt. Where it never began to train, the metadata of a resumed run say again what they
-    said before; the folder of a new one, whose input cannot be used, is closed and removed.
+    If the attempt never began to train, the metadata of a resumed run are restored; the folder of a new run whose input
+    cannot be used is closed and removed.
 
     Args:
-        record: writes an event of the run's end.
-        metrics: asked for the figures after that; default: from the folder's events.
+        record: records the event of the run's end.
+        metrics: called after that for the figures; default: from the folder's events.
 
     Raises:
         RunFailed: one of the files cannot be written.
@@ -152,19 +152,20 @@ def noted_failure(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever it is, the folder must say so; it is raised again
-        told = error if isinstance(error, MusterError) else RunFailed(str(error))
+        failure = error if isinstance(error, MusterError) else RunFailed(str(error))
         with contextlib.suppress(MusterError):
-            folder.append(ErrorEvent.of(told))
-            write_end(folder, folder.append, "failed", told.exit_code, told.message)
+            folder.append(ErrorEvent.of(failure))
+            write_end(folder, folder.append, "failed", failure.exit_code, failure.message)
         raise
 
 
 @dataclass
 class NewestAttempt:
-    """What the events tell of the newest attempt of a run; a resume that does not begin leaves the metadata alone."""
+    """The newest attempt of a run according to its events; a resume that does not begin leaves the metadata
+    unchanged."""
 
     error: ErrorEvent | None = None
-    """The first one."""
+    """The first error."""
     end: RunEvent | None = None
     began: bool = False
 
@@ -179,7 +180,7 @@ class NewestAttempt:
             self.error = event
 
     def outcome(self, path: Path) -> RunOutcome:
-        """Return how the run of this folder ended; the folder is gone where its input could not be used."""
+        """Return how the run of this folder ended; the folder is gone if its input could not be used."""
         try:
             metadata = RunFolder.open(path).metadata
         except MusterError:
@@ -197,7 +198,7 @@ class NewestAttempt:
         return RunOutcome(status, path, metrics, self._exit_code(status), message, hint)
 
     def _interruption(self, path: Path) -> tuple[str, str]:
-        """Return message and hint where nobody wrote the end down: its supervisor was killed, or could not write."""
+        """Return message and hint if the end was not recorded: the supervisor was killed, or could not write."""
         if self.error is not None:
             return self.error.message, self.error.hint
         if shutil.disk_usage(path).free < _ROOM:
@@ -210,32 +211,32 @@ class NewestAttempt:
             return ExitCode.DONE
         if status == "cancelled":
             return ExitCode.STOPPED
-        said = self.error.exit_code if self.error else ExitCode.RUN_FAILED
-        early = said in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not self.began
-        return ExitCode(said) if early else ExitCode.RUN_FAILED
+        code = self.error.exit_code if self.error else ExitCode.RUN_FAILED
+        early = code in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not self.began
+        return ExitCode(code) if early else ExitCode.RUN_FAILED
 
 
 def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection[int]]]:
-    """Return the step of every member's newest snapshot, and who trained then, by rank."""
+    """Return the step of every member's newest snapshot, and the ranks that trained then, by rank."""
     return {e.member: (e.step, e.live) for e in events if isinstance(e, SnapshotEvent) and e.member is not None}
 
 
 def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
-    """Return the newest step of which all who trained then have a snapshot; ``None``: there is none.
+    """Return the newest step of which all members that trained then have a snapshot; ``None``: there is none.
 
     Args:
-        newest: step of the newest snapshot of every member, and who trained then.
+        newest: step of the newest snapshot of every member, and the ranks that trained then.
     """
-    for step, live in sorted(newest.values(), key=lambda one: -one[0]):
+    for step, live in sorted(newest.values(), key=lambda snapshot: -snapshot[0]):
         if all(rank in newest and newest[rank][0] >= step for rank in live):
             return step
     return None
 
 
-def kept_text(kept: int | None, newest: int) -> str:
-    """Say what is kept of a run whose last step was ``newest``."""
-    if kept is None and not newest:
+def kept_text(snapshot_step: int | None, newest: int) -> str:
+    """Return a sentence on the snapshot and the lost steps of a run whose last step was ``newest``."""
+    if snapshot_step is None and not newest:
         return "no step was taken, so there is nothing to keep"
-    lost = max(0, newest - (kept or 0))
-    what = "no snapshot is kept" if kept is None else f"the snapshot of step {kept} is kept"
-    return f"{what}, {counted(lost, 'step')} lost"
+    lost = max(0, newest - (snapshot_step or 0))
+    saved = "no snapshot is kept" if snapshot_step is None else f"the snapshot of step {snapshot_step} is kept"
+    return f"{saved}, {counted(lost, 'step')} lost"

@@ -1,4 +1,4 @@
-"""A member of a run whose members train at their own pace, between two points where all meet."""
+"""A member of a run whose members train at their own pace between two meeting points."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from training.trainer import Trainer
 
 
 def trainer_class(plan: RunPlan) -> type[Trainer]:
-    """Return the trainer of a run's members."""
+    """Return the trainer class of a run's members."""
     return OwnPaceTrainer if stretch_of(plan.profile.strategy) else Trainer
 
 
 class OwnPaceTrainer(Trainer):
-    """Its step is a whole stretch: what the strategy lets this member do of the steps up to the next meeting.
+    """Its step is a whole stretch: the steps up to the next meeting point that the strategy assigns to this member.
 
-    In between it stands where the next piece of its work is: the learning rate follows the samples of all.
+    In between its position is that of its next piece of work: the learning rate follows the samples of all members.
     """
 
     _meets = True
-    """Whether it stands where all meet: only there its state is that after a step."""
+    """Whether it is at a meeting point: only there is its state that after a step."""
 
     def _step(self) -> SyncEvent | None:
         position, begin = self.position, self.position.step
@@ -36,7 +36,7 @@ class OwnPaceTrainer(Trainer):
                 self.emit(report.model_copy(update={"step": position.step}))
             newest = position.step - (position.step > begin)
             self._stand_at(self.strategy.places[0].step)
-            position.step = max(position.step, newest)  # what a lost member left counts as a step of now
+            position.step = max(position.step, newest)  # a step left by a lost member counts as a present one
             report = super()._step()
         self._stand_at(self._end)
         self._meets = True
@@ -47,14 +47,14 @@ class OwnPaceTrainer(Trainer):
         return self._meets and super().keep_last_step()
 
     def _asked(self, step: int) -> bool:
-        """Whether this member is to meet the others after so many steps: for an order, or for one to be let in."""
+        """Whether this member is to meet the others after ``step`` steps: for an order, or for a newcomer."""
         return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.state_wanted)
 
     def _ends(self, step: int) -> None:
         self._end = step
 
     def _next_meeting(self) -> int:
-        """Return after which step all meet next."""
+        """Return the step after which all members meet next."""
         step, snapshots = self.position.step, self.profile.snapshot.snapshot_interval
         ends = [self.total_steps, step + stretch_of(self.profile.strategy)]
         if snapshots:
@@ -64,7 +64,7 @@ class OwnPaceTrainer(Trainer):
         return min(ends)
 
     def _stand_at(self, step: int) -> None:
-        """Go to the begin of a step."""
+        """Move to the beginning of a step."""
         at, cursor = self._stands if step >= self._stands[0] else self._begin
         sizes, schedule = self.position.batch_sizes, self.schedule
         assert isinstance(schedule, SampleSchedule), "a plan has made sure of it"
@@ -73,15 +73,15 @@ class OwnPaceTrainer(Trainer):
         self._stands = at, cursor
         self.position.step, self.position.cursor = at, cursor
 
-    def _batches(self, most: int) -> StepBatches:
-        """Return the batches of the next place, in micro-batches that this member has room for."""
-        own, sizes, (place, *more) = self.member.batch_size, self.position.batch_sizes, self.strategy.places
-        room = min(most or own, own)
-        batches = self.source.take(self.position.cursor, sizes, False, room, place.rank)
-        if more:
-            cursor = self.position.cursor if more[0].step == place.step else batches.cursor
-            if more[0].step <= place.step + 1:
-                self.source.begin(cursor, sizes, room, more[0].rank)
-        for message in self.samples.news():
+    def _batches(self, max_micro_batch: int) -> StepBatches:
+        """Return the batches of the next assigned step, in micro-batches that fit into this member's memory."""
+        own_size, sizes, (current, *following) = self.member.batch_size, self.position.batch_sizes, self.strategy.places
+        limit = min(max_micro_batch or own_size, own_size)
+        batches = self.source.take(self.position.cursor, sizes, False, limit, current.rank)
+        if following:
+            cursor = self.position.cursor if following[0].step == current.step else batches.cursor
+            if following[0].step <= current.step + 1:
+                self.source.begin(cursor, sizes, limit, following[0].rank)
+        for message in self.samples.take_warnings():
             self._warn(message)
         return batches

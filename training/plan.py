@@ -1,5 +1,5 @@
-"""The plan of one run: everything a worker must know, as one JSON document (``plan.json``); and what is told
-of it, with which versions it ran and how it ended (``metadata.json``)."""
+"""The plan of one run: everything a worker must know, as one JSON document (``plan.json``); and the metadata of the run
+with versions and outcome (``metadata.json``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNCOUNTED: dict[str, Any] = {
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
 }
-"""What decides no result: names, folders, places, and what carries the exchanges."""
+"""Fields that do not affect the result: names, folders, addresses, and the engine of the exchanges."""
 
 
 class MemberPlan(BaseModel):
@@ -46,14 +46,14 @@ class MemberPlan(BaseModel):
     interface: str = ""
     """Network interface for the exchanges; empty: any, with nccl the one that its links use."""
     local: bool = False
-    """On the machine of the coordinator. Whether it lives is seen by its process and its connections: where others take
-    the processors, signs of life may be late."""
+    """On the machine of the coordinator. Its process and its connections show whether it is alive: on a busy machine
+    heartbeats may be late."""
     share: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """How much of every vector it owns (averages and sends back), relative to the others."""
+    """The share of every vector that it owns (averages and sends back), relative to the others."""
     addresses: tuple[str, ...] = ()
-    """Hosts at which the others can dial it, the fastest way first; empty: what its machine has."""
+    """Hosts at which the others can dial it, the fastest route first; empty: the addresses of its machine."""
     machine: str = ""
-    """Its machine, where data stay on machines: members of one machine share the data of one path."""
+    """Its machine, if data stay on machines: members of one machine share the data of one path."""
     data: str = ""
     """Path of the data that it trains on, on its machine; empty: that of the profile."""
 
@@ -61,7 +61,7 @@ class MemberPlan(BaseModel):
 JOB_FACTORY = "training.tasks.object_files:build"
 """``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
 LAUNCHED_FILES = "files"
-"""Folder with what a launched script of rank 0 has written, where it ran in a copy."""
+"""Folder with the files that a launched script of rank 0 has written, if it ran in a copy."""
 
 
 class LaunchedScript(BaseModel):
@@ -76,35 +76,35 @@ class LaunchedScript(BaseModel):
     backend: Literal["auto", "muster", "script"] = "auto"
     """Which process groups Muster carries: those for which the script says gloo, NCCL or nothing; all; none."""
     folder: str = ""
-    """What is copied to where the script then runs; empty: it runs where it is."""
+    """Folder that is copied to each machine, where the script then runs; empty: it runs where it is."""
     machines: tuple[int, ...]
     """Number of each member's machine, by rank."""
     addresses: tuple[str, ...]
     """Literal address of each machine, where its members listen."""
     interfaces: tuple[str, ...] = ()
-    """Interface of each machine that a person wants them to listen on; empty: that of the address."""
+    """Interface of each machine that the user wants them to listen on; empty: that of the address."""
 
     @property
     def title(self) -> str:
         return " ".join([f"-m {self.script}" if self.module else Path(self.script).name, *self.arguments])
 
-    def there(self, folder: str) -> LaunchedScript:
-        """Return the same where the folder lies at ``folder``."""
+    def relocated(self, folder: str) -> LaunchedScript:
+        """Return the script with its folder moved to ``folder``."""
         script = self.script if self.module else Path(self.script).relative_to(self.folder).as_posix()
         return self.model_copy(update={"script": script, "folder": folder})
 
-    def beside(self, rank: int) -> list[int]:
-        """Return the ranks on the machine of one of them."""
-        return [other for other, machine in enumerate(self.machines) if machine == self.machines[rank]]
+    def local_ranks(self, rank: int) -> list[int]:
+        """Return the ranks on the machine of ``rank``."""
+        return [member for member, machine in enumerate(self.machines) if machine == self.machines[rank]]
 
 
 class ClockPlan(BaseModel):
-    """The machines whose time a simulated run tells."""
+    """The machines whose time a simulated run computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     made_by: str
-    """``module:name`` of what makes a :class:`training.simulated.clock.Clock` of the plan."""
+    """``module:name`` of the factory of a :class:`training.simulated.clock.Clock`."""
     machines: dict[str, Any]
     """The file that describes them."""
 
@@ -119,24 +119,24 @@ class RunPlan(BaseModel):
     profile: Profile
     members: tuple[MemberPlan, ...]
     engine: Literal["mesh", "nccl", "simulated"]
-    """What carries the exchanges; simulated: all members are one process of this machine."""
+    """Engine of the exchanges; simulated: all members are one process of this machine."""
     added: tuple[MemberPlan, ...] = ()
-    """Members that came while the run was on; they change neither its steps nor its learning rate."""
+    """Members that joined during the run; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
     attempt: int = 1
-    """1, and one more with every resume: snapshots tell by it which course of the run they belong to."""
+    """1, and one more with every resume: snapshots record the attempts that led to them."""
     absent: tuple[int, ...] = ()
-    """Ranks of members that are not there in this attempt: the others go on without them, and may take them back."""
+    """Ranks of members that are absent in this attempt: the others go on without them, and may take them back."""
     own_folders: bool = False
-    """Whether every member has a run folder to itself, on its machine: all save the model then, and any delivers it."""
+    """Whether every member has its own run folder on its machine: then all save the model, and any can deliver it."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether members meet at a coordinator; those of a launched script do at a store on loopback, and those of one
-        process need nothing."""
+        """Whether members meet at a coordinator; those of a launched script meet at a store on loopback, and those of
+        one process need neither."""
         return self.launch is None and self.engine != "simulated"
 
     @property
@@ -145,14 +145,14 @@ class RunPlan(BaseModel):
 
     @property
     def seats(self) -> tuple[MemberPlan, ...]:
-        """All members by rank: the planned ones, and those that came later."""
+        """All members by rank: the planned ones, and those that joined later."""
         return (*self.members, *self.added)
 
     def profile_of(self, rank: int) -> Profile:
-        """Return the profile with the data of a member as they are called on its machine, which this has to be."""
-        if not (own := self.seats[rank].data):
+        """Return the profile with the path of a member's data on its machine, which must be this one."""
+        if not (data_path := self.seats[rank].data):
             return self.profile
-        path = str(Path.home() / Path(own).expanduser())
+        path = str(Path.home() / Path(data_path).expanduser())
         data = self.profile.data.model_copy(update={"dataset_path": path})
         return self.profile.model_copy(update={"data": data})
 
@@ -162,8 +162,7 @@ class RunPlan(BaseModel):
         return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
 
     def hash(self) -> str:
-        """Hash of what decides the result. What is at its default does not count, so that an option which comes later
-        changes no hash."""
+        """Hash of the fields that affect the result. Defaults do not count, so that new options change no hash."""
         document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -190,7 +189,7 @@ _PACKAGES = ("muster-train", "torch", "transformers", "peft", "cryptography", "p
 
 
 class Earlier(BaseModel):
-    """What the metadata of a run said before the attempt that is about to begin."""
+    """The metadata of a run before the attempt that is about to begin."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -228,11 +227,11 @@ class RunMetadata(BaseModel):
     attempt: int = 1
     """1, and one more with every resume."""
     earlier: Earlier | None = None
-    """Of a run that is being resumed, until it trains again: what it goes back to if it never does."""
+    """Of a run that is being resumed, until it trains again: what is restored if it never does."""
 
 
 SCRIPT = "script"
-"""Stands for the strategy of a launched script: that is its own."""
+"""Name of the strategy of a launched script, which has its own."""
 
 
 def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:

@@ -1,4 +1,4 @@
-"""Where a run stands: the same on every member, part of every snapshot and of every newcomer's joining state."""
+"""The position of a run: the same on every member, part of every snapshot and of every newcomer's joining state."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from training.data import Cursor
-from training.state import part, persistent_buffers, prefixed
+from training.state import persistent_buffers, prefixed, tensors_under
 
 _BEST = "best"
 MOST_CUT_SHORT = 3
-"""Evaluations in a row that members may cut short: who says so stops before its next step, unless it lies."""
+"""Evaluations in a row that members may cut short: an honest member that does so stops before its next step."""
 MOST_ATTEMPTS = 1000
-"""Of a run, that its snapshots tell of."""
+"""Attempts of a run that its snapshots record."""
 _CPU = torch.device("cpu")
 
 
 @dataclass
 class Position:
-    """Steps done, place in the data, and what the evaluations said so far."""
+    """Steps done, cursor in the data, and results of the evaluations so far."""
 
     stopping: EarlyStopping
     step: int = 0
@@ -30,27 +30,27 @@ class Position:
     cursor: Cursor = Cursor()
     next_evaluation: int = 0
     cut_short: int = 0
-    """Evaluations in a row that had no outcome, because a member said that it stops."""
+    """Evaluations in a row without a result, because a member stopped."""
     cut_short_at: int = -1
-    """After which step the last of them was."""
+    """The step after which the last of them was."""
     batch_sizes: dict[int, int] = field(default_factory=dict)
     """Micro-batch of every live member by rank."""
     course: list[tuple[int, int]] = field(default_factory=list)
-    """Attempts that led here, each with the step at which it began. One that went on from before where an earlier one
-    began stands for that one, too."""
+    """Attempts that led here, each with the step at which it began. An attempt that resumed before the beginning of an
+    earlier one replaces it."""
 
     def begin(self, attempt: int) -> None:
-        """Note that an attempt begins here."""
-        before = [(one, step) for one, step in self.course if step < self.step]
+        """Record that an attempt begins here."""
+        before = [(number, step) for number, step in self.course if step < self.step]
         self.course = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
 
     def note_cut_short(self) -> None:
-        """Note that a member that stops has cut an evaluation after this step short."""
+        """Record that a stopping member has cut the evaluation after this step short."""
         self.cut_short, self.cut_short_at = self.cut_short + 1, self.step
 
     @property
     def owes_evaluation(self) -> bool:
-        """Whether members met after this step, and their evaluation had no outcome."""
+        """Whether the members met after this step, but their evaluation had no result."""
         return self.cut_short_at == self.step
 
     def state(self) -> dict[str, Any]:
@@ -68,16 +68,16 @@ class Position:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensor part for a snapshot."""
-        return prefixed(_BEST, self.stopping.kept)
+        return prefixed(_BEST, self.stopping.best_state)
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], absent: Collection[int] = ()) -> None:
-        """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all that may be live, of which
-        ``absent`` ones are left out, unless nobody else was live."""
+        """Restore from :meth:`state` and :meth:`tensors`; ``batch_sizes`` holds all possibly live members, of which
+        ``absent`` ones are left out unless no others were live."""
         self.step = int(state["step"])
         self.cursor = Cursor(**state["cursor"])
         self.next_evaluation = int(state["next_evaluation"])
         self.cut_short, self.cut_short_at = int(state["cut_short"]), int(state["cut_short_at"])
-        self.stopping.load(state["stopping"], part(_BEST, tensors))
+        self.stopping.load(state["stopping"], tensors_under(_BEST, tensors))
         self.course = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
         live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
         self.batch_sizes = {rank: size for rank, size in live.items() if rank not in absent} or live
@@ -92,11 +92,11 @@ class EarlyStopping:
     best: float | None = None
     best_step: int = -1
     waited: int = 0
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    best_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """Trained weights and buffers of the best evaluation, on the CPU; empty where early stopping is off."""
 
     def update(self, value: float, step: int) -> bool:
-        """Note a result; return whether it is the best so far."""
+        """Record a result; return whether it is the best so far."""
         if self.best is None or value < self.best - self.min_delta:
             self.best, self.best_step, self.waited = value, step, 0
             return True
@@ -104,20 +104,20 @@ class EarlyStopping:
         return False
 
     def note(self, value: float | None, step: int, model: nn.Module) -> None:
-        """Note what an evaluation of ``model`` has measured; keep its state if it is the best so far."""
+        """Record the result of an evaluation of ``model``; keep its state if it is the best so far."""
         if value is not None and self.update(value, step) and self.patience:
-            self.kept = {name: value.detach().to(_CPU, copy=True) for name, value in _state(model).items()}
+            self.best_state = {name: value.detach().to(_CPU, copy=True) for name, value in _state(model).items()}
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
         """Give ``model`` the best state, if one was kept."""
         state = _state(model)
-        for name, value in self.kept.items():
+        for name, value in self.best_state.items():
             state[name].copy_(value)
 
     @property
     def verdict(self) -> str:
-        """When it was best, in words."""
+        """Words on when it was best."""
         return f"was best at step {self.best_step} ({self.best:.4g})"
 
     @property
@@ -128,13 +128,13 @@ class EarlyStopping:
         """JSON-able state for a snapshot."""
         return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
-    def load(self, state: Mapping[str, Any], kept: Mapping[str, torch.Tensor]) -> None:
-        """Take back what :meth:`to_state` gave, and :attr:`kept`."""
+    def load(self, state: Mapping[str, Any], best_state: Mapping[str, torch.Tensor]) -> None:
+        """Restore from :meth:`to_state` and :attr:`best_state`."""
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
-        self.kept = dict(kept)
+        self.best_state = dict(best_state)
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What training changes: weights with a gradient, and persistent buffers. Their names do not meet."""
+    """Return the state that training changes: trained weights and persistent buffers, whose names are disjoint."""
     trained: dict[str, torch.Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     return trained | persistent_buffers(model)

@@ -1,7 +1,7 @@
-"""The processes of a run, seen from the one that started them, and where the time of their start goes.
+"""The processes of a run, seen from the one that started them, and the time that their phases of a start take.
 
-A background process carries a run out: it holds the run folder and outlives whoever started it. It is started before
-anybody knows its run, so that it imports meanwhile, and is told the folder on its input.
+A background process carries a run out: it holds the run folder and outlives its parent. It is started before its run is
+known, so that it imports meanwhile, and reads the path of the folder from its input.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from training.events import Event, TimingEvent
 from training.run_files import is_live, private_file
 
 RUN_VARIABLE = "MUSTER_RUN_ID"
-"""Holds the run's id, in a launched script and in all that it starts."""
+"""Environment variable with the run's id, in a launched script and in all that it starts."""
 START_PATIENCE = 120.0
 """Seconds for a process that is alive to begin: its imports take seconds, on a busy machine many times as long."""
 
 
 class Channel(Protocol):
-    """What the run needs of any process of it."""
+    """Interface of any process of a run."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Write one message; a process that is gone is not an error here."""
@@ -50,14 +50,14 @@ class Channel(Protocol):
 
 
 class Worker(Channel, Protocol):
-    """What the run needs of a worker's process."""
+    """Interface of a worker's process."""
 
     pid: int
     end_reason: str
-    """Why it ended, where its exit code does not say it."""
+    """Why it ended, if its exit code does not tell."""
 
     def told(self, event: Event) -> Event:
-        """Take note of an event that it reported, and return the event as the run records it."""
+        """Process an event that the worker reported; return the event as the run records it."""
         ...
 
     def signal(self, number: int) -> None:
@@ -66,8 +66,8 @@ class Worker(Channel, Protocol):
 
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-"""Variables of OpenMP, where a person has set none: threads that wait sleep. By default they spin, and where others use
-the machine too they spin away the time of the thread that they wait for: a step takes 3 to 30 times as long."""
+"""OpenMP variables, unless the user has set them: waiting threads sleep. By default they spin, and on a busy machine
+take the time of the thread that they wait for: a step takes 3 to 30 times as long."""
 
 
 def thread_limits(threads: int) -> dict[str, str]:
@@ -78,16 +78,16 @@ def thread_limits(threads: int) -> dict[str, str]:
 def environment(threads: int, code: Path = TOP) -> dict[str, str]:
     """Environment of a local process of a run: the packages findable, threads bounded, no warnings of forks.
 
-    ``PYTHONSAFEPATH`` (Python 3.11): no module of the folder that one happens to be in hides another.
+    ``PYTHONSAFEPATH`` (Python 3.11): modules of the current folder hide no others.
     """
     path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    own = {**WAITING, **os.environ, **thread_limits(threads)}
-    return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+    variables = {**WAITING, **os.environ, **thread_limits(threads)}
+    return {**variables, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class _Module:
-    """``python -m MODULE``, told and telling line by line, in a session of its own, so that Ctrl-C reaches only the
-    starter."""
+    """``python -m MODULE``, which reads and writes lines, in its own session, so that Ctrl-C reaches only its
+    parent."""
 
     def __init__(
         self, module: str, arguments: list[str], threads: int, log: BinaryIO, variables: Mapping[str, str] | None = None
@@ -102,26 +102,26 @@ class _Module:
         )
         self.pid = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._words, self._said = self._process.stdin, self._process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
         self._read = False
 
     def send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._words.write(json.dumps(message).encode() + b"\n")
-            self._words.flush()
+            self._input.write(json.dumps(message).encode() + b"\n")
+            self._input.flush()
 
     def lines(self) -> Iterator[bytes]:
         self._read = True
         return self._lines()
 
     def _lines(self) -> Iterator[bytes]:
-        with self._said as stream:
+        with self._output as stream:
             yield from iter(lambda: stream.readline(LONGEST_LINE), b"")  # a line longer than any event comes in pieces
 
     def exit_code(self) -> int:
-        """Wait for its end. What it said is left to the thread that reads it, and closed by it."""
+        """Wait for its end. Its output is closed by the thread that reads it."""
         code = self._process.wait()
-        for stream in (self._words,) if self._read else (self._words, self._said):
+        for stream in (self._input,) if self._read else (self._input, self._output):
             with contextlib.suppress(OSError):
                 stream.close()
         return code
@@ -133,7 +133,7 @@ class _Module:
 
 
 class SubprocessWorker(_Module):
-    """``python -m training.worker``, or another module that speaks as it does."""
+    """``python -m training.worker``, or another module with the same protocol."""
 
     end_reason = ""
 
@@ -142,16 +142,16 @@ class SubprocessWorker(_Module):
 
 
 class CoordinatorProcess(_Module):
-    """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when it is told to."""
+    """``python -m training.exchange.coordinator_main``: writes its port to stdout, ends on SIGTERM."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
         super().__init__("training.exchange.coordinator_main", ["--config", str(config)], 1, log)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Tell it to end and wait; kill it if it does not."""
+        """Terminate it and wait; kill it after ``timeout`` seconds."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(OSError):
-            self._words.close()
+            self._input.close()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -166,7 +166,7 @@ class BackgroundProcess:
 
     Args:
         patience: seconds until it must hold its run folder.
-        trains: it needs the packages that train, which a light core has in an environment of their own.
+        trains: whether it needs the training packages, which a light core has in a separate environment.
     """
 
     def __init__(self, module: str, *arguments: str, patience: float = START_PATIENCE, trains: bool = False) -> None:
@@ -183,16 +183,16 @@ class BackgroundProcess:
         )
 
     def dismiss(self) -> None:
-        """End it: there is no run for it. Idempotent."""
+        """Kill it, as there is no run for it. Idempotent."""
         self._process.kill()
         self._process.communicate()
         self._errors.close()
 
     def start(self, run_dir: Path) -> None:
-        """Give it its run, and wait until it holds the folder; it outlives this process and its terminal.
+        """Send it its run, and wait until it holds the folder; it outlives this process and its terminal.
 
         Raises:
-            RunFailed: it ended before, or took too long and is ended.
+            RunFailed: it ended too early, or took too long and was killed.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as words:
@@ -204,24 +204,24 @@ class BackgroundProcess:
                 if not run_dir.is_dir() or self._process.poll() == 0:
                     return  # it was very quick: the folder tells how it ended
                 if self._process.poll() is not None or time.monotonic() > end:
-                    self._process.kill()  # a run of which this process says that it did not start must not start later
+                    self._process.kill()  # a run that is reported as not started must not start later
                     raise self._failure(run_dir / "logs" / "supervisor.log")
                 time.sleep(0.01)
 
     def _failure(self, log: Path) -> RunFailed:
-        """Return why it did not start; what it said before it knew its log goes there."""
+        """Return why it did not start; its early error output is added to its log."""
         self._errors.seek(0)
-        with open(log, "ab+", opener=private_file) as kept:
-            kept.write(self._errors.read())
-            kept.seek(0)
-            said = kept.read().decode(errors="replace").strip().splitlines()
-        return RunFailed(f"the run did not start{f': {said[-1]}' if said else ''}", f"see {log}")
+        with open(log, "ab+", opener=private_file) as stream:
+            stream.write(self._errors.read())
+            stream.seek(0)
+            lines = stream.read().decode(errors="replace").strip().splitlines()
+        return RunFailed(f"the run did not start{f': {lines[-1]}' if lines else ''}", f"see {log}")
 
 
 def told_run(log: str = "supervisor.log") -> Path | None:
-    """Wait in a background process for the folder of its run; ``None``: whoever might have needed it does not.
+    """Wait in a background process for the folder of its run; ``None``: it is not needed.
 
-    The terminal's signals are ignored from now on, and what is written goes to a log of the run.
+    From now on the terminal's signals are ignored, and output goes to a log of the run.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -229,48 +229,48 @@ def told_run(log: str = "supervisor.log") -> Path | None:
     if not words:
         return None
     path = Path(os.fsdecode(words))
-    kept = os.open(path / "logs" / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_file = os.open(path / "logs" / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (kept, 1), (kept, 2)):
+    for source, target in ((nothing, 0), (log_file, 1), (log_file, 2)):
         os.dup2(source, target)
     return path
 
 
 _DYING = 10.0
-"""Seconds that killed processes may take to be gone."""
+"""Seconds to wait for killed processes to end."""
 
 
 def processes_of(run_id: str, rank: int | None = None) -> list[psutil.Process]:
-    """Return what of a run, or of the script of one rank, still runs on this machine: workers by their command line, a
-    launched script and all that it has started, whatever that has made of itself, by its variables."""
-    found = []
+    """Return the processes of a run, or of the script of one rank, on this machine: workers are found by their command
+    line, a launched script and everything it has started by their environment."""
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
             words = " ".join(process.cmdline())
-            given = process.environ() if words else {}
+            variables = process.environ() if words else {}
             worker = rank is None and run_id in words and " -m training." in words
-            if worker or (given.get(RUN_VARIABLE) == run_id and rank in (None, int(given.get("RANK", -1)))):
-                found.append(process)
-    return found
+            if worker or (variables.get(RUN_VARIABLE) == run_id and rank in (None, int(variables.get("RANK", -1)))):
+                matching.append(process)
+    return matching
 
 
 def end_processes(run_id: str, rank: int | None = None) -> list[str]:
-    """Kill what :func:`processes_of` finds; return what does not go."""
+    """Kill the processes of :func:`processes_of`; return those that do not end."""
     end = time.monotonic() + _DYING
     while (left := processes_of(run_id, rank)) and time.monotonic() < end:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.05)
-    return [f"{one.pid} {one.name()}" for one in left if one.is_running()]
+    return [f"{process.pid} {process.name()}" for process in left if process.is_running()]
 
 
 class PhaseTimer:
-    """Parts that follow each other.
+    """Measures consecutive phases.
 
     Args:
-        emit: takes the event of every part.
-        whole_process: the first part begins with this process, not now, and the CPU seconds are those of all its
+        emit: takes the event of every phase.
+        whole_process: the first phase begins with this process, not now, and the CPU seconds are those of all its
             threads, not of the calling one.
     """
 
@@ -280,10 +280,10 @@ class PhaseTimer:
         self._clock = time.process_time if whole_process else time.thread_time
         self._cpu = 0.0 if whole_process else time.thread_time()
 
-    def end(self, part: str) -> None:
-        """Say that a part is over; the next one begins."""
+    def end(self, phase: str) -> None:
+        """End a phase and begin the next one."""
         now, cpu = time.time(), self._clock()
-        self._emit(TimingEvent(time=now, part=part, seconds=max(now - self._time, 0.0), cpu=cpu - self._cpu))
+        self._emit(TimingEvent(time=now, part=phase, seconds=max(now - self._time, 0.0), cpu=cpu - self._cpu))
         self._time, self._cpu = now, cpu
 
 

@@ -1,8 +1,8 @@
-"""The random generators that everybody in a process shares: torch's, numpy's, Python's, and that of the device.
+"""The random generators that a process shares: torch's, numpy's, Python's, and that of the device.
 
 Dropout draws from them in the thread that trains, and a user's ``__getitem__`` may draw from them in the thread that
-makes the next batches. A sample gets the generators at a state of its own (:func:`seed_with`), what was there is put
-back (:func:`kept`), and :class:`Turns` sees to it that nobody else draws meanwhile.
+makes the next batches. Each sample gets its own generator state (:func:`seed_with`), the former state is restored
+(:func:`preserved_generators`), and :class:`Turns` ensures that no other thread draws meanwhile.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _SAMPLE, _BATCH, _EVALUATION = range(2, 5)
 
 
 def sample_key(seed: int, epoch: int, index: int) -> tuple[int, ...]:
-    """Key of the randomness of one training sample in one epoch, on whatever member."""
+    """Key of the randomness of one training sample in one epoch, the same on every member."""
     return (seed, _SAMPLE, epoch, index)
 
 
-def batch_key(seed: int, epoch: int, first: int) -> tuple[int, ...]:
-    """Key of the randomness of making a batch whose first sample is ``first``."""
-    return (seed, _BATCH, epoch, first)
+def batch_key(seed: int, epoch: int, first_index: int) -> tuple[int, ...]:
+    """Key of the randomness of making a batch whose first sample is ``first_index``."""
+    return (seed, _BATCH, epoch, first_index)
 
 
 def evaluation_key(seed: int, index: int) -> tuple[int, ...]:
-    """Key of the randomness of one sample of an evaluation: the same in all of them."""
+    """Key of the randomness of one sample of an evaluation: the same in every evaluation."""
     return (seed, _EVALUATION, index)
 
 
@@ -44,8 +44,8 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)  # the devices' too
 
 
-def remembered(device: torch.device) -> Callable[[], None]:
-    """Return what takes the generators back to where they are now, as often as it is called."""
+def generator_resetter(device: torch.device) -> Callable[[], None]:
+    """Return a function that resets the generators to their present state; it may be called repeatedly."""
     python, with_numpy, with_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     on_device = _device_state(device)
 
@@ -60,12 +60,12 @@ def remembered(device: torch.device) -> Callable[[], None]:
 
 
 @contextmanager
-def kept(device: torch.device) -> Iterator[None]:
-    """Leave the generators as they were found, whatever is drawn meanwhile.
+def preserved_generators(device: torch.device) -> Iterator[None]:
+    """Restore the generators at the end, whatever is drawn meanwhile.
 
-    Only for who has the turn, see :class:`Turns`.
+    The calling thread must have the turn, see :class:`Turns`.
     """
-    take_back = remembered(device)
+    take_back = generator_resetter(device)
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ def kept(device: torch.device) -> Iterator[None]:
 
 
 def seed_with(key: tuple[int, ...], device: torch.device) -> None:
-    """Seed the generators with ``key``, inside of :func:`kept`."""
+    """Seed the generators with ``key``, inside of :func:`preserved_generators`."""
     digest = hashlib.blake2b(
         repr([*map(int, key)]).encode(), digest_size=16
     ).digest()  # a tenth of the time of a SeedSequence
@@ -118,7 +118,7 @@ def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_rng(tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Take back what :func:`rng_state` gave. A device generator that was not saved stays as it is."""
+    """Restore the state of :func:`rng_state`. A device generator that was not saved stays as it is."""
     torch.set_rng_state(tensors["torch"])
     position, has_gauss = tensors["numpy_position"].tolist()
     keys = tensors["numpy"].numpy().astype(np.uint32)
@@ -137,9 +137,9 @@ class Closed(Exception):
 class Turns:
     """Decides who may draw from the shared generators: the trainer, or the loader's thread.
 
-    The trainer has the turn except where it lends it: where it waits for others and draws nothing. So whatever a model
-    does in forward, backward or evaluation, no sample is made meanwhile. The loader takes the turn micro-batch by
-    micro-batch, and the trainer, when it wants its turn back, goes first.
+    The trainer has the turn except while it lends it: while it waits for other members and draws nothing. So no sample
+    is made during forward, backward or evaluation. The loader takes the turn micro-batch by micro-batch, and the
+    trainer has precedence when it takes its turn back.
     """
 
     def __init__(self) -> None:

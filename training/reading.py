@@ -1,9 +1,8 @@
-"""Who reads the samples of training: threads of this process, or processes of their own.
+"""Readers of the training samples: threads of this process, or separate processes.
 
-Tasks of Muster give each sample a generator of its own, and threads read them side by side: decoding and arithmetic
-leave Python's lock. Where a person's own code reads them, it may draw from the generators that everybody shares, so in
-this process it works in turns with the trainer; in processes it needs no turns. A sample is a function of seed, epoch
-and index wherever it is read.
+Tasks of Muster give each sample its own generator, and threads read samples in parallel: decoding and arithmetic
+release Python's lock. A user's own code may draw from the shared generators, so in this process it takes turns with the
+trainer; in separate processes it needs no turns. A sample is a function of seed, epoch and index wherever it is read.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from training.tasks.base import Task
 from training.tasks.user_code import find_factory
 
 _MOST_BYTES = 1 << 28
-"""Of the data set that each process gets a copy of."""
+"""Largest pickled data set that each process gets a copy of."""
 _MOST_WORKERS = 4
-"""That are taken where nobody has said how many."""
+"""Default limit of the number of workers."""
 
 
 class CannotRead(Exception):
@@ -43,7 +42,8 @@ class CannotRead(Exception):
 class ReadingProcesses:
     """Processes that read training samples.
 
-    They begin as new processes: a copy of one that trains would hold its connections open, and its threads' locks.
+    They are spawned, not forked: a copy of the training process would keep its connections open, and its threads'
+    locks.
 
     Args:
         task: without its model, see :meth:`training.tasks.base.Task.for_reading`.
@@ -51,7 +51,7 @@ class ReadingProcesses:
         name: of this machine, for messages.
 
     Raises:
-        CannotRead: the task's parts, or a batch of its first sample, do not go from one process to another.
+        CannotRead: the task, or a batch of its first sample, cannot be pickled.
     """
 
     def __init__(self, task: Task, seed: int, workers: int, code: str, name: str) -> None:
@@ -60,8 +60,8 @@ class ReadingProcesses:
         spawned = torch.multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(workers, mp_context=spawned, initializer=_begin, initargs=initial)
         try:
-            for first in [self._pool.submit(_read, [[0]], 0) for _ in range(workers)]:  # each is there then
-                first.result()
+            for probe in [self._pool.submit(_read, [[0]], 0) for _ in range(workers)]:  # each worker has started then
+                probe.result()
         except Exception as error:  # the user's own code may raise anything, and what it makes may not be sent
             self.close()
             raise CannotRead(where_it_failed(error)) from error
@@ -92,23 +92,23 @@ def batch_source(
     in_background: bool,
     warn: Callable[[str], None],
 ) -> BatchSource:
-    """Return what makes a member's batches, with as many threads or processes as its plan says.
+    """Return the source of a member's batches, with the number of threads or processes in its plan.
 
     Args:
-        warn: told why there are no processes where a person wants some.
+        warn: called with the reason if requested processes cannot be used.
     """
     if not in_background:
         return BatchSource(task, schedule, rank, samples, ahead=False)
-    wanted = plan.profile.data.data_workers
+    requested = plan.profile.data.data_workers
     usual = min(_MOST_WORKERS, max(1, whole_cores() - 1)) if task.device.type != "cpu" else 1
-    workers, processes = wanted or usual, None
+    workers, processes = requested or usual, None
     if workers > 1 and task.draws_globally:
         try:
             processes = _processes_of(plan, task, rank, workers)
         except CannotRead as error:
             workers = 1
-            if wanted:
-                warn(f"data_workers = {wanted}: other processes cannot read the samples: {error}; this one does")
+            if requested:
+                warn(f"data_workers = {requested}: other processes cannot read the samples: {error}; this one does")
     return BatchSource(task, schedule, rank, samples, True, workers, processes)
 
 
@@ -139,7 +139,7 @@ def _pickled(value: object) -> bytes:
 
 
 _samples: Samples | Exception | None = None
-"""In a process that reads: its samples, or why it has none."""
+"""In a reading process: its samples, or the error that prevents them."""
 
 
 def _begin(code: str, pickled: bytes) -> None:
@@ -152,7 +152,7 @@ def _begin(code: str, pickled: bytes) -> None:
         if code:
             find_factory(code)  # a file's classes are found under the name that it gets
         task, seed = pickle.loads(pickled)  # our own parent wrote it
-        _samples = Samples(task, seed, allowed=1.0)
+        _samples = Samples(task, seed, max_broken_share=1.0)
     except Exception as error:  # noqa: BLE001 - told with the first batch; else the pool would only say that it is broken
         _samples = error
 

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: processor cores, memory and GPUs, found without torch."""
+"""The resources of the machine that this process may use: processor cores, memory and GPUs, found without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class Quota:
-    """A limit on processor time: who has used his part of a period stands still until the next one begins."""
+    """A limit on processor time: a process that has used its share of a period stands still until the next one."""
 
     cores: float
     """Processor seconds a second."""
@@ -24,25 +24,25 @@ class Quota:
 
 
 def quota(root: Path = Path("/")) -> Quota | None:
-    """Return the tightest quota of this process' control groups and of those around them; ``None`` without any.
+    """Return the tightest quota of this process' control groups and their parents; ``None`` without any.
 
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    found = []
+    quotas = []
     for folder, is_second in control_groups("cpu", root):
-        first = (text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        limit, period = text_of(folder / "cpu.max").partition(" ")[::2] if is_second else first
-        found.append(_read(limit, period))
-    return min((one for one in found if one is not None), key=lambda one: one.cores, default=None)
+        cfs_texts = (text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        limit, period = text_of(folder / "cpu.max").partition(" ")[::2] if is_second else cfs_texts
+        quotas.append(_read(limit, period))
+    return min((quota for quota in quotas if quota is not None), key=lambda quota: quota.cores, default=None)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of this process' control groups and of those around them that may limit something, and whether
-    each is of the second version.
+    """Yield the folders of this process' control groups and their parents that may set limits, and whether each is of
+    version 2.
 
-    The last one of a line of ``/proc/self/cgroup`` is the root, which is a container's own group where the container
-    does not see its place.
+    The last one of a line of ``/proc/self/cgroup`` is the root, which is a container's own group if the container does
+    not see its path.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -50,16 +50,16 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pa
         return
     mounted = root / "sys/fs/cgroup"
     for line in lines:
-        _, controllers, place = [*line.split(":", 2), "", ""][:3]
+        _, controllers, group_path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
             continue
-        inside = PurePosixPath(place.lstrip("/"))
+        inside = PurePosixPath(group_path.lstrip("/"))
         for group in dict.fromkeys((inside, *inside.parents)):
             yield (mounted / controller / group, False) if controllers else (mounted / group, True)
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the system says; nothing where it is not there."""
+    """Return the content of a system file; empty if it does not exist."""
     try:
         return path.read_text()
     except (OSError, ValueError):
@@ -67,29 +67,29 @@ def text_of(path: Path) -> str:
 
 
 def _read(limit: str, period: str) -> Quota | None:
-    """Parse microseconds; "max", -1 and what is no number are no limit."""
+    """Parse microseconds; "max", -1 and invalid numbers are no limit."""
     try:
-        used, whole = float(limit), float(period)
+        quota_us, period_us = float(limit), float(period)
     except ValueError:
         return None
-    if not (math.isfinite(used) and math.isfinite(whole)) or used <= 0 or whole <= 0:
+    if not (math.isfinite(quota_us) and math.isfinite(period_us)) or quota_us <= 0 or period_us <= 0:
         return None
-    return Quota(used / whole, whole / 1e6)
+    return Quota(quota_us / period_us, period_us / 1e6)
 
 
 def granted_cores() -> int:
-    """Return the cores that the system lets this process run on."""
+    """Return the number of cores that the system lets this process run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_cores() -> float:
-    """Return the cores that this process may use, a part of one too."""
+    """Return the number of cores that this process may use, which may be fractional."""
     limit = quota()
     return min(float(granted_cores()), limit.cores) if limit is not None else float(granted_cores())
 
 
 def whole_cores(free: float | None = None) -> int:
-    """Return how many threads these cores keep busy: more of them would stand in each other's way."""
+    """Return the number of threads that these cores keep busy: more would slow each other down."""
     return max(1, math.ceil(free_cores() if free is None else free))
 
 
@@ -97,37 +97,37 @@ def threads(chosen: int, usual: int, free: float | None = None) -> int:
     """Return the threads of a worker.
 
     Args:
-        chosen: by a person; 0: nobody has.
-        usual: what its library takes by itself; it knows of no quota.
-        free: cores that there are for it; default: :func:`free_cores`.
+        chosen: by the user; 0: not set.
+        usual: the library's own default, which ignores quotas.
+        free: cores available to it; default: :func:`free_cores`.
     """
     return chosen or min(usual, whole_cores(free))
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Return the bytes of the tightest limit of this process' control groups and of those around them; ``None``
-    without any.
+    """Return the bytes of the tightest limit of this process' control groups and their parents; ``None`` without
+    any.
 
     Args:
         root: where ``proc`` and ``sys`` are.
     """
     files = (folder / ("memory.max" if second else "memory.limit_in_bytes")
              for folder, second in control_groups("memory", root))  # fmt: skip
-    found = (text_of(file).strip() for file in files)
-    return min((int(text) for text in found if re.fullmatch(r"[0-9]{1,18}", text)), default=None)
+    texts = (text_of(file).strip() for file in files)
+    return min((int(text) for text in texts if re.fullmatch(r"[0-9]{1,18}", text)), default=None)
 
 
 def total_memory(root: Path = Path("/")) -> tuple[int, bool]:
-    """Return the bytes of memory that there are for this process, and whether a control group is what limits them."""
-    import psutil  # 20 ms, not needed by who only looks for a limit
+    """Return the bytes of memory available to this process, and whether a control group limits them."""
+    import psutil  # 20 ms, not needed to find a limit
 
-    whole, limit = int(psutil.virtual_memory().total), memory_limit(root)
-    return (limit, True) if limit is not None and limit < whole else (whole, False)
+    machine_total, limit = int(psutil.virtual_memory().total), memory_limit(root)
+    return (limit, True) if limit is not None and limit < machine_total else (machine_total, False)
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can still take without driving anything out of memory: of the machine, or of
-    the control group that has the least left. Files that were read lately can go.
+    """Return the bytes that this process can still allocate: of the machine, or of the control group with the least
+    left. Cached files count as free.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -145,30 +145,30 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def count_gpus() -> int:
-    """Return how many NVIDIA GPUs a worker that is started here can use; ``CUDA_VISIBLE_DEVICES`` is obeyed."""
+    """Return the number of NVIDIA GPUs that a worker started here can use; ``CUDA_VISIBLE_DEVICES`` is obeyed."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:  # CUDA takes the entries before the first that is no GPU
         named = [entry.strip() for entry in visible.split(",")]
-        return next((place for place, entry in enumerate(named) if entry in ("", "-1")), len(named))
+        return next((index for index, entry in enumerate(named) if entry in ("", "-1")), len(named))
     return sum(line.startswith("GPU ") for line in _nvidia("-L"))
 
 
 def gpu_memory() -> int:
-    """Return the bytes of the smallest NVIDIA GPU of this machine; 0 where there is none, or it does not tell."""
+    """Return the bytes of the smallest NVIDIA GPU of this machine; 0 if there is none, or it is unknown."""
     listed = _nvidia("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     return min((int(line) for line in listed if line.strip().isdecimal()), default=0) * 2**20
 
 
 def gpus_have_bf16() -> bool:
     """Return whether every NVIDIA GPU of this machine multiplies bf16 in hardware (compute capability 8.0 or newer);
-    ``False`` where an old driver does not tell."""
+    ``False`` if an old driver does not tell."""
     listed = _nvidia("--query-gpu=compute_cap", "--format=csv,noheader")
     majors = [re.fullmatch(r"([0-9]{1,3})\.[0-9]+", line.strip()) for line in listed]
-    return bool(majors) and all(found is not None and int(found[1]) >= 8 for found in majors)
+    return bool(majors) and all(major is not None and int(major[1]) >= 8 for major in majors)
 
 
 def _nvidia(*question: str) -> list[str]:
-    """Return the lines that the driver's tool answers; none where it is not there, or hangs."""
+    """Return the output lines of the driver's tool; none if it is missing or hangs."""
     try:
         return subprocess.run(
             ["nvidia-smi", *question], capture_output=True, text=True, timeout=_PATIENCE

@@ -55,7 +55,7 @@ class HeldSnapshots(BaseModel):
     def on(self, newest: list[tuple[int, int]]) -> dict[int, set[int]]:
         """Return who trained at each snapshot of the course that these attempts took."""
         attempts = {step: course[-1][0] if course else 0 for step, course in self.courses.items()}
-        given_up = {s for s in self.live for one, begun in newest if one > attempts.get(s, 0) and begun < s}
+        given_up = {s for s in self.live for attempt, begun in newest if attempt > attempts.get(s, 0) and begun < s}
         return {step: set(live) for step, live in self.live.items() if step not in given_up}
 
 
@@ -97,19 +97,19 @@ def agree_on_snapshot(
         warn(f"{problem}; it is skipped")
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
     gathered = {rank: _read(payload) for rank, payload in sorted(answers.items())}
-    newest = max((course for one in gathered.values() for course in one.courses.values() if course),
+    newest = max((course for snapshots in gathered.values() for course in snapshots.courses.values() if course),
                  key=lambda course: course[-1], default=[])  # fmt: skip
-    held = {rank: one.on(newest) for rank, one in gathered.items()}
+    held = {rank: snapshots.on(newest) for rank, snapshots in gathered.items()}
     holders = {step: {rank for rank in held if step in held[rank]} for theirs in held.values() for step in theirs}
     if not holders:
         raise _nothing_to_resume(gathered.values(), absent)
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
     step = max(holders if alike else complete or holders)
-    found = Agreed(step, tuple(sorted(holders[step])), tuple(held))
-    if not found.all_have_it and exchange.rank == found.holders[0]:
-        without = ", ".join(names(rank) for rank in found.members if rank not in found.holders)
-        warn(f"{without} has no snapshot of step {step} and gets it from {names(found.holders[0])}")
-    return found
+    agreed = Agreed(step, tuple(sorted(holders[step])), tuple(held))
+    if not agreed.all_have_it and exchange.rank == agreed.holders[0]:
+        without = ", ".join(names(rank) for rank in agreed.members if rank not in agreed.holders)
+        warn(f"{without} has no snapshot of step {step} and gets it from {names(agreed.holders[0])}")
+    return agreed
 
 
 def _read(payload: bytes) -> HeldSnapshots:
@@ -121,8 +121,8 @@ def _read(payload: bytes) -> HeldSnapshots:
 
 
 def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[str]) -> BadInput:
-    damaged = [problem for one in gathered for problem in one.damaged]
-    foreign = [problem for one in gathered for problem in one.foreign]
+    damaged = [problem for snapshots in gathered for problem in snapshots.damaged]
+    foreign = [problem for snapshots in gathered for problem in snapshots.foreign]
     if absent:
         problems = damaged + foreign
         names, why = ", ".join(absent), f" ({problems[0]})" if problems else ""
@@ -139,8 +139,8 @@ def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[s
 def hand_over(agreed: Agreed, exchange: Exchange, make_state: Callable[[], JoiningState]) -> None:
     """Send the loaded snapshot to the members that do not have it, if there are any; called by those that have it."""
     if not agreed.all_have_it:
-        first = agreed.holders[0]
-        broadcast(exchange, _STATE, state_to_bytes(make_state()) if exchange.rank == first else b"", first)
+        source = agreed.holders[0]
+        broadcast(exchange, _STATE, state_to_bytes(make_state()) if exchange.rank == source else b"", source)
 
 
 def take_over(agreed: Agreed, exchange: Exchange) -> JoiningState:

@@ -50,7 +50,7 @@ def why_full(number: int, path: Path) -> tuple[str, str]:
     file system has room for; ``number`` is the error's."""
     if number == errno.EDQUOT:
         return "your disk quota is used up", "free some of it (quota -s shows it; small files count, too)"
-    folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
+    folder = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
     with contextlib.suppress(OSError):
         system = os.statvfs(folder)
         if system.f_files and system.f_favail < _FEW_FILES and system.f_bavail * system.f_frsize > _SOME_SPACE:
@@ -143,7 +143,7 @@ def whole_folder(parent: Path, name: str, option: str = "--output") -> Iterator[
     Raises:
         BadInput: the folder cannot be made; nothing is left behind, not even parents made for it.
     """
-    made = [folder for folder in (parent, *parent.parents) if not os.path.lexists(folder)]
+    created_parents = [folder for folder in (parent, *parent.parents) if not os.path.lexists(folder)]
     temporary: Path | None = None
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def whole_folder(parent: Path, name: str, option: str = "--output") -> Iterator[
     except BaseException as error:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        for folder in made:
+        for folder in created_parents:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         if isinstance(error, OSError):
@@ -186,8 +186,8 @@ class FolderLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             _lock_patiently(descriptor, self._path)
-            if other := held_elsewhere(self._path.parent):
-                message = f"{self._path.parent.name}: {other}, which shares this folder, is working on this run"
+            if other_machine := held_elsewhere(self._path.parent):
+                message = f"{self._path.parent.name}: {other_machine}, which shares this folder, is working on this run"
                 raise BadInput(message, "stop it there; a machine that died is known as gone after 3 minutes")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

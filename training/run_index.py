@@ -23,9 +23,9 @@ def remember(output: Path) -> None:
         if line in noted or "\n" in line:
             return
         index.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = index.with_suffix(f".{os.getpid()}.part")
-        part.write_text("\n".join([*(path for path in noted if Path(path).is_dir()), line][-_MOST:]) + "\n")
-        part.replace(index)
+        temporary = index.with_suffix(f".{os.getpid()}.part")
+        temporary.write_text("\n".join([*(path for path in noted if Path(path).is_dir()), line][-_MOST:]) + "\n")
+        temporary.replace(index)
 
 
 def other_folders(output: Path) -> list[Path]:

@@ -87,8 +87,8 @@ class RunComparison:
 
 def lost_in(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the members that a run's figures call lost."""
-    found = metrics.get("lost")
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+    lost = metrics.get("lost")
+    return tuple(map(str, lost)) if isinstance(lost, list | tuple) else ()
 
 
 def _time(text: str) -> datetime | None:
@@ -119,12 +119,12 @@ def list_runs(output_dir: Path) -> list[RunSummary]:
     try:
         with os.scandir(output_dir) as entries:
             runs = (entry for entry in entries if RUN_ID.match(entry.name) and entry.is_dir(follow_symlinks=False))
-            found = [Path(entry.path) for entry in runs]
+            paths = [Path(entry.path) for entry in runs]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadInput(f"{output_dir}: {error.strerror}", "name the folder of the runs with --output") from error
-    return sorted((summarise(path) for path in found), key=lambda run: run.path.name, reverse=True)
+    return sorted((summarise(path) for path in paths), key=lambda run: run.path.name, reverse=True)
 
 
 def runs_anywhere(output_dir: Path) -> list[RunSummary]:
@@ -133,11 +133,11 @@ def runs_anywhere(output_dir: Path) -> list[RunSummary]:
     Raises:
         BadInput: as :func:`list_runs`.
     """
-    found = list_runs(output_dir)
+    runs = list_runs(output_dir)
     for folder in other_folders(output_dir):
         with suppress(BadInput):
-            found += list_runs(folder)
-    return sorted(found, key=lambda run: run.path.name, reverse=True)
+            runs += list_runs(folder)
+    return sorted(runs, key=lambda run: run.path.name, reverse=True)
 
 
 def find_run(output_dir: Path, reference: str) -> Path:
@@ -167,8 +167,8 @@ def find_run(output_dir: Path, reference: str) -> Path:
     for folder in other_folders(output_dir):
         with suppress(BadInput):
             return find_run(folder, reference)
-    known = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
-    raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", known)
+    hint = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
+    raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", hint)
 
 
 def plan_to_resume(path: Path) -> RunPlan:
@@ -214,7 +214,7 @@ def find_model(output_dir: Path, reference: str) -> Path:
     return run / "model"
 
 
-def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:
+def find_models(output_dir: Path, reference: str, limit: int = 1) -> list[Path]:
     """Return the model of a run as :func:`find_model` finds it, then of its profile's other runs with the same data.
 
     Newest first, at most ``most``.
@@ -223,20 +223,20 @@ def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:
         BadInput: nothing fits, the run has no model, or the folder is none of a run.
     """
     model = find_model(output_dir, reference)
-    first = summarise(model.parent)
-    if first.metadata is None and (model.parent / "metadata.json").is_file():
-        raise BadInput(f"{first.path}: {first.damage}", "name another run")
-    if first.metadata is None:
+    named_run = summarise(model.parent)
+    if named_run.metadata is None and (model.parent / "metadata.json").is_file():
+        raise BadInput(f"{named_run.path}: {named_run.damage}", "name another run")
+    if named_run.metadata is None:
         raise BadInput(f"{model}: not the model of a run", "name a profile or a run: its data set is needed too")
-    same = [
+    siblings = [
         run.path / "model"
         for run in list_runs(output_dir)
         if run.metadata
-        and (run.profile, run.metadata.dataset) == (first.profile, first.metadata.dataset)
+        and (run.profile, run.metadata.dataset) == (named_run.profile, named_run.metadata.dataset)
         and run.path.resolve() != model.parent.resolve()
         and finished_model(run.path)
     ]
-    return [model, *same][:most]
+    return [model, *siblings][:limit]
 
 
 def finished_model(run: Path) -> Path | None:
@@ -246,8 +246,8 @@ def finished_model(run: Path) -> Path | None:
 
 
 def _names(runs: Sequence[RunSummary]) -> str:
-    more = ", ..." if len(runs) > SHOWN_CANDIDATES else ""
-    return ", ".join(run.path.name for run in runs[:SHOWN_CANDIDATES]) + more
+    ellipsis = ", ..." if len(runs) > SHOWN_CANDIDATES else ""
+    return ", ".join(run.path.name for run in runs[:SHOWN_CANDIDATES]) + ellipsis
 
 
 def compare(runs: Sequence[RunSummary]) -> RunComparison:
@@ -258,14 +258,14 @@ def compare(runs: Sequence[RunSummary]) -> RunComparison:
     """
     if len(runs) < 2:
         raise BadInput("one run cannot be compared", "name two or more runs")
-    known: list[RunMetadata] = []
+    all_metadata: list[RunMetadata] = []
     for run in runs:
         if run.metadata is None:
             raise BadInput(f"{run.path}: {run.damage}", "leave this run out")
-        known.append(run.metadata)
-    settings = _rows([_flat(_choices(metadata)) for metadata in known])
+        all_metadata.append(run.metadata)
+    settings = _rows([_flat(_choices(metadata)) for metadata in all_metadata])
     differing = {name: row for name, row in settings.items() if any(value != row[0] for value in row)}
-    return RunComparison(tuple(runs), differing, _rows([_flat(metadata.metrics) for metadata in known]))
+    return RunComparison(tuple(runs), differing, _rows([_flat(metadata.metrics) for metadata in all_metadata]))
 
 
 def _choices(metadata: RunMetadata) -> dict[str, Any]:
@@ -303,10 +303,10 @@ def narrowed(
     Raises:
         BadInput: no such status, or no time.
     """
-    known = (*get_args(Status), "interrupted", "damaged")
+    valid_statuses = (*get_args(Status), "interrupted", "damaged")
     for status in statuses:
-        if status not in known:
-            raise BadInput(f"no status '{status}'", f"there are: {', '.join(known)}")
+        if status not in valid_statuses:
+            raise BadInput(f"no status '{status}'", f"there are: {', '.join(valid_statuses)}")
     begin = _moment(since) if since else None
     return [
         run

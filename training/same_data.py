@@ -89,10 +89,10 @@ def describe(
     seed: int,
     warn: Callable[[str], None],
     precision: str = "",
-    parts: str = "",
+    split_fingerprint: str = "",
 ) -> Description:
     """Look at the data of a task and at its model."""
-    found: dict[str, SplitDescription] = {}
+    descriptions: dict[str, SplitDescription] = {}
     for split in ["train", *sorted(task.evaluation)]:
         size = len(task.train if split == "train" else task.evaluation[split])
         chosen = np.random.default_rng([seed, size]).choice(size, min(size, LOOKS), replace=False).tolist()
@@ -102,13 +102,13 @@ def describe(
                 f"samples of {split} differ whenever they are read, though torch, numpy and random are seeded; "
                 "the run cannot be repeated exactly: draw from these three, not from a generator of the data set's own"
             )
-        found[split] = SplitDescription(samples=size, table=task.table(split), looks=looks)
+        descriptions[split] = SplitDescription(samples=size, table=task.table(split), looks=looks)
     parameters = dict(model.named_parameters())
     shapes = [[name, *parameter.shape] for name, parameter in parameters.items()]
     frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
     look = _seen(torch.cat(frozen)) if frozen else ""
     hashed = _digest(json.dumps(shapes).encode())
-    return Description(splits=found, shapes=hashed, frozen=look, precision=precision, parts=parts)
+    return Description(splits=descriptions, shapes=hashed, frozen=look, precision=precision, parts=split_fingerprint)
 
 
 def check_same(
@@ -121,18 +121,18 @@ def check_same(
     """
     if exchange.engine == "solo":
         return
-    said = exchange.gather("start/data", mine.model_dump_json().encode())
-    kinds = {payload: _read(payload) for payload in said.values()}  # few, however many members: mostly one
-    held = Counter(said.values())
-    alike = {one: [other for other in kinds if not difference(kinds[one], kinds[other])] for one in kinds}
-    usual = max(said, key=lambda rank: (sum(held[kind] for kind in alike[said[rank]]), -rank))
-    for rank in sorted(said):
-        if said[rank] not in alike[said[usual]]:
-            what = difference(kinds[said[usual]], kinds[said[rank]])
-            raise BadInput(f"{names(rank)} has other data or another model than {names(usual)}: {what}", _SAME)
-    found = {rank: kinds[said[rank]] for rank in sorted(said)}
-    used = {names(rank): one.precision[:20] for rank, one in found.items() if one and one.precision}
-    if len(set(used.values())) > 1 and exchange.rank == min(found):
+    payloads = exchange.gather("start/data", mine.model_dump_json().encode())
+    parsed = {payload: _read(payload) for payload in payloads.values()}  # few, however many members: mostly one
+    held = Counter(payloads.values())
+    alike = {a: [b for b in parsed if not difference(parsed[a], parsed[b])] for a in parsed}
+    majority = max(payloads, key=lambda rank: (sum(held[kind] for kind in alike[payloads[rank]]), -rank))
+    for rank in sorted(payloads):
+        if payloads[rank] not in alike[payloads[majority]]:
+            deviation = difference(parsed[payloads[majority]], parsed[payloads[rank]])
+            raise BadInput(f"{names(rank)} has other data or another model than {names(majority)}: {deviation}", _SAME)
+    descriptions = {rank: parsed[payloads[rank]] for rank in sorted(payloads)}
+    used = {names(rank): each.precision[:20] for rank, each in descriptions.items() if each and each.precision}
+    if len(set(used.values())) > 1 and exchange.rank == min(descriptions):
         warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")
 
 
@@ -143,7 +143,7 @@ def _read(payload: bytes) -> Description | None:
         return None
 
 
-def check_unchanged(then: Any, mine: Description, whose: str, owner: str = "") -> None:
+def check_unchanged(recorded: Any, mine: Description, whose: str, owner: str = "") -> None:
     """Compare with a description of earlier, or of those who train already: ``whose`` is "the others have".
 
     Args:
@@ -153,29 +153,29 @@ def check_unchanged(then: Any, mine: Description, whose: str, owner: str = "") -
         BadInput: they differ.
     """
     try:
-        before = Description.model_validate(then)
+        before = Description.model_validate(recorded)
     except ValidationError as error:
         raise BadInput("what the run recorded of its data cannot be read", NOT_THIS_RUN) from error
-    if what := difference(before, mine):
+    if changes := difference(before, mine):
         hint = BROUGHT_BACK if owner else _SAME
-        raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {what}", hint)
+        raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {changes}", hint)
 
 
-def other_precision(then: Any, mine: Description) -> str:
+def other_precision(recorded: Any, mine: Description) -> str:
     """Return a warning that earlier steps were computed in another precision; empty if they were not."""
-    before = str(then["precision"])[:20]
-    said = f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
-    return "" if before == mine.precision else said
+    before = str(recorded["precision"])[:20]
+    warning = f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
+    return "" if before == mine.precision else warning
 
 
-def difference(one: Description | None, other: Description | None) -> str:
+def difference(expected: Description | None, actual: Description | None) -> str:
     """Return in words how ``other`` differs from ``one``; empty: not at all. ``None``: a report that cannot be read."""
-    if one is None or other is None:
-        return "" if one is other else "its report of its data cannot be read"
-    if one.splits.keys() != other.splits.keys():
-        return f"splits {', '.join(other.splits)[:200]} instead of {', '.join(one.splits)[:200]}"
-    for split, a in one.splits.items():
-        b = other.splits[split]
+    if expected is None or actual is None:
+        return "" if expected is actual else "its report of its data cannot be read"
+    if expected.splits.keys() != actual.splits.keys():
+        return f"splits {', '.join(actual.splits)[:200]} instead of {', '.join(expected.splits)[:200]}"
+    for split, a in expected.splits.items():
+        b = actual.splits[split]
         if a.samples != b.samples:
             return f"{split} has {counted(b.samples, 'sample')} instead of {a.samples}"
         for index in a.looks:
@@ -185,34 +185,36 @@ def difference(one: Description | None, other: Description | None) -> str:
             return "the teacher is different"
         if a.table != b.table:
             return f"the table of {split} has different lines or another order"
-    if one.parts != other.parts:
+    if expected.parts != actual.parts:
         return "labels or speakers of the training samples, by which they are split, are different"
-    if one.shapes != other.shapes:
+    if expected.shapes != actual.shapes:
         return "the model's layers or their sizes are different"
-    return "" if _leaf_alike(one.frozen, other.frozen) else "the model's frozen weights are different"
+    return "" if _leaf_alike(expected.frozen, actual.frozen) else "the model's frozen weights are different"
 
 
 def _stable_look(task: Task, samples: Samples, split: str, index: int) -> Look:
-    first, second = (samples.probe(split, index, lambda sample: _look(task.identity(sample))) for _ in range(2))
-    return first if _alike(first, second) else _CHANGES
+    first_look, second_look = (
+        samples.probe(split, index, lambda sample: _look(task.identity(sample))) for _ in range(2)
+    )
+    return first_look if _alike(first_look, second_look) else _CHANGES
 
 
 def _look(sample: Any) -> Look:
-    return {place: _seen(value) for place, value in itertools.islice(_leaves(sample, ""), _LEAVES)}
+    return {path: _seen(value) for path, value in itertools.islice(_leaves(sample, ""), _LEAVES)}
 
 
-def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield what a sample holds, with its place in it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves(part, f"{place}.{key}")
-    elif isinstance(value, (list, tuple)) and not all(type(part) in (int, float, bool) for part in value):
-        for number, part in enumerate(value):
-            yield from _leaves(part, f"{place}.{number}")
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)) and not all(type(item) in (int, float, bool) for item in value):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{path}.{number}")
     else:
-        yield place, value
+        yield path, value
 
 
 def _seen(value: Any) -> Leaf:
@@ -246,19 +248,23 @@ def _statistics(flat: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     return mean, spread, float((standard * signs).sum() / math.sqrt(numbers.size))
 
 
-def _alike(one: Look, other: Look) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return one == other or _CHANGES in (one, other)
-    return one.keys() == other.keys() and all(_leaf_alike(one[place], other[place]) for place in one)
+def _alike(expected: Look, actual: Look) -> bool:
+    if isinstance(expected, str) or isinstance(actual, str):
+        return expected == actual or _CHANGES in (expected, actual)
+    return expected.keys() == actual.keys() and all(_leaf_alike(expected[path], actual[path]) for path in expected)
 
 
-def _leaf_alike(one: Leaf, other: Leaf) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return one == other
-    (shape, mean, spread, sign), (other_shape, other_mean, other_spread, other_sign) = one, other
-    room = 0.02 * max(spread, other_spread) + 1e-4 * max(abs(mean), abs(other_mean)) + 1e-12
-    near = abs(mean - other_mean) <= room and abs(spread - other_spread) <= room and abs(sign - other_sign) <= 0.1
-    return near and shape == other_shape
+def _leaf_alike(expected: Leaf, actual: Leaf) -> bool:
+    if isinstance(expected, str) or isinstance(actual, str):
+        return expected == actual
+    (shape, mean, spread, sign), (other_shape, other_mean, other_spread, other_sign) = expected, actual
+    tolerance = 0.02 * max(spread, other_spread) + 1e-4 * max(abs(mean), abs(other_mean)) + 1e-12
+    is_near = (
+        abs(mean - other_mean) <= tolerance
+        and abs(spread - other_spread) <= tolerance
+        and abs(sign - other_sign) <= 0.1
+    )
+    return is_near and shape == other_shape
 
 
 def _digest(data: bytes) -> str:

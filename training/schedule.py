@@ -49,7 +49,7 @@ def warm_up_of(training: TrainingSettings, total_steps: int) -> int:
     return round(steps * total_steps if steps < 1 else steps)
 
 
-def steps_in(each: float, epochs: float, drop_last: bool = False) -> int:
+def steps_in(steps_per_epoch: float, epochs: float, drop_last: bool = False) -> int:
     """Return the optimizer steps of a run: whole epochs, then the part of the last one; at least 1.
 
     An epoch ends with a step of what is left, which is smaller, unless such steps are dropped.
@@ -57,10 +57,10 @@ def steps_in(each: float, epochs: float, drop_last: bool = False) -> int:
     Args:
         each: steps that an epoch is long: its samples by those of one step of the whole group.
     """
-    whole = math.floor(epochs)
-    full = math.floor(each + _ROUNDING) if drop_last else math.ceil(each - _ROUNDING)
-    rest = math.ceil((epochs - whole) * (full if drop_last else each) - _ROUNDING)
-    return max(1, whole * full + rest)
+    full_epochs = math.floor(epochs)
+    full = math.floor(steps_per_epoch + _ROUNDING) if drop_last else math.ceil(steps_per_epoch - _ROUNDING)
+    partial_steps = math.ceil((epochs - full_epochs) * (full if drop_last else steps_per_epoch) - _ROUNDING)
+    return max(1, full_epochs * full + partial_steps)
 
 
 def ends_in_warm_up(steps: int, profile: Profile) -> str:
@@ -69,9 +69,9 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
     if not 0 < steps < warmup_steps:
         return ""
     its = "its only step is" if steps == 1 else f"all of its {steps} steps are"
-    said = f"{its} in the warm-up of {warmup_steps}"
+    extent = f"{its} in the warm-up of {warmup_steps}"
     reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
-    return f"{said}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
+    return f"{extent}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
 
 
 def scaling_rule(asked: AskedRule, raised: bool) -> ScalingRule:

@@ -62,7 +62,7 @@ class Finder(importlib.machinery.PathFinder):
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if path is None and fullname in PACKAGES and sys.path[:1] != [ROOT]:
-            theirs = super().find_spec(fullname, [place for place in sys.path if place != ROOT])
+            theirs = super().find_spec(fullname, [entry for entry in sys.path if entry != ROOT])
             return theirs or super().find_spec(fullname, [ROOT])
         if fullname != "torch.distributed":
             return None
@@ -83,9 +83,9 @@ def give_group(distributed: Any) -> None:
     if not distributed.is_available():
         return
     c10d = distributed.distributed_c10d
-    first, another = c10d.init_process_group, c10d.new_group
+    stock_init_process_group, stock_new_group = c10d.init_process_group, c10d.new_group
 
-    @functools.wraps(first)
+    @functools.wraps(stock_init_process_group)
     def init_process_group(
         backend: str | None = None,
         init_method: str | None = None,
@@ -94,41 +94,45 @@ def give_group(distributed: Any) -> None:
         rank: int = -1,
         store: Any = None,
         *others: Any,
-        **more: Any,
+        **options: Any,
     ) -> None:
         ours("training.exchange.process_group")
         if store is None and init_method in (None, "env://"):
             store, init_method = _store(timeout.total_seconds() if timeout is not None else _PATIENCE), None
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        first(chosen(backend), init_method, timeout, world_size, rank, store, *others, **more)
+        stock_init_process_group(
+            backend_for(backend), init_method, timeout, world_size, rank, store, *others, **options
+        )
 
-    @functools.wraps(another)
-    def new_group(ranks: Any = None, timeout: Any = None, backend: str | None = None, *others: Any, **more: Any) -> Any:
-        return another(ranks, timeout, backend and chosen(backend), *others, **more)
+    @functools.wraps(stock_new_group)
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: str | None = None, *others: Any, **options: Any
+    ) -> Any:
+        return stock_new_group(ranks, timeout, backend and backend_for(backend), *others, **options)
 
     for name, module in list(sys.modules.items()):  # that of device meshes has taken hold of them already
-        for stock, given in ((first, init_process_group), (another, new_group)):
-            if name.startswith("torch.distributed") and vars(module).get(given.__name__) is stock:
-                setattr(module, given.__name__, given)
+        for stock, replacement in ((stock_init_process_group, init_process_group), (stock_new_group, new_group)):
+            if name.startswith("torch.distributed") and vars(module).get(replacement.__name__) is stock:
+                setattr(module, replacement.__name__, replacement)
     ours("training.exchange.monitored").give_monitored_barrier(distributed)
 
 
-def chosen(said: str | None) -> str | None:
+def backend_for(requested: str | None) -> str | None:
     """Return the backend to use for a group for which the script asks for ``said``.
 
     On one machine with a GPU for each process NCCL stays: nothing leaves the machine, and nothing is faster between
     them. Processes that share a GPU cannot use it. Where the script leaves the choice to torch, which would take NCCL
     alone, tensors of the CPU have gloo: torch takes a group that is written in Python, as the mesh's, for all devices.
     """
-    wanted = os.environ["MUSTER_BACKEND"]
-    if wanted == "script" or said == "muster":
-        return said
+    setting = os.environ["MUSTER_BACKEND"]
+    if setting == "script" or requested == "muster":
+        return requested
     torch: Any = sys.modules["torch"]
-    kinds = {part.rpartition(":")[2] for part in (said or "").lower().split(",")} - {""}
+    kinds = {item.rpartition(":")[2] for item in (requested or "").lower().split(",")} - {""}
     own_gpu = os.environ.get("MUSTER_NCCL") == "1" and torch.cuda.is_available()
-    if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (own_gpu and "nccl" in kinds)):
-        return said
-    return "muster" if wanted != "auto" or not own_gpu or kinds else "cpu:gloo,cuda:nccl"
+    if setting == "auto" and (not kinds <= {"gloo", "nccl"} or (own_gpu and "nccl" in kinds)):
+        return requested
+    return "muster" if setting != "auto" or not own_gpu or kinds else "cpu:gloo,cuda:nccl"
 
 
 _stores: list[Any] = []
@@ -145,13 +149,13 @@ def _store(seconds: float) -> Any:
 
 def ours(name: str) -> Any:
     """Import a module of Muster, whatever modules of the same name the script has; those stay the script's."""
-    known = sys.modules.get(name)
-    if known is not None and (known.__file__ or "").startswith(ROOT):
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and (loaded.__file__ or "").startswith(ROOT):
+        return loaded
     if name in _imported:
         return _imported[name]
-    others = [place for place in sys.path if place != ROOT]
-    hidden = any(importlib.machinery.PathFinder.find_spec(part, others) for part in OURS)
+    others = [entry for entry in sys.path if entry != ROOT]
+    hidden = any(importlib.machinery.PathFinder.find_spec(package, others) for package in OURS)
     theirs, path = _taken_out(), list(sys.path)
     sys.path.insert(0, ROOT)
     sys.modules.update(_imported)

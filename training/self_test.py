@@ -42,7 +42,7 @@ class SelfTestRow(NamedTuple):
 
 
 def self_test(
-    wanted: str = "auto",
+    device_name: str = "auto",
     steps: int = 20,
     size: ProbeSize | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -55,18 +55,18 @@ def self_test(
     Raises:
         BadInput: there is no such device here.
     """
-    device = select_device(wanted)
+    device = select_device(device_name)
     size = size or (FOR_PROCESSORS if device.type == "cpu" else USUAL)
     rows = []
-    for part in (_facts, _products, _copies, _steps, _codecs, _core):
+    for section in (_facts, _products, _copies, _steps, _codecs, _core):
         try:
-            for row in part(device, steps, size):
+            for row in section(device, steps, size):
                 rows.append(row)
                 tell(f"{row.what}: {row.result}")
         except Exception as error:  # noqa: BLE001 - what a back end raises is what the report is for
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            rows.append(SelfTestRow(part.__name__.strip("_"), said, ok=False))
-            tell(f"{rows[-1].what}: {said}")
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            rows.append(SelfTestRow(section.__name__.strip("_"), message, ok=False))
+            tell(f"{rows[-1].what}: {message}")
     return rows
 
 
@@ -82,8 +82,8 @@ def _facts(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTe
     yield SelfTestRow("versions", f"Python {platform.python_version()}, torch {torch.__version__}")
     name = platform.processor() or "processor"
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        name = f"{found.name}, {found.total_memory / 2**30:.0f} GB"
+        properties = torch.cuda.get_device_properties(device)
+        name = f"{properties.name}, {properties.total_memory / 2**30:.0f} GB"
     elif device.type == "mps":
         name = f"{platform.processor()}, {torch.mps.recommended_max_memory() / 2**30:.0f} GB for the GPU"
     yield SelfTestRow("device", f"{device.type}: {name}; {torch.get_num_threads()} threads")
@@ -109,19 +109,19 @@ def _steps(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTe
     expected = ProbeSteps(torch.device("cpu"), None, size).take(steps).loss
     for name, dtype in PRECISIONS.items():
         try:
-            found = ProbeSteps(device, dtype, size).take(steps)
+            timed = ProbeSteps(device, dtype, size).take(steps)
         except (RuntimeError, TypeError) as error:
             yield SelfTestRow(f"steps in {name}", " ".join(str(error).split())[:200], ok=False)
             continue
-        close = found.is_finite and abs(found.loss - expected) <= _CLOSE * abs(expected)
-        losses = f"loss {found.loss:.5f} after {steps + 1} steps, {expected:.5f} on the processor"
-        yield SelfTestRow(f"steps in {name}", f"{1000 * found.seconds:.2f} ms a step, {losses}", close)
+        close = timed.is_finite and abs(timed.loss - expected) <= _CLOSE * abs(expected)
+        losses = f"loss {timed.loss:.5f} after {steps + 1} steps, {expected:.5f} on the processor"
+        yield SelfTestRow(f"steps in {name}", f"{1000 * timed.seconds:.2f} ms a step, {losses}", close)
 
 
 def _codecs(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:
     values = torch.randn(70_001, generator=torch.Generator().manual_seed(0))
-    same = [name for name in CODECS if torch.equal(*_encoded(name, values, device))]
-    differ = [name for name in CODECS if name not in same]
+    equal = [name for name in CODECS if torch.equal(*_encoded(name, values, device))]
+    differ = [name for name in CODECS if name not in equal]
     result = (
         f"other bytes than on the processor: {', '.join(differ)}" if differ else "the same bytes as on the processor"
     )

@@ -40,17 +40,19 @@ def plausible(celsius: float | None) -> float | None:
 
 def processor_celsius(machine: Any = psutil) -> float | None:
     """Return the temperature of the processor's hottest part; ``machine`` answers like psutil."""
-    every = _told(machine, "sensors_temperatures") or {}
-    found = (plausible(one.current) for name, group in every.items() if name in _PROCESSORS for one in group)
-    return max((celsius for celsius in found if celsius is not None), default=None)
+    sensors = _query(machine, "sensors_temperatures") or {}
+    readings = (
+        plausible(reading.current) for name, group in sensors.items() if name in _PROCESSORS for reading in group
+    )
+    return max((celsius for celsius in readings if celsius is not None), default=None)
 
 
 def battery(machine: Any = psutil) -> Any:
     """Return psutil's record of the machine's battery (``percent``, ``power_plugged``); ``None`` where it has none."""
-    return _told(machine, "sensors_battery")
+    return _query(machine, "sensors_battery")
 
 
-def _told(machine: Any, question: str) -> Any:
+def _query(machine: Any, question: str) -> Any:
     """Ask psutil, which has not every question on every system and trips over what some kernels answer."""
     try:
         return getattr(machine, question)()
@@ -87,9 +89,9 @@ class Packages:
         if not counted or None in counted.values():
             return None
         self._read = True
-        every = [self.zones[zone].add(value / 1e6, at) for zone, value in counted.items() if value is not None]
-        known = [watts for watts in every if watts is not None]
-        return sum(known) if len(known) == len(every) else None
+        package_watts = [self.zones[zone].add(value / 1e6, at) for zone, value in counted.items() if value is not None]
+        known_watts = [watts for watts in package_watts if watts is not None]
+        return sum(known_watts) if len(known_watts) == len(package_watts) else None
 
 
 def _is_package(zone: Path) -> bool:
@@ -129,8 +131,8 @@ class Gpu:
 
     def __init__(self, uuid: str, library: Any) -> None:
         self._library = library
-        whole = self._asked("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
-        self._handle = whole if whole is not None else self._asked("nvmlDeviceGetHandleByUUID", f"MIG-{uuid}")
+        handle = self._call("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
+        self._handle = handle if handle is not None else self._call("nvmlDeviceGetHandleByUUID", f"MIG-{uuid}")
         self._meter: Counter | Integral = Counter() if self._millijoules() is not None else Integral()
         self._read = False
 
@@ -158,10 +160,10 @@ class Gpu:
     def _millijoules(self) -> Any:
         return self._of_gpu("nvmlDeviceGetTotalEnergyConsumption")
 
-    def _of_gpu(self, question: str, *more: Any) -> Any:
-        return None if self._handle is None else self._asked(question, self._handle, *more)
+    def _of_gpu(self, question: str, *arguments: Any) -> Any:
+        return None if self._handle is None else self._call(question, self._handle, *arguments)
 
-    def _asked(self, question: str, *arguments: Any) -> Any:
+    def _call(self, question: str, *arguments: Any) -> Any:
         """Ask NVML; what this GPU or its driver does not know is ``None``."""
         try:
             return getattr(self._library, question)(*arguments)
@@ -205,7 +207,7 @@ class Counter:
         self.joules = 0.0
         """Since the first reading."""
         self._wraps_at = wraps_at
-        self._last: tuple[float, float] | None = None
+        self._previous: tuple[float, float] | None = None
 
     def add(self, counted: float, at: float) -> float | None:
         """Take a reading at a time in seconds; return the mean watts since the one before, if it tells them.
@@ -213,10 +215,10 @@ class Counter:
         It may wrap once between two readings. A counter that was reset, as a driver does that is loaded again, tells
         nothing about the time before.
         """
-        before = self._last
+        before = self._previous
         if before is not None and at <= before[1]:
             return None
-        self._last = (counted, at)
+        self._previous = (counted, at)
         if before is None:
             return None
         spent, seconds = counted - before[0], at - before[1]
@@ -234,13 +236,13 @@ class Integral:
     def __init__(self) -> None:
         self.joules = 0.0
         """Since the first reading."""
-        self._last: tuple[float, float] | None = None
+        self._previous: tuple[float, float] | None = None
 
     def add(self, watts: float, at: float) -> float | None:
         """Take a reading at a time in seconds; return its watts if they make sense."""
         if not 0 <= watts <= MOST_WATTS:
             return None
-        before, self._last = self._last, (watts, at)
+        before, self._previous = self._previous, (watts, at)
         if before is not None and 0 < at - before[1] <= LONGEST_GAP:
             self.joules += (watts + before[0]) / 2 * (at - before[1])
         return watts
@@ -250,21 +252,21 @@ class OtherLoad:
     """Tells, at every look, what others have used since the look before.
 
     Args:
-        own: gives the processor seconds of what is not theirs, by process.
+        run_seconds: returns the processor seconds of what is not theirs, by process.
     """
 
-    def __init__(self, own: Callable[[], dict[int, float]]) -> None:
-        self._own_seconds = own
+    def __init__(self, run_seconds: Callable[[], dict[int, float]]) -> None:
+        self._run_seconds = run_seconds
         self._total, self._busy = _processors()
-        self._own = own()
+        self._previous_seconds = run_seconds()
 
     def share(self) -> float | None:
         """Return a number from 0 to 1; ``None`` where no time has passed by the system's count."""
         total, busy = _processors()
-        own = self._own_seconds()
-        spent = sum(max(0.0, seconds - self._own.get(pid, 0.0)) for pid, seconds in own.items())
+        run_seconds = self._run_seconds()
+        spent = sum(max(0.0, seconds - self._previous_seconds.get(pid, 0.0)) for pid, seconds in run_seconds.items())
         passed, used = total - self._total, busy - self._busy
-        self._total, self._busy, self._own = total, busy, own
+        self._total, self._busy, self._previous_seconds = total, busy, run_seconds
         return min(1.0, max(0.0, (used - spent) / passed)) if passed > 0 else None
 
 
@@ -282,27 +284,27 @@ class RunProcesses:
         self._run_id = run_id
         self._parent = psutil.Process().ppid() if inside else -1
         self._above = {process.pid for process in psutil.Process().parents()} if inside else set[int]()
-        self._known: dict[int, bool] = {}
+        self._is_of_run: dict[int, bool] = {}
 
     def seconds(self) -> dict[int, float]:
         """Return the processor seconds of every process of the run, by its number."""
-        found: dict[int, float] = {}
+        seconds_by_pid: dict[int, float] = {}
         alive = psutil.pids()
         for pid in alive:  # in rising order, so that who starts others mostly comes before them
             try:
                 process = psutil.Process(pid)
-                if pid not in self._known:
-                    first = process.ppid()
-                    kin = pid in self._above or first == self._parent
-                    kin = kin or (first not in self._above and self._known.get(first, False))
-                    self._known[pid] = kin or self._run_id in " ".join(process.cmdline())
-                if self._known[pid]:
+                if pid not in self._is_of_run:
+                    parent = process.ppid()
+                    kin = pid in self._above or parent == self._parent
+                    kin = kin or (parent not in self._above and self._is_of_run.get(parent, False))
+                    self._is_of_run[pid] = kin or self._run_id in " ".join(process.cmdline())
+                if self._is_of_run[pid]:
                     times = process.cpu_times()
-                    found[pid] = times.user + times.system
+                    seconds_by_pid[pid] = times.user + times.system
             except (psutil.Error, OSError):  # it has just ended, or belongs to somebody else
                 continue
-        self._known = {pid: own for pid, own in self._known.items() if pid in set(alive)}
-        return found
+        self._is_of_run = {pid: is_of_run for pid, is_of_run in self._is_of_run.items() if pid in set(alive)}
+        return seconds_by_pid
 
 
 def _processors() -> tuple[float, float]:

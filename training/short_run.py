@@ -85,7 +85,7 @@ class StepTimer:
     def __init__(self, period: float = 0.0) -> None:
         self._period = period
         self._block = max(_BLOCK, _PERIODS * period)
-        self._first: list[float] = []
+        self._warm_up: list[float] = []
         self._counted: list[float] = []
         self._time = 0.0
         self._begun = 0
@@ -95,8 +95,8 @@ class StepTimer:
 
     def add(self, seconds: float) -> None:
         """Take the time of one step."""
-        if len(self._first) < WARM_UP:
-            self._first.append(seconds)
+        if len(self._warm_up) < WARM_UP:
+            self._warm_up.append(seconds)
             return
         self._counted.append(seconds)
         self._time += seconds
@@ -110,12 +110,12 @@ class StepTimer:
         if len(self._counted) >= LEAST_STEPS and self._time >= LEAST_SECONDS:
             well_known = self._error() <= WELL_KNOWN * self._time / len(self._counted)
             return well_known or self._time >= MORE_SECONDS
-        return len(self._first) + len(self._counted) > 1 and self.seconds > MOST_SECONDS
+        return len(self._warm_up) + len(self._counted) > 1 and self.seconds > MOST_SECONDS
 
     @property
     def seconds(self) -> float:
         """Of all steps so far."""
-        return sum(self._first) + self._time
+        return sum(self._warm_up) + self._time
 
     def _error(self) -> float:
         """Return the standard error of the mean; infinite where there are too few blocks to tell."""
@@ -124,12 +124,12 @@ class StepTimer:
 
     def step_time(self) -> StepTime | None:
         """Return what the steps tell; ``None`` where none was taken."""
-        counted = self._counted or self._first[1:] or self._first
+        counted = self._counted or self._warm_up[1:] or self._warm_up
         if not counted:
             return None
-        kept = _without_a_stall(_whole_periods(counted, self._period))
+        steps = _without_a_stall(_whole_periods(counted, self._period))
         error = self._error()
-        return StepTime(statistics.fmean(kept), statistics.pstdev(kept), error if math.isfinite(error) else 0.0)
+        return StepTime(statistics.fmean(steps), statistics.pstdev(steps), error if math.isfinite(error) else 0.0)
 
 
 def _whole_periods(steps: list[float], period: float) -> list[float]:
@@ -263,8 +263,8 @@ def workload(model: nn.Module, samples: int) -> dict[str, Any]:
     parameters = list(model.parameters())
     return {
         "kind": "workload",
-        "trainable": sum(one.numel() for one in parameters if one.requires_grad),
-        "total": sum(one.numel() for one in parameters),
+        "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "total": sum(parameter.numel() for parameter in parameters),
         "layers": blocks(model) or _DEFAULT_LAYERS,
         "samples": samples,
     }
@@ -301,7 +301,7 @@ def carry_out(
     member = plan.members[0]
     torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
     device = select_device(member.device, member.device_index)
-    told = facts(device)
+    machine_facts = facts(device)
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
     # Any number of broken samples is borne: in a few of them their share is a matter of luck.
@@ -314,7 +314,7 @@ def carry_out(
         lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}),
         max(SAMPLES, 2 * sizes[-1]),
     )
-    tell(told)
+    tell(machine_facts)
     for number, batch in enumerate(sizes):
         model, seconds = measured(plan, task, batch, device, tell)
         if not number:
@@ -339,8 +339,8 @@ def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
         tell({"kind": "failure", "message": error.message, "hint": error.hint})
     except Exception as error:  # noqa: BLE001 - the process boundary: whoever asked must hear of it
         traceback.print_exc()
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        tell({"kind": "failure", "message": said, "hint": ""})
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        tell({"kind": "failure", "message": message, "hint": ""})
     os._exit(0)  # threads of libraries must not delay the end
 
 

@@ -57,8 +57,8 @@ class Showing:
             before = read_predictions(self._folder / BEFORE)
         except BadInput:  # the run does not evaluate before its first step
             return
-        places = {one.id: answer.sample for answer, one in zip(sorted(answers), after)}
-        self._write(of_texts(split, step, before, after), split, places)
+        indices = {prediction.id: answer.sample for answer, prediction in zip(sorted(answers), after)}
+        self._write(of_texts(split, step, before, after), split, indices)
 
     def items(self, split: str, step: int) -> None:
         """Look at some samples of a split: before the first step, and again after it."""
@@ -74,49 +74,49 @@ class Showing:
 
     def _look(self, split: str, step: int) -> None:
         size = len(self._task.evaluation[split])
-        most = min(size, self._task.max_shown)
-        places = {f"sample {index}": index for index in (size * part // most for part in range(most))}
+        count = min(size, self._task.max_shown)
+        indices = {f"sample {index}": index for index in (size * number // count for number in range(count))}
         if not step:
-            found = self._shown(split, places)
-            kept = [
-                {"id": name, "prompt": one.prompt, "exact_prompt": one.exact_prompt, "reference": one.reference,
-                 "before": one.generated, "first": one.loss}
-                for name, one in found.items()
+            shown = self._shown(split, indices)
+            entries = [
+                {"id": name, "prompt": sample.prompt, "exact_prompt": sample.exact_prompt,
+                 "reference": sample.reference, "before": sample.generated, "first": sample.loss}
+                for name, sample in shown.items()
             ]  # fmt: skip
-            document = {"kind": self._task.shows, "split": split, "step": 0, "of": len(kept), "samples": kept}
+            document = {"kind": self._task.shows, "split": split, "step": 0, "of": len(entries), "samples": entries}
             Showcase.model_validate(document).write(self._folder / FIRST)
             return
-        first = read_showcase(self._folder / FIRST)
-        if first is None or first.split != split:  # the run does not evaluate before its first step
+        initial = read_showcase(self._folder / FIRST)
+        if initial is None or initial.split != split:  # the run does not evaluate before its first step
             return
-        known = {one.id: places[one.id] for one in first.samples if one.id in places}
-        self._write(of_items(first, step, self._shown(split, known)), split, known)
+        known_indices = {sample.id: indices[sample.id] for sample in initial.samples if sample.id in indices}
+        self._write(of_items(initial, step, self._shown(split, known_indices)), split, known_indices)
 
     @torch.no_grad()
-    def _shown(self, split: str, places: dict[str, int]) -> dict[str, Shown]:
+    def _shown(self, split: str, indices: dict[str, int]) -> dict[str, Shown]:
         """Return what the model makes of samples, as many of them as there is time for."""
-        found, end = dict[str, Shown](), time.monotonic() + self._seconds
+        shown, end = dict[str, Shown](), time.monotonic() + self._seconds
         with evaluating(self._model):
-            for name, index in places.items():
-                made = self._samples.evaluation_batch(split, [index])
-                if made is None:
+            for name, index in indices.items():
+                counted_batch = self._samples.evaluation_batch(split, [index])
+                if counted_batch is None:
                     continue
                 with self._precision.autocast():
-                    one = self._task.shown(self._model, cast(Batch, move(made[1], self._precision.device)))
-                caption = "" if one.reference else self._samples.probe(split, index, self._task.caption)
-                found[name] = one._replace(reference=caption) if caption else one
+                    sample = self._task.shown(self._model, cast(Batch, move(counted_batch[1], self._precision.device)))
+                caption = "" if sample.reference else self._samples.probe(split, index, self._task.caption)
+                shown[name] = sample._replace(reference=caption) if caption else sample
                 if time.monotonic() > end or self._stops():
                     break
-        return found
+        return shown
 
-    def _write(self, chosen: Showcase | None, split: str, places: dict[str, int]) -> None:
+    def _write(self, chosen: Showcase | None, split: str, indices: dict[str, int]) -> None:
         if chosen is None:
             return
         with_sound = []
-        for one in chosen.samples:
-            sound = self._task.sound(split, places[one.id])
-            told = {"soundless": sound} if isinstance(sound, str) else {"sound": base64.b64encode(sound).decode()}
-            with_sound.append({**one.model_dump(), **told})
+        for sample in chosen.samples:
+            sound = self._task.sound(split, indices[sample.id])
+            audio = {"soundless": sound} if isinstance(sound, str) else {"sound": base64.b64encode(sound).decode()}
+            with_sound.append({**sample.model_dump(), **audio})
         try:
             document = {**chosen.model_dump(), "samples": with_sound}
             Showcase.model_validate(document).write(self._folder / NAME)

@@ -90,8 +90,8 @@ class ObjectTrainer(ABC):
     ) -> None:
         self.model = model
         self.outcome: RunOutcome | None = None
-        self._given: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
-        self._given["collate"] = collate
+        self._job_arguments: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
+        self._job_arguments["collate"] = collate
         self._output_dir = Path(output_dir)
         self._listener = on_event
         self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
@@ -126,13 +126,13 @@ class ObjectTrainer(ABC):
         from training.tasks.custom import CustomJob
         from training.tasks.object_files import check_given, load_result, make_model
 
-        name, own = described(strategy)
+        name, strategy_options = described(strategy)
         usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._settings}
-        chosen = {**usual, **own, **options}
+        chosen = {**usual, **strategy_options, **options}
         earlier = self._earlier(resume, name, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
         self._on_event = self._listener or RunNarrator(profile)
-        job = CustomJob(self.model, **self._given)
+        job = CustomJob(self.model, **self._job_arguments)
         check_given(job)
         self._check(job)
         model = make_model(self.model, profile.training.seed)

@@ -25,7 +25,7 @@ from training.data import Cursor, SampleSchedule
 from training.plan import RunPlan
 from training.tasks.base import Task
 
-Part = NDArray[np.int64]
+Partition = NDArray[np.int64]
 """Numbers of samples, ascending."""
 _DEAL, _ORDER = 7, 8
 """Tags that keep these random streams apart from others of the seed."""
@@ -43,19 +43,19 @@ def schedule_of(plan: RunPlan, task: Task) -> SampleSchedule | SplitSchedule:
     samples, accumulation = len(task.train), order.gradient_accumulation
     if chosen.kind == "global" or plan.world_size == 1:
         return SampleSchedule(samples, order.seed, accumulation, order.drop_last, lengths, plan.global_batch)
-    parts = deal(chosen, task.labels(chosen.labels), plan.world_size, order.seed)
+    partitions = deal_samples(chosen, task.labels(chosen.labels), plan.world_size, order.seed)
     streams = [
         SampleSchedule(
-            len(part),
+            len(partition),
             stream_seed(order.seed, member.rank),
             accumulation,
             order.drop_last,
-            None if lengths is None else lengths[part],
+            None if lengths is None else lengths[partition],
             accumulation * member.batch_size,
         )
-        for part, member in zip(parts, plan.members, strict=True)
+        for partition, member in zip(partitions, plan.members, strict=True)
     ]
-    return SplitSchedule(parts, streams, lengths)
+    return SplitSchedule(partitions, streams, lengths)
 
 
 class SplitSchedule:
@@ -74,9 +74,12 @@ class SplitSchedule:
     """
 
     def __init__(
-        self, parts: Sequence[Part], streams: Sequence[SampleSchedule], lengths: NDArray[np.int64] | None = None
+        self,
+        partitions: Sequence[Partition],
+        streams: Sequence[SampleSchedule],
+        lengths: NDArray[np.int64] | None = None,
     ) -> None:
-        self.parts = list(parts)
+        self.partitions = list(partitions)
         self._streams = dict(enumerate(streams))
         self._drop_last = any(stream.drop_last for stream in streams)
         self._lengths = lengths
@@ -85,92 +88,103 @@ class SplitSchedule:
     def fingerprint(self) -> str:
         """Hash of the parts."""
         hashed = hashlib.blake2b(digest_size=8)
-        for part in self.parts:
-            hashed.update(np.asarray([len(part), *part], dtype="<i8").tobytes())
+        for partition in self.partitions:
+            hashed.update(np.asarray([len(partition), *partition], dtype="<i8").tobytes())
         return hashed.hexdigest()
 
     def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
         """Return where the step at ``cursor`` begins in every part: see :meth:`SampleSchedule.start`."""
         if cursor.parts and not self._drop_last:
             return cursor
-        places = [self._place(cursor, part) for part in range(self._count)]
-        for part, holders in self._holders(batch_sizes).items():
-            places[part] = self._streams[part].start(places[part], holders)
-        return self._joined(places, batch_sizes)
+        cursors = [self._partition_cursor(cursor, partition) for partition in range(self._partition_count)]
+        for partition, holders in self._holders(batch_sizes).items():
+            cursors[partition] = self._streams[partition].start(cursors[partition], holders)
+        return self._joint_cursor(cursors, batch_sizes)
 
     def step(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int) -> tuple[list[list[int]], Cursor]:
         """Return the micro-batches of ``rank`` and the cursor of the next step: see :meth:`SampleSchedule.step`."""
-        begin, own, held = self.start(cursor, batch_sizes), self._part_of(rank), self._holders(batch_sizes)
-        stream, place = self._streams[own], self._place(begin, own)
+        begin, own_partition, held = (
+            self.start(cursor, batch_sizes),
+            self._partition_of(rank),
+            self._holders(batch_sizes),
+        )
+        stream, own_cursor = self._streams[own_partition], self._partition_cursor(begin, own_partition)
         if rank in batch_sizes:
-            batches, _ = stream.step(place, held[own], rank)
+            batches, _ = stream.step(own_cursor, held[own_partition], rank)
         else:
-            batches = stream.drawn(place, min(batch_sizes.values()), rank)
-        places = [self._place(begin, part) for part in range(self._count)]
-        for part, holders in held.items():
-            places[part] = self._streams[part].after(places[part], holders)
-        return [self._numbers(own, batch) for batch in batches], self._joined(places, batch_sizes)
+            batches = stream.drawn(own_cursor, min(batch_sizes.values()), rank)
+        cursors = [self._partition_cursor(begin, partition) for partition in range(self._partition_count)]
+        for partition, holders in held.items():
+            cursors[partition] = self._streams[partition].after(cursors[partition], holders)
+        return [self._sample_indices(own_partition, batch) for batch in batches], self._joint_cursor(
+            cursors, batch_sizes
+        )
 
     def epoch_of(self, cursor: Cursor, rank: int) -> int:
         """Return how often ``rank``'s part has been gone through."""
-        return self._place(cursor, self._part_of(rank)).epoch
+        return self._partition_cursor(cursor, self._partition_of(rank)).epoch
 
-    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own: Sequence[int]) -> int:
+    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_indices: Sequence[int]) -> int:
         """Return the length of the longest sample of the step in ``rank``'s part, and of ``own``; 0 where all are
         alike."""
         if self._lengths is None:
             return 0
-        part, held = self._part_of(rank), self._holders(batch_sizes)
-        found = int(self._lengths[list(own)].max(initial=0))
-        if part not in held:
-            return found
-        return max(found, self._streams[part].longest(self._place(cursor, part), held[part], rank, []))
+        partition, held = self._partition_of(rank), self._holders(batch_sizes)
+        own_longest = int(self._lengths[list(own_indices)].max(initial=0))
+        if partition not in held:
+            return own_longest
+        return max(
+            own_longest,
+            self._streams[partition].longest(self._partition_cursor(cursor, partition), held[partition], rank, []),
+        )
 
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
         """Return the steps until the last member has been through its part ``epochs`` times."""
         held = self._holders(batch_sizes).items()
-        return max(self._streams[part].total_steps(holders, epochs) for part, holders in held)
+        return max(self._streams[partition].total_steps(holders, epochs) for partition, holders in held)
 
     def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
         """Return how often the part has been gone through that is the furthest behind of those trained on."""
-        return min(self._passes(self._place(cursor, part), part) for part in self._holders(batch_sizes))
+        return min(
+            self._passes(self._partition_cursor(cursor, number), number) for number in self._holders(batch_sizes)
+        )
 
     @property
-    def _count(self) -> int:
-        return len(self.parts)
+    def _partition_count(self) -> int:
+        return len(self.partitions)
 
-    def _part_of(self, rank: int) -> int:
-        return rank % len(self.parts)
+    def _partition_of(self, rank: int) -> int:
+        return rank % len(self.partitions)
 
-    def _numbers(self, part: int, batch: list[int]) -> list[int]:
+    def _sample_indices(self, partition: int, batch: list[int]) -> list[int]:
         """Return what samples of a part are called by the task."""
-        found: list[int] = self.parts[part][batch].tolist()
-        return found
+        indices: list[int] = self.partitions[partition][batch].tolist()
+        return indices
 
     def _holders(self, batch_sizes: Mapping[int, int]) -> dict[int, dict[int, int]]:
         """Return the batch sizes of the live members that hold a part, for each part that somebody holds."""
         held: dict[int, dict[int, int]] = defaultdict(dict)
         for rank, size in batch_sizes.items():
-            held[self._part_of(rank)][rank] = size
+            held[self._partition_of(rank)][rank] = size
         return dict(held)
 
-    def _place(self, cursor: Cursor, part: int) -> Cursor:
-        return Cursor(*cursor.parts[part]) if part < len(cursor.parts) else Cursor()
+    def _partition_cursor(self, cursor: Cursor, partition: int) -> Cursor:
+        return Cursor(*cursor.parts[partition]) if partition < len(cursor.parts) else Cursor()
 
-    def _passes(self, place: Cursor, part: int) -> float:
-        return self._streams[part].epoch_fraction(place, {})
+    def _passes(self, cursor: Cursor, partition: int) -> float:
+        return self._streams[partition].epoch_fraction(cursor, {})
 
-    def _joined(self, places: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
-        last = min(self._holders(batch_sizes), key=lambda part: (self._passes(places[part], part), part))
-        parts = tuple((place.epoch, place.offset) for place in places)
-        return Cursor(places[last].epoch, places[last].offset, parts)
+    def _joint_cursor(self, cursors: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
+        slowest = min(self._holders(batch_sizes), key=lambda number: (self._passes(cursors[number], number), number))
+        positions = tuple((cursor.epoch, cursor.offset) for cursor in cursors)
+        return Cursor(cursors[slowest].epoch, cursors[slowest].offset, positions)
 
 
 Schedule = SampleSchedule | SplitSchedule
 """Who takes which sample in which step."""
 
 
-def deal(split: DataSplit, labels: Sequence[str], members: int, seed: int) -> list[Part]:
+def deal_samples(split: DataSplit, labels: Sequence[str], members: int, seed: int) -> list[Partition]:
     """Return each member's samples: every sample is one member's, and every member has some.
 
     Args:
@@ -181,60 +195,62 @@ def deal(split: DataSplit, labels: Sequence[str], members: int, seed: int) -> li
     """
     names, numbers = np.unique(np.asarray(labels, dtype=np.str_), return_inverse=True)
     if len(names) < 2:
-        how = "the same" if any(names) else "no"
-        message = f"the training data cannot be split by {split.labels}: their samples have {how} {split.labels}"
+        quantifier = "the same" if any(names) else "no"
+        message = f"the training data cannot be split by {split.labels}: their samples have {quantifier} {split.labels}"
         raise BadInput(message, "set split = global")
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, _DEAL))))
     shuffled = rng.permutation(len(labels))
     by_label = [shuffled[numbers[shuffled] == label] for label in rng.permutation(len(names))]
     if split.kind == "label":
-        parts = _shards(by_label, members, split.shards, rng)
+        partitions = _shards(by_label, members, split.shards, rng)
     elif split.kind == "dirichlet":
-        parts = _shares(by_label, members, split.alpha, rng)
+        partitions = _shares(by_label, members, split.alpha, rng)
     else:
-        parts = _whole_groups(by_label, members)
-    return [np.sort(part).astype(np.int64) for part in parts]
+        partitions = _whole_groups(by_label, members)
+    return [np.sort(partition).astype(np.int64) for partition in partitions]
 
 
-def _shards(by_label: Sequence[Part], members: int, each: int, rng: np.random.Generator) -> list[Part]:
+def _shards(
+    by_label: Sequence[Partition], members: int, shards_per_member: int, rng: np.random.Generator
+) -> list[Partition]:
     samples = sum(map(len, by_label))
-    if samples < members * each:
-        message = f"{counted(samples, 'training sample')} do not suffice for {each} x {members} shards"
+    if samples < members * shards_per_member:
+        message = f"{counted(samples, 'training sample')} do not suffice for {shards_per_member} x {members} shards"
         raise BadInput(message, "take fewer shards or fewer workers")
-    shards = np.array_split(np.concatenate(by_label), members * each)
-    dealt = rng.permutation(members * each).reshape(members, each)
-    return [np.concatenate([shards[shard] for shard in own]) for own in dealt]
+    shards = np.array_split(np.concatenate(by_label), members * shards_per_member)
+    dealt = rng.permutation(members * shards_per_member).reshape(members, shards_per_member)
+    return [np.concatenate([shards[shard] for shard in numbers]) for numbers in dealt]
 
 
-def _shares(by_label: Sequence[Part], members: int, alpha: float, rng: np.random.Generator) -> list[Part]:
+def _shares(by_label: Sequence[Partition], members: int, alpha: float, rng: np.random.Generator) -> list[Partition]:
     for _ in range(_DRAWS):
-        pieces: list[list[Part]] = [[] for _ in range(members)]
+        pieces: list[list[Partition]] = [[] for _ in range(members)]
         for samples in by_label:
             shares = rng.dirichlet(np.full(members, alpha))
             ends = np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64)
-            for own, piece in zip(pieces, np.split(samples, ends), strict=True):
-                own.append(piece)
-        parts = [np.concatenate(own) for own in pieces]
-        if min(map(len, parts)):
-            return parts
+            for member_pieces, piece in zip(pieces, np.split(samples, ends), strict=True):
+                member_pieces.append(piece)
+        partitions = [np.concatenate(member_pieces) for member_pieces in pieces]
+        if min(map(len, partitions)):
+            return partitions
     message = f"split = dirichlet:{alpha:g} leaves one of {members} workers without a sample in each of {_DRAWS} draws"
     raise BadInput(message, "take a larger ALPHA, fewer workers, or split = label")
 
 
-def _whole_groups(groups: Sequence[Part], members: int) -> list[Part]:
+def _whole_groups(groups: Sequence[Partition], members: int) -> list[Partition]:
     """The largest first, each to who has the least."""
     if len(groups) < members:
         message = f"the training data have {counted(len(groups), 'speaker')}, fewer than the {members} workers"
         raise BadInput(message, "take fewer workers, or another split")
-    parts: list[list[Part]] = [[] for _ in range(members)]
+    assigned: list[list[Partition]] = [[] for _ in range(members)]
     sizes = [0] * members
     for group in sorted(groups, key=len, reverse=True):
-        least = sizes.index(min(sizes))
-        parts[least].append(group)
-        sizes[least] += len(group)
-    return [np.concatenate(own) for own in parts]
+        smallest = sizes.index(min(sizes))
+        assigned[smallest].append(group)
+        sizes[smallest] += len(group)
+    return [np.concatenate(groups_of_member) for groups_of_member in assigned]
 
 
-def stream_seed(seed: int, part: int) -> int:
+def stream_seed(seed: int, partition: int) -> int:
     """Return the seed of the order of a part."""
-    return int(np.random.SeedSequence((seed, _ORDER, part)).generate_state(1, np.uint64)[0])
+    return int(np.random.SeedSequence((seed, _ORDER, partition)).generate_state(1, np.uint64)[0])

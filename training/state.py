@@ -29,7 +29,7 @@ def prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torc
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def tensors_under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors under ``prefix/`` without the prefix."""
     return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
 
@@ -49,7 +49,7 @@ class TrainingState:
     def restore(self, snapshot: Snapshot) -> None:
         """Take a snapshot back, random state included."""
         self.adopt(snapshot)
-        restore_rng(part("rng", snapshot.tensors), self._device)
+        restore_rng(tensors_under("rng", snapshot.tensors), self._device)
 
     def joining(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> JoiningState:
         """Return what a newcomer needs; random state stays each member's own."""
@@ -64,19 +64,21 @@ class TrainingState:
         )
 
     @torch.no_grad()
-    def adopt(self, found: Snapshot | JoiningState) -> None:
+    def adopt(self, source: Snapshot | JoiningState) -> None:
         """Take over the state of a snapshot, or the group's as a newcomer."""
         parameters = dict(self._model.named_parameters())
-        for name, value in part("model", found.tensors).items():
+        for name, value in tensors_under("model", source.tensors).items():
             parameters[name].copy_(value)
         buffers = persistent_buffers(self._model)
-        for name, value in part("buffers", found.tensors).items():
+        for name, value in tensors_under("buffers", source.tensors).items():
             buffers[name].copy_(value)
-        load_optimizer(self._optimizer, part("optimizer", found.tensors))
-        self._scaler.load_state_dict(found.state["scaler"])
+        load_optimizer(self._optimizer, tensors_under("optimizer", source.tensors))
+        self._scaler.load_state_dict(source.state["scaler"])
 
 
-def check_finite(parameters: Sequence[torch.Tensor], name: str, step: int, newest: Callable[[], str]) -> None:
+def check_finite(
+    parameters: Sequence[torch.Tensor], name: str, step: int, describe_snapshot: Callable[[], str]
+) -> None:
     """Refuse weights with an element that is NaN or infinite: both show in the largest magnitudes, read in one copy.
 
     Args:
@@ -86,11 +88,11 @@ def check_finite(parameters: Sequence[torch.Tensor], name: str, step: int, newes
     Raises:
         RunFailed: there is one.
     """
-    some = [parameter.detach() for parameter in parameters if parameter.numel()]
-    largest = torch._foreach_norm(some, math.inf) if some else ()
-    if some and not bool(torch.stack([value.float() for value in largest]).isfinite().all()):
+    non_empty = [parameter.detach() for parameter in parameters if parameter.numel()]
+    largest = torch._foreach_norm(non_empty, math.inf) if non_empty else ()
+    if non_empty and not bool(torch.stack([value.float() for value in largest]).isfinite().all()):
         hint = "lower learning_rate, or set mixed_precision = off"
-        raise RunFailed(f"the weights of {name} are not finite after step {step}; {newest()}", hint)
+        raise RunFailed(f"the weights of {name} are not finite after step {step}; {describe_snapshot()}", hint)
 
 
 def longest_vector(model: nn.Module) -> int:
@@ -112,8 +114,8 @@ def synchronise_buffers(model: nn.Module, exchange: Exchange, name: str) -> None
     if exchange.engine == "solo" or not buffers:
         return
     mine = {n: hashlib.blake2b(_bytes(b), digest_size=8).hexdigest() for n, b in buffers.items()}
-    said = exchange.gather(f"buffers/{name}/hashes", json.dumps(mine).encode())
-    hashes = documents(said).values()
+    payloads = exchange.gather(f"buffers/{name}/hashes", json.dumps(mine).encode())
+    hashes = documents(payloads).values()
     different = [n for n in buffers if len({str(theirs.get(n)) for theirs in hashes}) > 1]
     wide = [buffers[n] for n in different if buffers[n].dtype == torch.float64]
     narrow = [buffers[n] for n in different if buffers[n].dtype != torch.float64]
@@ -130,13 +132,15 @@ def _average_wide(buffer: torch.Tensor, exchange: Exchange, name: str) -> None:
     """Average a buffer of 64 bits, for which the exchange's own mean of 32 bits is too coarse."""
     raw, flat = _bytes(buffer), torch.empty(buffer.numel(), dtype=buffer.dtype)
     for start in range(0, len(raw), _PIECE):
-        said = exchange.gather(f"{name}/{start}", raw[start : start + _PIECE])
-        whole = [said[rank] for rank in sorted(said) if len(said[rank]) == len(raw[start : start + _PIECE])]
-        parts = [torch.frombuffer(bytearray(piece), dtype=buffer.dtype) for piece in whole]
-        own = torch.frombuffer(bytearray(raw[start : start + _PIECE]), dtype=buffer.dtype)
-        finite = [part for part in parts if bool(part.isfinite().all())]
-        first = start // buffer.element_size()
-        flat[first : first + own.numel()] = torch.stack(finite).mean(0) if finite else own
+        payloads = exchange.gather(f"{name}/{start}", raw[start : start + _PIECE])
+        complete = [
+            payloads[rank] for rank in sorted(payloads) if len(payloads[rank]) == len(raw[start : start + _PIECE])
+        ]
+        contributions = [torch.frombuffer(bytearray(piece), dtype=buffer.dtype) for piece in complete]
+        local = torch.frombuffer(bytearray(raw[start : start + _PIECE]), dtype=buffer.dtype)
+        finite = [values for values in contributions if bool(values.isfinite().all())]
+        offset = start // buffer.element_size()
+        flat[offset : offset + local.numel()] = torch.stack(finite).mean(0) if finite else local
     buffer.copy_(flat.view_as(buffer))
 
 

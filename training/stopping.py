@@ -65,14 +65,14 @@ class Conductor:
         self._stretch = stretch_of(settings)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
         self._ended: list[tuple[int, int]] = []
-        self._then: dict[int, Callable[[int], None]] = {}
+        self._callbacks: dict[int, Callable[[int], None]] = {}
 
-    def give(self, action: OrderAction, then: Callable[[int], None] | None = None, **words: Any) -> None:
+    def give(self, action: OrderAction, on_done: Callable[[int], None] | None = None, **words: Any) -> None:
         """Give an order; ``then`` is called with the step when all have carried it out."""
         with self._turn() as group:
             number = group.give(action, **words)
-            if then is not None:
-                self._then[number] = then
+            if on_done is not None:
+                self._callbacks[number] = on_done
 
     def heard(self, rank: int, answer: AnswerEvent) -> None:
         """Take a member's answer."""
@@ -90,10 +90,10 @@ class Conductor:
         with self._lock:
             yield self._group
             ended, self._ended = self._ended, []
-            calls = [(self._then.pop(number, None), step) for number, step in ended]
-        for then, step in calls:
-            if then is not None:
-                then(step)
+            calls = [(self._callbacks.pop(number, None), step) for number, step in ended]
+        for callback, step in calls:
+            if callback is not None:
+                callback(step)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._members.send(message)
@@ -168,19 +168,19 @@ class ProgressMonitor:
         return self.clock() - self._sign
 
     @property
-    def kept(self) -> int | None:
+    def resumable_step(self) -> int | None:
         """The step from which the run can go on."""
         return kept_step(self._snapshots)
 
     @property
     def metrics(self) -> dict[str, int | None]:
         """What is kept at the end of a run that was stopped, as figures."""
-        return {"kept_step": self.kept, "lost_steps": max(0, self.newest_step - (self.kept or 0))}
+        return {"kept_step": self.resumable_step, "lost_steps": max(0, self.newest_step - (self.resumable_step or 0))}
 
     @property
     def last_words(self) -> str:
         """What is kept at the end of a run that was stopped, as a sentence."""
-        return kept_text(self.kept, self.newest_step)
+        return kept_text(self.resumable_step, self.newest_step)
 
 
 class Stopping:
@@ -225,10 +225,10 @@ class Stopping:
     def _stop(self) -> None:
         self._conductor.give("stop", reason=self.reason)
         self._progress.sign()
-        last = self._progress.clock()
+        looked_at = self._progress.clock()
         while not self._over.wait(_LOOK):
-            before, last = last, self._progress.clock()
-            if last - before > _STALL:  # this process stood still: what the members said meanwhile is still unread
+            before, looked_at = looked_at, self._progress.clock()
+            if looked_at - before > _STALL:  # this process stood still: what the members said meanwhile is still unread
                 self._progress.sign()
             self._progress.last_step = self._conductor.stop_step
             if self._progress.silence > self._progress.patience:
@@ -258,13 +258,13 @@ class StopSignals:
         self._say, self._clock = say, clock
         self._run: Stoppable | None = None
         self._asked = 0
-        self._first = 0.0
+        self._first_signal_at = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
-        if self._asked and now - self._first < ONE_PRESS:
+        if self._asked and now - self._first_signal_at < ONE_PRESS:
             return
-        self._first = self._first if self._asked else now
+        self._first_signal_at = self._first_signal_at if self._asked else now
         self._asked += 1
         if self._run is not None:
             self._act(self._run)

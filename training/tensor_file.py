@@ -40,17 +40,17 @@ class TensorFile:
         self.header = _header(names, self._tensors)
         self.body_bytes = sum(tensor.nbytes for tensor in self._tensors)
 
-    def parts(self) -> Iterator[Tensor]:
+    def flat_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors as flat bytes, each where it is."""
         for tensor in self._tensors:
-            whole = tensor if tensor.is_contiguous() else tensor.to("cpu").contiguous()
-            yield whole.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+            contiguous = tensor if tensor.is_contiguous() else tensor.to("cpu").contiguous()
+            yield contiguous.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield the file piece by piece, from the tensors as they are then."""
         yield memoryview(self.header)
-        for part in self.parts():
-            yield part.to("cpu").numpy().data
+        for tensor in self.flat_tensors():
+            yield tensor.to("cpu").numpy().data
 
 
 def _header(names: Sequence[str], tensors: Sequence[Tensor]) -> bytes:
@@ -82,9 +82,9 @@ class HostCopy:
     def take(self, file: TensorFile) -> list[memoryview]:
         """Copy the tensors and return the pieces of the file, which stay as they are until the next copy."""
         memory, at, by_itself = self._memory_for(file.body_bytes), 0, is_asynchronous(self._device)
-        for part in file.parts():
-            first = PIECE - at % PIECE
-            for source in (part[:first], *torch.split(part[first:], PIECE)):
+        for tensor in file.flat_tensors():
+            left_in_piece = PIECE - at % PIECE
+            for source in (tensor[:left_in_piece], *torch.split(tensor[left_in_piece:], PIECE)):
                 if source.numel():
                     piece, begin = divmod(at, PIECE)
                     memory[piece][begin : begin + source.numel()].copy_(source, non_blocking=by_itself)
@@ -95,9 +95,9 @@ class HostCopy:
 
     def _memory_for(self, size: int) -> list[Tensor]:
         for index, start in enumerate(range(0, size, PIECE)):
-            wanted = min(PIECE, size - start)
-            if index == len(self._memory) or self._memory[index].numel() < wanted:
-                self._memory[index : index + 1] = [self._new(wanted)]
+            length = min(PIECE, size - start)
+            if index == len(self._memory) or self._memory[index].numel() < length:
+                self._memory[index : index + 1] = [self._new(length)]
         return self._memory
 
     def _new(self, size: int) -> Tensor:

@@ -36,7 +36,7 @@ from training.same_data import check_same, check_unchanged, describe, other_prec
 from training.saved_model import save_copy, save_model
 from training.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.snapshot_writer import SnapshotWriter
-from training.state import TrainingState, check_finite, longest_vector, part, prefixed, synchronise_buffers
+from training.state import TrainingState, check_finite, longest_vector, prefixed, synchronise_buffers, tensors_under
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
 from training.strategies.own_file import opened
@@ -107,28 +107,32 @@ class Trainer:
         strategy = opened(self.profile.strategy)
         kind = strategy_class(strategy.strategy)
         strategy = kind.resumed(strategy) if self.plan.resume else strategy
-        order = self.settings
-        own = kind.updates  # the strategy is the optimizer as well
-        self.optimizer = plain_steps(self.model, order, kind.name) if own else build_optimizer(self.model, order)
+        settings = self.settings
+        if kind.updates:  # the strategy is the optimizer as well
+            self.optimizer = plain_steps(self.model, settings, kind.name)
+        else:
+            self.optimizer = build_optimizer(self.model, settings)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
-        self.total_steps = order.max_steps or self.schedule.total_steps(self.position.batch_sizes, order.epochs)
-        self._warm_up = warm_up_of(order, self.total_steps)
-        alone = order.batch_size * order.gradient_accumulation
-        start, norm = start_of(self.profile), order.max_grad_norm
-        rule = scaling_rule(order.lr_scaling, start in kind.raises_rate)
-        self.peak_rate = scaled_learning_rate(order.learning_rate, rule, self.plan.global_batch, alone)
-        self.strategy: Strategy = kind(StrategyContext(strategy, self.total_steps, order.seed, self._warn, start, norm))
+        self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
+        self._warm_up = warm_up_of(settings, self.total_steps)
+        reference_batch = settings.batch_size * settings.gradient_accumulation
+        start, norm = start_of(self.profile), settings.max_grad_norm
+        rule = scaling_rule(settings.lr_scaling, start in kind.raises_rate)
+        self.peak_rate = scaled_learning_rate(settings.learning_rate, rule, self.plan.global_batch, reference_batch)
+        context = StrategyContext(strategy, self.total_steps, settings.seed, self._warn, start, norm)
+        self.strategy: Strategy = kind(context)
         self.strategy.use(self.optimizer)
-        self.samples = Samples(self.task, order.seed, self.device, self.profile.data.max_broken_share, self.member.name)
-        alone = not self.exchange.shares_process
-        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, alone, self._warn)
+        broken = self.profile.data.max_broken_share
+        self.samples = Samples(self.task, settings.seed, self.device, broken, self.member.name)
+        ahead = not self.exchange.shares_process
+        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
         self.backward = Backward(
-            self.task, self.model, self.precision, self.writer.release, order.compile, self.total_steps
+            self.task, self.model, self.precision, self.writer.release, settings.compile, self.total_steps
         )
-        how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
+        evaluation, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
-            self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir,
+            self.samples, self.model, self.precision, self.exchange, evaluation, batch, stops, self._warn, self.run_dir,
             self._name_of, self.local,
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
@@ -140,32 +144,32 @@ class Trainer:
         seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
-        how = self.settings.seed, self._warn, self.precision.name, self.schedule.fingerprint
-        self.data = describe(self.task, self.model, self.samples, *how)
-        self.told = self.data.without_samples() if self.local else self.data
+        seed, precision, split = self.settings.seed, self.precision.name, self.schedule.fingerprint
+        self.data = describe(self.task, self.model, self.samples, seed, self._warn, precision, split)
+        self.shared_data = self.data.without_samples() if self.local else self.data
         arrived = self.local.arrived if self.local else None
         if arrived is not None or self.exchange.is_newcomer:
             return self._join(arrived or self.exchange.fetch_state())
-        check_same(self.told, self.exchange, self._name_of, self._warn)
-        found = None
+        check_same(self.shared_data, self.exchange, self._name_of, self._warn)
+        agreed = None
         if self.plan.resume:
             alike = strategy_class(self.profile.strategy.strategy).alike(self.profile.strategy)
             settings = self.plan.hash(), self._name_of, alike, list(map(self._name_of, self.plan.absent))
-            found = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
-        if found is None:  # a new run
+            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
+        if agreed is None:  # a new run
             equalised(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
             self.position.begin(self.plan.attempt)
-        elif self.rank in found.holders:
+        elif self.rank in agreed.holders:
             self.strategy.attach(self.model, self.exchange)
-            self._restore(self.store.load(found.step, self.plan.hash()))
+            self._restore(self.store.load(agreed.step, self.plan.hash()))
             self.position.begin(self.plan.attempt)
-            hand_over(found, self.exchange, self._joining)
+            hand_over(agreed, self.exchange, self._joining)
         else:
-            self._join(take_over(found, self.exchange))
+            self._join(take_over(agreed, self.exchange))
         self.control.arrive(self.position.step)
-        details = {"step": self.position.step, "tables": self.told.tables, "trainable": self.compression.weights}
+        details = {"step": self.position.step, "tables": self.shared_data.tables, "trainable": self.compression.weights}
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
         if self.position.step and (self.strategy.synchronised or self.position.owes_evaluation):
             self._evaluate_if_due()  # a stop may have cut it short
@@ -174,7 +178,7 @@ class Trainer:
         at_sync = True
         while True:
             done = self.position.step >= self.total_steps or self.stopping.should_stop
-            # Who is let go after the last step stays for the end: the others may count on it to save the model.
+            # A member that is dropped after the last step stays to the end: the others may need it to save the model.
             if self._obey(at_sync and not done) is ExitCode.STOPPED:
                 return ExitCode.STOPPED
             if done:
@@ -183,7 +187,7 @@ class Trainer:
             self.writer.check()
             report = self._step()
             if report is not None:
-                self.emit(self.compression.told(report, self.position.step))
+                self.emit(self.compression.complete_report(report, self.position.step))
             at_sync = self.strategy.meets(report)
             if at_sync:
                 self._at_synchronisation_point()
@@ -194,16 +198,16 @@ class Trainer:
     def _finish(self) -> ExitCode:
         report = self.strategy.finish()
         if report is not None:
-            self.emit(self.compression.told(report, self.position.step))
+            self.emit(self.compression.complete_report(report, self.position.step))
         with self.strategy.consensus():
             synchronise_buffers(self.model, self.exchange, "finish")
             if self.stopping.should_stop:
                 self.stopping.restore(self.model)
-            again = 0
-            while not self._evaluate(self.evaluator.splits, again):
+            attempt = 0
+            while not self._evaluate(self.evaluator.splits, attempt):
                 if self._obey(at_sync=False, finishing=True) is ExitCode.STOPPED:
                     return ExitCode.STOPPED
-                again += 1  # it was another one that stopped
+                attempt += 1  # another member stopped
             if self.rank == min(self.strategy.members):
                 save_model(self.task, self.model, self.run_dir)
             elif self.plan.own_folders and (problem := save_copy(self.task, self.model, self.run_dir)):
@@ -214,11 +218,10 @@ class Trainer:
 
     def _step(self) -> SyncEvent | None:
         start, before = time.monotonic(), self.exchange.traffic.copy()
-        batches = self._batches(self.backward.most)
-        course = self.settings
-        rate = self.peak_rate * learning_rate_at(
-            self.position.step, self.total_steps, self._warm_up, course.lr_schedule, 1.0, course.lr_decay_share
-        )
+        batches = self._batches(self.backward.max_micro_batch)
+        shape, decay = self.settings.lr_schedule, self.settings.lr_decay_share
+        factor = learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
+        rate = self.peak_rate * factor
         set_learning_rate(self.optimizer, rate)
         self.last_step.begin()
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
@@ -226,8 +229,8 @@ class Trainer:
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
             figures = self.update.run(losses, functools.partial(self._refuse_loss, losses, batches))
             self.optimizer.zero_grad(set_to_none=True)
-        if self._evaluates_own:
-            start += self._evaluate_own()
+        if self._evaluates_local_weights:
+            start += self._evaluate_local_weights()
         self.last_step.stage = "ending"
         self.position.step, self.position.cursor = self.position.step + 1, batches.cursor
         with self.source.turns.lent():
@@ -240,31 +243,31 @@ class Trainer:
         refuse_loss(loss, losses, batches, self.member.name, self.position.step + 1, self.writer.newest_in_words)
 
     @property
-    def _evaluates_own(self) -> bool:
+    def _evaluates_local_weights(self) -> bool:
         asked = self.profile.evaluation.eval_local
         return asked == "on" or (asked == "auto" and self.strategy.equal == "never" and len(self.exchange.members) > 1)
 
-    def _evaluate_own(self) -> float:
-        """Evaluate what this member holds, before the strategy ends a step, where the average of it is evaluated next.
+    def _evaluate_local_weights(self) -> float:
+        """Evaluate this member's own weights before the strategy ends a step, if their average is evaluated next.
 
         Between two synchronisations of a strategy such as DiLoCo the members' weights differ: whether averaging helps
         shows here. After the last step all splits are evaluated, as with the averaged weights.
 
         Returns:
-            How many seconds it took; they belong to no step.
+            The seconds that it took, which belong to no step.
         """
         start, step, wait = time.monotonic(), self.position.step + 1, self.strategy.steps_to_average
-        last = step >= self.total_steps
-        if last or (wait is not None and 0 < self.position.next_evaluation <= step + wait):
-            for event in self.evaluator.evaluate_alone(step, every=last):
+        is_last = step >= self.total_steps
+        if is_last or (wait is not None and 0 < self.position.next_evaluation <= step + wait):
+            for event in self.evaluator.evaluate_alone(step, all_splits=is_last):
                 self.emit(event)
         return time.monotonic() - start
 
-    def _batches(self, most: int) -> StepBatches:
-        """Return this member's batches of the step, at most so many samples in each; 0: as its batch size says."""
-        more = self.total_steps - self.position.step - 1
-        batches = self.source.take(self.position.cursor, self.position.batch_sizes, more, most)
-        for message in self.samples.news():
+    def _batches(self, max_micro_batch: int) -> StepBatches:
+        """Return this member's batches of the step; ``max_micro_batch`` 0: as large as its batch size."""
+        remaining_steps = self.total_steps - self.position.step - 1
+        batches = self.source.take(self.position.cursor, self.position.batch_sizes, remaining_steps, max_micro_batch)
+        for message in self.samples.take_warnings():
             self._warn(message)
         return batches
 
@@ -288,21 +291,21 @@ class Trainer:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.grown(self.plan)
         live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
-        if live:  # who is gone is told by who knows why, and who has come by itself
+        if live:  # losses are reported by the supervisor, and joins by the members that join
             self.position.batch_sizes = live
         if live and self.local:
             for line in self.local.follow(self.plan, list(live), self.exchange, self.position.step):
                 if self.rank == min(live):
                     self._warn(line)
         self._evaluate_if_due()
-        if self.exchange.state_wanted:  # only the one who is to publish it knows
+        if self.exchange.state_wanted:  # true only on the member that publishes it
             with self.strategy.for_newcomer():
                 self.exchange.publish_state(self._joining())
 
     def _evaluate_if_due(self) -> None:
         interval = self.profile.evaluation.eval_interval
-        last = self.position.step >= self.total_steps
-        if interval and self.position.step >= self.position.next_evaluation and not last:
+        is_last = self.position.step >= self.total_steps
+        if interval and self.position.step >= self.position.next_evaluation and not is_last:
             with self.strategy.consensus():
                 synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
                 if self._evaluate([split for split in self.evaluator.splits if split == "validation"]):
@@ -311,12 +314,12 @@ class Trainer:
                 else:
                     self.position.note_cut_short()
 
-    def _evaluate(self, splits: list[str], again: int = 0) -> bool:
-        """Return whether it came to its end; no member stops meanwhile then."""
+    def _evaluate(self, splits: list[str], attempt: int = 0) -> bool:
+        """Evaluate; return whether the evaluation was completed, which means that no member stopped meanwhile."""
         for split in splits:
             heeds = self.position.cut_short < MOST_CUT_SHORT
             members = {rank: self.position.batch_sizes.get(rank, 1) for rank in self.strategy.members}
-            event = self.evaluator.evaluate(split, self.position.step, members, again, heeds)
+            event = self.evaluator.evaluate(split, self.position.step, members, attempt, heeds)
             if event is None:
                 return False
             if self.rank == min(self.strategy.members):
@@ -328,7 +331,7 @@ class Trainer:
         return True
 
     def _obey(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
-        """Carry out the commands whose step has come; what comes after the last step counts as one more."""
+        """Carry out the commands that are due; the finish after the last step counts as one more step."""
         while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
             match command.command:
                 case "pause":
@@ -358,14 +361,14 @@ class Trainer:
             check_finite(self.parameters, self.member.name, self.position.step, self.writer.newest_in_words)
             tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
             state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
-            state["most"] = self.backward.most
-            beside = not self.exchange.shares_process
-            self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), beside)
+            state["most"] = self.backward.max_micro_batch
+            in_background = not self.exchange.shares_process
+            self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
         if wait:
             self.writer.wait()
 
     def keep_last_step(self) -> bool:
-        """Write what this member has, its group being lost for good; return whether that was possible."""
+        """Write a snapshot of the last step after the loss of the group; return whether that was possible."""
         return self.position.step > 0 and self.last_step.keep(lambda: self._snapshot(wait=True), self._warn)
 
     def _restore(self, snapshot: Snapshot) -> None:
@@ -373,24 +376,25 @@ class Trainer:
         if message := other_precision(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
-        self.backward.most = int(snapshot.state["most"])
+        self.backward.max_micro_batch = int(snapshot.state["most"])
         self.position.load(snapshot.state, snapshot.tensors, self.plan.absent)
         self.position.cut_short = 0  # by the stop before this start
-        self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
+        self.strategy.load(tensors_under("strategy", snapshot.tensors), snapshot.state["strategy"])
 
     def _joining(self) -> JoiningState:
         tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
-        state = {**self.position.state(), "strategy": self.strategy.newcomer_state(), "data": self.told.model_dump()}
+        state = {**self.position.state(), "strategy": self.strategy.newcomer_state()}
+        state["data"] = self.shared_data.model_dump()
         state["holdings"] = self.local.state() if self.local else {}
         return self.state.joining(tensors, state)
 
     def _join(self, joining: JoiningState) -> None:
         state = joining.state
-        check_unchanged(state["data"], self.told, "the others have")
+        check_unchanged(state["data"], self.shared_data, "the others have")
         self.state.adopt(joining)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
         self.position.load(state, joining.tensors)
         self.strategy.attach(self.model, self.exchange)
-        if (tensors := part("strategy", joining.tensors)) or state["strategy"]:
+        if (tensors := tensors_under("strategy", joining.tensors)) or state["strategy"]:
             self.strategy.load(tensors, state["strategy"])
         self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.position.step}"))

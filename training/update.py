@@ -62,8 +62,10 @@ class Update:
 
     def _looking_first(self, total: torch.Tensor, check: Callable[[float], None], together: bool) -> StepFigures:
         updates = self.strategy.updates
-        own = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
-        loss, (own_norm, norm) = read(total, own, clip(self.parameters, self.max_norm) if updates else None)
+        own_gradient_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
+        loss, (own_norm, norm) = read(
+            total, own_gradient_norm, clip(self.parameters, self.max_norm) if updates else None
+        )
         check(loss)
         self.strategy.gradients()
         merged = self._clip()
@@ -74,8 +76,8 @@ class Update:
 
     def _clip(self) -> torch.Tensor | None:
         leaves_it = self.strategy.updates or self.strategy.clips
-        whole = self.strategy.gradient_norm
-        return self.precision.clip(self.optimizer, self.parameters, 0.0 if leaves_it else self.max_norm, whole)
+        global_norm = self.strategy.gradient_norm
+        return self.precision.clip(self.optimizer, self.parameters, 0.0 if leaves_it else self.max_norm, global_norm)
 
     def _step(self) -> None:
         self.last_step.stage = "changing"

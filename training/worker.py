@@ -56,18 +56,18 @@ def connect(
     seat, keys = plan.seats[rank], secrets / f"member-{rank}"
     from training.exchange.coordinator_client import JoinConfig
 
-    where = rendezvous()
-    near, everywhere = "127.0.0.1", "::" if where.address.startswith("[") else "0.0.0.0"
+    addresses = rendezvous()
+    near, everywhere = "127.0.0.1", "::" if addresses.address.startswith("[") else "0.0.0.0"
     joining = JoinConfig(
-        where.address,
+        addresses.address,
         keys,
         plan.run_id,
         rank,
         plan.world_size,
         seat.name,
-        listen=near if all(one.local for one in plan.seats) else everywhere,
+        listen=near if all(member.local for member in plan.seats) else everywhere,
         hosts=seat.addresses,
-        shares={one.rank: one.share for one in plan.members},
+        shares={member.rank: member.share for member in plan.members},
         local=seat.local,
         interface=seat.interface,
         rendezvous=rendezvous,
@@ -107,10 +107,10 @@ def run_worker(
 
     def trained() -> ExitCode:
         with prepared(plan, rank, task, secrets, emit) as device:
-            first = address()
+            initial = address()
 
             def rendezvous() -> Rendezvous:
-                return first if control.rendezvous is None else Rendezvous(*control.rendezvous)
+                return initial if control.rendezvous is None else Rendezvous(*control.rendezvous)
 
             def join() -> Exchange:
                 return connect(plan, rank, rendezvous, secrets, device, emit)
@@ -162,9 +162,9 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
         from training.tasks.registry import task_from_profile
 
         def task_of(rank: int) -> Task:
-            made = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
-            made.group_position = GroupPosition(rank, len(plan.seats))
-            return made
+            member_task = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
+            member_task.group_position = GroupPosition(rank, len(plan.seats))
+            return member_task
 
         task = task_of(arguments.rank)
         from training import trainer  # noqa: F401 - here, so that the time of its imports is counted as such
@@ -178,10 +178,10 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
 
     def address() -> Rendezvous:
         phases.end("worker: data")
-        found = Rendezvous(**json.loads(sys.stdin.buffer.readline()))
+        rendezvous = Rendezvous(**json.loads(sys.stdin.buffer.readline()))
         phases.end("worker: waits for the engine")
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
-        return found
+        return rendezvous
 
     if plan.engine == "simulated":
         from training.simulated.members import run_members

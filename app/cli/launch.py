@@ -203,7 +203,8 @@ def plan_of(job: LaunchedScript, places: Sequence[RankHost], output: Path) -> Ru
     members = []
     for rank, machine in enumerate(machines):
         place = places[machine]
-        name = place.name if place.ranks == 1 and len(places) > 1 else f"{place.name}-{job.beside(rank).index(rank)}"
+        local_rank = job.local_ranks(rank).index(rank)
+        name = place.name if place.ranks == 1 and len(places) > 1 else f"{place.name}-{local_rank}"
         members.append(MemberPlan(rank=rank, name=name, batch_size=1, local=not job.folder))
     name = job.script.rpartition(".")[2] if job.module else Path(job.script).stem
     model = ModelSettings(task=CUSTOM, model_path=f"{job.script}:__main__")

@@ -86,7 +86,7 @@ def collect(plan: RunPlan) -> Inputs:
     if plan.launch is not None:
         top = Path(plan.launch.folder)
         trees["inputs/user"] = _tree(launched_files(top), top)
-        return Inputs(trees, plan.model_copy(update={"launch": plan.launch.there("inputs/user")}))
+        return Inputs(trees, plan.model_copy(update={"launch": plan.launch.relocated("inputs/user")}))
     model_path, data_path = profile.model.model_path, profile.data.dataset_path
     if model_path == JOB_FACTORY:
         trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")

@@ -307,7 +307,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
         BadInput: the profile does not fit that many members.
     """
     seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
-    local = plan_local_run(profile, len(seats), here=False)
+    local = plan_local_run(profile, len(seats), on_this_machine=False)
     engine = "nccl" if _wants_nccl(profile, seats) else "mesh"
     spans_machines = len({machine.name for machine, *_ in seats}) > 1
     remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.here]

@@ -184,7 +184,7 @@ def test_lines_of_a_source_keep_their_order_and_sources_take_turns(said: list[tu
 
 
 def test_a_flood_waits_and_does_not_delay_the_end_of_another() -> None:
-    inbox = Inbox(room=1000)
+    inbox = Inbox(capacity=1000)
 
     def shout() -> None:
         for _ in range(500):

@@ -14,7 +14,7 @@ from torch import nn
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, JoiningState
-from training.state import part, prefixed
+from training.state import prefixed, tensors_under
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Course, Rhythm, Start
 from training.strategies.own_file import opened, rehearsed
@@ -101,7 +101,7 @@ class Member:
         self.strategy.use(self.optimizer)
         self.strategy.attach(self.model, exchange)
         if joining is not None:
-            tensors, state = part("strategy", joining.tensors), joining.state["strategy"]
+            tensors, state = tensors_under("strategy", joining.tensors), joining.state["strategy"]
             if tensors or state:
                 self.strategy.load(tensors, state)
         if saved is not None:
@@ -113,8 +113,8 @@ class Member:
     @torch.no_grad()
     def _adopt(self, joining: JoiningState) -> None:
         self.step = joining.state["step"]
-        self.model.load_state_dict(part("model", joining.tensors))
-        moments = part("optimizer", joining.tensors)
+        self.model.load_state_dict(tensors_under("model", joining.tensors))
+        moments = tensors_under("optimizer", joining.tensors)
         for name, parameter in self.model.named_parameters():
             if name in moments:
                 self.optimizer.state[parameter]["momentum_buffer"] = moments[name].clone()

@@ -123,7 +123,7 @@ def test_a_folder_made_here_travels_to_the_machines(world: Path) -> None:
     made_folder(NAME).mkdir(parents=True)
     (made_folder(NAME) / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     profile = load_profile("demo", {"dataset": str(world / "cache")}).profile
-    inputs = collect(plan_local_run(profile, 1, here=False))
+    inputs = collect(plan_local_run(profile, 1, on_this_machine=False))
     assert list(inputs.trees["inputs/model"].files) == ["config.json"]
     assert inputs.plan.profile.model.model_path == "inputs/model"
 

@@ -165,7 +165,7 @@ def step_gradient(task: WhisperTask, model: nn.Module, batch_sizes: dict[int, in
     for rank in batch_sizes:
         schedule = SampleSchedule(len(task.train), 1, accumulation, lengths=task.lengths(), block=4)
         source = BatchSource(task, schedule, rank, Samples(task, 1))
-        taken.append(source.take(Cursor(), batch_sizes, more=False))
+        taken.append(source.take(Cursor(), batch_sizes, remaining_steps=False))
         source.close()
     weight = sum(batches.weight for batches in taken)
     for batches in taken:

@@ -45,13 +45,13 @@ def test_what_was_made_ahead_in_vain_does_not_disturb_what_is_wanted() -> None:
     task = _OneAtATime(16)
     task.prepare(lambda *_: None)
     source = BatchSource(task, SampleSchedule(16, 0, 1), 0, Samples(task, 0))
-    first = source.take(Cursor(0, 0), {0: 8, 1: 4}, more=0)
+    first = source.take(Cursor(0, 0), {0: 8, 1: 4}, remaining_steps=0)
     source.begin(first.cursor, {0: 8, 1: 4}, 0, 0)
     with source.turns.lent():
         assert task.ahead.wait(60)
         threading.Timer(0.1, task.go_on.set).start()
         # Member 1 is lost: the next step is another one than that which is being made, at the end of the epoch at that.
-        second = source.take(first.cursor, {0: 8}, more=0)
+        second = source.take(first.cursor, {0: 8}, remaining_steps=0)
     source.close()
     order = SampleSchedule(16, 0, 1).step(Cursor(0, 12), {0: 8}, 0)[0]
     assert second.indices == order

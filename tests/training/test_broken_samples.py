@@ -79,7 +79,7 @@ def test_too_many_end_the_run_with_their_number_and_names(tmp_path: Path) -> Non
 def test_too_many_are_told_also_where_they_were_read_in_vain_before() -> None:
     task = DamagedTask(3, 17)
     task.prepare(lambda *_: None)
-    samples = Samples(task, 1, allowed=0.025)
+    samples = Samples(task, 1, max_broken_share=0.025)
     for _ in range(2):
         with pytest.raises(RunFailed, match="2 of 48 samples"):
             samples.training_batch([3, 4, 17], 0)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from toy_task import ToyTask, toy_plan
 
 from training import compiled
-from training.compiled import CompiledBlocks, blocks_of, pays
+from training.compiled import CompiledBlocks, blocks_of, should_compile
 from training.events import Event, WarningEvent
 from training.orders import Control
 from training.trainer import Trainer
@@ -133,9 +133,9 @@ def test_auto_is_for_long_runs_on_cuda(
     monkeypatch: pytest.MonkeyPatch, wanted: Any, device: torch.device, gains: bool, steps: int, found: bool
 ) -> None:
     monkeypatch.setattr(compiled, "_has_triton", lambda: True)
-    assert pays(wanted, device, gains, steps) is found
+    assert should_compile(wanted, device, gains, steps) is found
     monkeypatch.setattr(compiled, "_has_triton", lambda: False)
-    assert pays(wanted, device, gains, steps) is (wanted == "on")
+    assert should_compile(wanted, device, gains, steps) is (wanted == "on")
 
 
 def warnings(events: list[Event]) -> list[str]:

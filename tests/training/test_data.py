@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.data import Cursor, SampleSchedule, apportion, evaluation_slice, grouped, shares_to_batch_sizes
+from training.data import Cursor, SampleSchedule, apportion, evaluation_slice, group_by_length, shares_to_batch_sizes
 
 Batches = list[list[int]]
 groups = st.dictionaries(st.integers(0, 9), st.integers(1, 7), min_size=1, max_size=4)
@@ -217,7 +217,7 @@ def test_blocks_of_a_pool_do_not_overlap_in_length(n: int, block: int) -> None:
     rng = np.random.default_rng(n)
     lengths = rng.integers(1, 100, n)
     order = rng.permutation(n)
-    found = grouped(order, lengths, block, np.random.default_rng(0))
+    found = group_by_length(order, lengths, block, np.random.default_rng(0))
     whole = n // block * block
     assert sorted(found) == sorted(order) and found[whole:].tolist() == order[whole:].tolist()
     if not whole:

@@ -93,7 +93,7 @@ def test_a_long_share_is_told_in_parts() -> None:
     def body(member: RoomExchange) -> EvaluationEvent | None:
         gather = member.gather
         member.gather = lambda name, payload: names.append(name) or gather(name, payload)  # type: ignore[method-assign]
-        return evaluator(member, [], part=1).evaluate("validation", 7, {0: 1, 1: 4})
+        return evaluator(member, [], round_size=1).evaluate("validation", 7, {0: 1, 1: 4})
 
     parts = list(together(2, body)[0].values())
     assert all(found.metrics == pytest.approx(whole.metrics) for found in parts)

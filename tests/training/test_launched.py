@@ -15,7 +15,7 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.launched import environment, interface_variables, listening, stamps
 from training.plan import LaunchedScript, MemberPlan, RunPlan
-from training.script_start import chosen
+from training.script_start import backend_for
 from training.worker import Rendezvous
 
 JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
@@ -82,7 +82,7 @@ def test_nccl_stays_on_one_machine_with_a_gpu_for_each_process(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True)))
     monkeypatch.setenv("MUSTER_BACKEND", "auto")
     monkeypatch.setenv("MUSTER_NCCL", str(int(own_gpu)))
-    assert chosen(said) == given
+    assert backend_for(said) == given
 
 
 @pytest.mark.parametrize(

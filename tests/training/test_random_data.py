@@ -81,7 +81,7 @@ def batches_of(group: dict[int, int], steps: int) -> torch.Tensor:
         source = BatchSource(task, SampleSchedule(16, 3, 1), rank, Samples(task, 3))
         cursor, mine = Cursor(), []
         for _ in range(steps):
-            step = source.take(cursor, group, more=True)
+            step = source.take(cursor, group, remaining_steps=True)
             cursor = step.cursor
             mine.append(torch.cat([batch["x"] for batch in step.micro_batches]))
         source.close()

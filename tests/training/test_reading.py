@@ -137,7 +137,7 @@ def source_of(tmp_path: Path, workers: int, factory: str = "job") -> tuple[Batch
     profile = Profile.model_validate(plan.profile.model_dump(exclude={"model", "data"}) | changes)
     task, warnings = CustomTask(profile), list[str]()
     task.prepare(lambda *_: None)
-    samples = Samples(task, 42, allowed=0.5)
+    samples = Samples(task, 42, max_broken_share=0.5)
     plan = plan.model_copy(update={"profile": profile})
     return batch_source(plan, task, SampleSchedule(16, 42, 1), 0, samples, True, warnings.append), samples, warnings
 
@@ -164,7 +164,7 @@ def test_processes_make_the_same_batches_as_this_one(tmp_path: Path, by_one: lis
     assert source._processes is not None and not warnings
     found = data_of(source)
     assert all(torch.equal(one, other) for one, other in zip(found, by_one, strict=True))
-    (line,) = samples.news()
+    (line,) = samples.take_warnings()
     assert line.startswith("sample 5 of train cannot be read and is left out: OSError: 5.png is no picture (job_5.py")
     workers = list(source._processes._pool._processes.values())
     source.close()

@@ -24,7 +24,7 @@ from training.data import Cursor, SampleSchedule
 from training.events import StepEvent
 from training.orders import Command, Control
 from training.plan import RunPlan
-from training.split import SplitSchedule, deal, schedule_of
+from training.split import SplitSchedule, deal_samples, schedule_of
 from training.tasks.custom import CustomJob, CustomTask
 
 LABELS = st.lists(st.sampled_from("abcdefgh"), min_size=30, max_size=150).filter(lambda found: len(set(found)) > 5)
@@ -35,10 +35,10 @@ KINDS = st.sampled_from(["label", "label:2", "dirichlet:0.3", "dirichlet:100", "
 def test_parts_are_disjoint_hold_everything_and_follow_from_the_seed(
     labels: list[str], kind: str, members: int, seed: int
 ) -> None:
-    parts = deal(split_of(kind), labels, members, seed)
+    parts = deal_samples(split_of(kind), labels, members, seed)
     assert len(parts) == members and all(len(part) for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
-    again = deal(split_of(kind), labels, members, seed)
+    again = deal_samples(split_of(kind), labels, members, seed)
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
 
 
@@ -49,7 +49,7 @@ def test_shares_of_a_label_are_spread_as_alpha_says(alpha: float, members: int, 
     """The expected sum of the squared shares of a label is (alpha + 1) / (members alpha + 1)."""
     labels = [str(number % 300) for number in range(300 * 100)]
     shares = np.zeros((300, members))
-    for member, part in enumerate(deal(DataSplit("dirichlet", alpha=alpha), labels, members, seed)):
+    for member, part in enumerate(deal_samples(DataSplit("dirichlet", alpha=alpha), labels, members, seed)):
         for label, count in Counter(labels[index] for index in part).items():
             shares[int(label), member] = count / 100
     assert shares.sum(axis=1) == pytest.approx(1)
@@ -59,10 +59,10 @@ def test_shares_of_a_label_are_spread_as_alpha_says(alpha: float, members: int, 
 
 def test_labels_are_few_a_member_and_speakers_stay_whole() -> None:
     labels = [str(number % 10) for number in range(1000)]
-    by_label = [{labels[i] for i in part} for part in deal(split_of("label:2"), labels, 5, 0)]
+    by_label = [{labels[i] for i in part} for part in deal_samples(split_of("label:2"), labels, 5, 0)]
     assert all(len(found) <= 2 for found in by_label) and set().union(*by_label) == set(map(str, range(10)))
     speakers = [name for name, count in {"a": 50, "b": 30, "c": 25, "d": 20, "e": 5}.items() for _ in range(count)]
-    parts = deal(split_of("speaker"), speakers, 3, 1)
+    parts = deal_samples(split_of("speaker"), speakers, 3, 1)
     found = [{speakers[i] for i in part} for part in parts]
     assert sum(map(len, found)) == 5 and sorted(map(len, parts)) == [35, 45, 50]
 
@@ -79,7 +79,7 @@ def test_labels_are_few_a_member_and_speakers_stay_whole() -> None:
 )
 def test_what_cannot_be_split_is_refused(kind: str, labels: list[str], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        deal(split_of(kind), labels, 3, 0)
+        deal_samples(split_of(kind), labels, 3, 0)
 
 
 @pytest.mark.parametrize("text", ["", "labels", "label:0", "label:x", "dirichlet", "dirichlet:0", "dirichlet:-1", "x"])
@@ -114,7 +114,7 @@ def test_an_epoch_goes_through_every_part_and_once_through_the_largest(
         (cursor,) = {plan.step(cursor, members, rank)[1] for rank in members}
         steps += 1
     assert steps == plan.total_steps(members, epochs)
-    for part, found in zip(plan.parts, seen, strict=True):
+    for part, found in zip(plan.partitions, seen, strict=True):
         assert found.keys() == set(part.tolist())
         assert max(found.values()) - min(found.values()) <= 1  # those of one pass, which may be under way
     assert set(seen[sizes.index(max(sizes))].values()) == {epochs}
@@ -195,7 +195,7 @@ def test_members_train_on_their_parts_alone_and_resume_with_the_same_losses(tmp_
     assert [member.error for member in members.values()] == [None, None]
     found = schedule_of(whole, tasks[0])
     assert isinstance(found, SplitSchedule)
-    for rank, part in enumerate(found.parts):
+    for rank, part in enumerate(found.partitions):
         assert set(tasks[rank].seen) <= set(part.tolist())
     again = split_plan("dirichlet:0.4", resume=True)
     resumed = run_group(again, serve(again), lambda _: Labelled(), tmp_path / "whole")
@@ -218,7 +218,7 @@ def test_nobody_trains_on_the_part_of_a_member_that_left(tmp_path: Path, serve: 
     assert [members[rank].ending for rank in range(2)] == [ExitCode.DONE, ExitCode.STOPPED]
     found = schedule_of(plan, tasks[0])
     assert isinstance(found, SplitSchedule)
-    assert set(tasks[0].seen) == set(found.parts[0].tolist())
+    assert set(tasks[0].seen) == set(found.partitions[0].tolist())
     stayed, left = (members[rank].trainer.position.cursor for rank in range(2))
     assert stayed.parts[0] == (2, 0) and left.parts == ((1, 0), (1, 0))
     assert stayed.parts[1][0] == 1 and stayed.parts[1][1] <= 3 * 4  # until the others heard that it had left

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from training.randomness import kept
+from training.randomness import preserved_generators
 
 
 class Baton:
@@ -49,7 +49,7 @@ class Baton:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Let other threads run while this one waits; afterwards restore the random generators."""
-        with kept(self._device):
+        with preserved_generators(self._device):
             self.give()
             try:
                 yield
