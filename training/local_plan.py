@@ -27,10 +27,9 @@ def plan_local_run(
     simulated: bool = False,
     count: Callable[[], int] = count_gpus,
 ) -> RunPlan:
-    """Return the plan of a run with ``workers`` workers on this machine or on another one.
+    """Return the plan of a run of ``workers`` workers, on this machine or (not ``on_this_machine``) on another one.
 
     Args:
-        on_this_machine: whether the workers run here.
         simulated: whether they are one process and take turns.
         count: returns the number of GPUs of this machine.
 
