@@ -89,9 +89,9 @@ class Lab:
     def silence(self, rank: int) -> None:
         """Have a member say nothing more until it is closed, once all know what it has done: or they wait to leave."""
         member, closes = self.members[rank], threading.Event()
-        until(lambda: member._status.settled >= member._operation_log.full)
-        report, self._silent[rank] = member._line._report, closes
-        member._line._report = lambda: (closes.wait(PATIENCE), report())[1]
+        until(lambda: member._status.settled >= member._log.full)
+        report, self._silent[rank] = member._client._report, closes
+        member._client._report = lambda: (closes.wait(PATIENCE), report())[1]
 
     def hang_up(self, rank: int) -> None:
         """Break a member's connection with the coordinator."""
@@ -117,7 +117,7 @@ def lab(folder: Path, size: int, tls: bool = False, **config: Any) -> Iterator[L
 
 def cut(member: MeshMember) -> None:
     """Break a member's connections without a good-bye."""
-    line = member._line
+    line = member._client
 
     def nothing() -> Report:
         raise asyncio.CancelledError  # who is about to report says nothing more, and holds up nobody

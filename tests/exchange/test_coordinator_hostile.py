@@ -123,10 +123,10 @@ def test_who_says_nothing_is_hung_up_on_and_takes_no_memory(tmp_path: Path) -> N
 
 
 def test_who_comes_and_goes_without_end_is_kept_out_for_a_while(running: Lab) -> None:
-    for number in range(coordinator_server.MOST_HELLOS):
+    for number in range(coordinator_server.MAX_HELLOS_PER_MINUTE):
         dial(running, hello(2, incarnation=str(number)), line(Report())).close()
     until(lambda: "reconnects too often" in answer(dial(running, hello(2), line(Report()))))
-    assert serves(running) and len(running.events) < 4 * coordinator_server.MOST_HELLOS
+    assert serves(running) and len(running.events) < 4 * coordinator_server.MAX_HELLOS_PER_MINUTE
 
 
 def test_a_certificate_speaks_for_its_own_rank_only(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -65,7 +65,7 @@ def test_it_serves_its_members_when_whoever_started_it_is_gone(coordinator: subp
     coordinator.stdout.close()
     for _ in range(2):  # of which it has something to say, to nobody
         with pytest.raises(ExchangeError, match="another run"):
-            MeshMember(JoinConfig(str(member._line.address), None, "another", 0, 1, "a")).join(60)
+            MeshMember(JoinConfig(str(member._client.address), None, "another", 0, 1, "a")).join(60)
     assert member.mean("x", torch.ones(1), 1.0, codec_by_name("fp32")).mean.item() == 1.0
     member.close()
     assert coordinator.wait(60) == 0

@@ -23,13 +23,13 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, line
 from training.exchange.coordinator_server import Coordinator
-from training.exchange.handover import TAG, JoinStateServer, channel_of, even_out
+from training.exchange.handover import TAG, JoinStateServer, channel_of, hand_over_missing
 from training.exchange.link import Outgoing, PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshGather, Meter
 from training.exchange.operation_log import OperationLog
-from training.exchange.unauthenticated import MOST_OF_A_HOST
+from training.exchange.unauthenticated import MAX_PER_HOST
 
 HUGE = struct.pack("<Q", 1 << 39)
 
@@ -63,7 +63,7 @@ def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) ->
     liar.send(1, TAG, memoryview(HUGE))
     peers = {rank: Peer(name=f"m{rank}") for rank in range(2)}
     with pytest.raises(PeerLost, match="549755813888 bytes") as caught:
-        even_out(
+        hand_over_missing(
             studio, MeshStart(peers=peers, stand=1, donor=0, behind={1: 0}), OperationLog(1), threading.Lock(), 1000
         )
     assert caught.value.rank == 0
@@ -125,8 +125,8 @@ def test_strangers_of_one_host_that_say_nothing_keep_no_member_from_the_coordina
         return socket.create_connection(("127.0.0.1", one.port), PATIENCE, ("127.0.0.2", 0))
 
     with lab(tmp_path, 2, tls=True) as one:
-        silent = [stranger() for _ in range(MOST_OF_A_HOST)]
-        until(lambda: len(one.coordinator.unauthenticated) == MOST_OF_A_HOST)
+        silent = [stranger() for _ in range(MAX_PER_HOST)]
+        until(lambda: len(one.coordinator.unauthenticated) == MAX_PER_HOST)
         with stranger() as surplus:
             assert surplus.recv(1) == b""  # before any handshake
         one.connect_all()

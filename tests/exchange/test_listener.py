@@ -32,12 +32,12 @@ from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.dialling import Address, DialHistory, first_to_answer, listen_on
-from training.exchange.introduction import FILLER, RECEIVES, SENDS
+from training.exchange.introduction import PADDING, RECEIVES, SENDS
 from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.meeting import MOST_WAITING
+from training.exchange.meeting import MAX_WAITING
 from training.exchange.mesh import Mesh
-from training.exchange.unauthenticated import MOST_OF_A_HOST, UnauthenticatedConnections
+from training.exchange.unauthenticated import MAX_PER_HOST, UnauthenticatedConnections
 
 pytestmark = pytest.mark.slow
 
@@ -201,7 +201,7 @@ def test_who_drips_its_bytes_is_hung_up_on_in_time(certificates: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
 def test_silent_strangers_of_one_host_keep_no_member_out(pair: Group) -> None:
     strangers = [
-        socket.create_connection(pair.listeners[0].address, PATIENCE, ("127.0.0.2", 0)) for _ in range(MOST_OF_A_HOST)
+        socket.create_connection(pair.listeners[0].address, PATIENCE, ("127.0.0.2", 0)) for _ in range(MAX_PER_HOST)
     ]
     surplus = socket.create_connection(pair.listeners[0].address, PATIENCE, ("127.0.0.2", 0))
     assert hung_up(surplus)
@@ -220,7 +220,7 @@ def test_any_port_is_one_that_no_outgoing_connection_is_given() -> None:
 
 def test_hosts_are_counted_by_what_is_their_own() -> None:
     unauthenticated = UnauthenticatedConnections()
-    for last in range(MOST_OF_A_HOST):
+    for last in range(MAX_PER_HOST):
         assert unauthenticated.enter(f"2001:db8::{last:x}")
     assert (
         not unauthenticated.enter("2001:db8::ffff")
@@ -233,11 +233,11 @@ def test_hosts_are_counted_by_what_is_their_own() -> None:
 
 def test_a_member_keeps_no_more_open_than_it_can_need(pair: Group, certificates: Path) -> None:
     opened = []
-    for number in range(MOST_WAITING + 8):
+    for number in range(MAX_WAITING + 8):
         opened.append(dial(pair, certificates))
         opened[-1].sendall(hello(does=RECEIVES, channel=b"%d" % number))
     # Handshakes are heard side by side, so it need not be the first eight.
-    until(lambda: sum(map(is_hung_up, opened)) == 8 and len(pair.listeners[0].arrivals) == MOST_WAITING)
+    until(lambda: sum(map(is_hung_up, opened)) == 8 and len(pair.listeners[0].arrivals) == MAX_WAITING)
     for one in opened:
         one.close()
     exchanged(pair.form())
@@ -460,7 +460,7 @@ def test_another_address_is_tried_where_somebody_takes_connections_and_says_noth
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         silent = frozen.getsockname()
         exchanged(pair.form({rank: [silent, *addresses] for rank, addresses in pair.addresses.items()}))
-    assert pair.listeners[0].dial_history.order(1, [silent, *pair.addresses[1]])[-1] == silent
+    assert pair.listeners[0].dial_history.sort_addresses(1, [silent, *pair.addresses[1]])[-1] == silent
 
 
 @pytest.fixture
@@ -485,7 +485,7 @@ def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(pair: 
     meshes = pair.form({rank: [hole, *addresses] for rank, addresses in pair.addresses.items()})
     exchanged(meshes)
     assert told(meshes[0]) == {1: "direct 127.0.0.1"}
-    assert pair.listeners[0].dial_history.order(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
+    assert pair.listeners[0].dial_history.sort_addresses(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
@@ -584,17 +584,17 @@ def test_a_useless_address_is_passed_over(pair: Group, nonsense: Address) -> Non
 def test_a_way_that_failed_is_tried_first_again_after_a_while() -> None:
     now = 1000.0
     ways, fast, slow = DialHistory(lambda: now), ("10.0.0.1", 1), ("10.0.1.1", 1)
-    ways.failed(1, fast)
-    assert ways.order(1, [fast, slow]) == [slow, fast] and ways.order(2, [fast, slow]) == [fast, slow]
+    ways.record_failure(1, fast)
+    assert ways.sort_addresses(1, [fast, slow]) == [slow, fast] and ways.sort_addresses(2, [fast, slow]) == [fast, slow]
     now += 61
-    assert ways.order(1, [fast, slow]) == [fast, slow]
+    assert ways.sort_addresses(1, [fast, slow]) == [fast, slow]
 
 
 def test_a_detour_is_forgotten_after_a_while_however_often_it_is_taken() -> None:
     now = 1000.0
     ways = DialHistory(lambda: now)
     for _ in range(3):
-        ways.met(1, SENDS, "relayed")
+        ways.record_route(1, SENDS, "relayed")
         assert ways.recent_route(1, SENDS) == "relayed"
         now += 120
     assert ways.recent_route(1, SENDS) is None
@@ -625,7 +625,7 @@ def test_who_gave_a_connection_up_before_its_last_word_is_waited_for(pair: Group
     gone = dial(pair, certificates)
     gone.sendall(hello())
     assert gone.recv(1) == b"+"
-    gone.sendall(b"!" + FILLER)
+    gone.sendall(b"!" + PADDING)
     until(lambda: key in listener.arrivals)
     until(lambda: socket.socket.recv(gone, 1, socket.MSG_PEEK))
     gone.close()  # with the last word unread

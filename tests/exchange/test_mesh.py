@@ -24,7 +24,7 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
-from training.exchange.pairs import Pairs
+from training.exchange.pairs import PointToPointLinks
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction, view
 
@@ -239,7 +239,7 @@ def test_who_was_stopped_itself_takes_that_for_nobodys_silence(group: Group) -> 
         return away
 
     a, b, _ = group.form()
-    watched = Pairs(a, group.listeners[0], "watched", group.addresses, 0.2, clock=clock)
+    watched = PointToPointLinks(a, group.listeners[0], "watched", group.addresses, 0.2, clock=clock)
     room = bytearray(3)
     waiting = a.receive(1, 1, memoryview(room))
     until(lambda: len(looks) > 20)

@@ -14,7 +14,7 @@ from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator_protocol import HeldResults
-from training.exchange.handover import strays, transfers
+from training.exchange.handover import holders_of_recomputed, plan_transfers
 from training.exchange.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
@@ -80,8 +80,8 @@ def test_a_result_goes_to_its_group_alone() -> None:
         2: HeldResults(full=3, kept=0, results=((5, (2, 3), (2, 3)),)),
         3: HeldResults(full=4, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (2, 3), (3,)))),
     }
-    assert transfers(told) == [(4, 0, 2), (5, 0, 1)]
-    assert strays(told) == {2}
+    assert plan_transfers(told) == [(4, 0, 2), (5, 0, 1)]
+    assert holders_of_recomputed(told) == {2}
 
 
 @pytest.mark.parametrize(

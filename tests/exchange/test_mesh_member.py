@@ -182,7 +182,7 @@ def test_a_wait_goes_on_while_bytes_move() -> None:
     meter, answers, moved = mesh_operations.Meter(lambda: next(clock)), iter([False] * 20 + [True]), itertools.count(1)
 
     def settled(seconds: float) -> bool:
-        meter.stands_at(0, next(moved))
+        meter.update(0, next(moved))
         return next(answers)
 
     assert meter.wait(settled)
@@ -293,7 +293,7 @@ def test_a_process_that_was_stopped_keeps_its_line_to_the_coordinator(
 ) -> None:
     with lab(tmp_path, 1) as running:
         (member,) = running.connect_all()
-        loop: Any = member._line._loop
+        loop: Any = member._client._loop
         select, stopped, heard = loop._selector.select, 0.0, 0
 
         def stops(timeout: float | None) -> list[Any]:

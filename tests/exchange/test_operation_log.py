@@ -14,7 +14,7 @@ from training.exchange.base import Contribution, ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.exchange.mesh_operations import MeshGather, MeshMean, Meter
 from training.exchange.operation_log import OperationLog
-from training.exchange.outcomes import OperationResult, completed
+from training.exchange.outcomes import OperationResult, apply_outcome
 from training.exchange.residuals import MeanResiduals
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.5"]
@@ -110,7 +110,7 @@ def test_any_outcome_is_that_of_a_mean_or_refused(
     bounds = [0, *cuts, 64]
     parts = tuple((a, b, memoryview(bytearray(message))) for a, b in itertools.pairwise(bounds))
     try:
-        result = completed(own, 0, OperationResult(tuple(sorted(members)), parts))
+        result = apply_outcome(own, 0, OperationResult(tuple(sorted(members)), parts))
     except ExchangeError:
         return
     assert result.mean.shape == (64,) and len(result.flags) == 1 and 0.0 <= result.weight < float("inf")

@@ -214,5 +214,5 @@ def test_whose_contribution_cannot_be_is_named_on_whichever_link_that_is_found(t
     sizes = {1: 3, 2: len(reduction.contribution_buffer(2, 0))}
     reduction.contribution_buffer(1, 0)
     with pytest.raises(PeerLost, match="are too few") as raised:
-        reduction.add_up(0, sizes)
+        reduction.reduce_piece(0, sizes)
     assert raised.value.rank == 1

@@ -30,8 +30,8 @@ from training.exchange.dialling import Address
 from training.exchange.link import PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
-from training.exchange.relay import Relay, at_relay
-from training.exchange.unauthenticated import MOST_OF_A_HOST
+from training.exchange.relay import Relay, connect_through_relay
+from training.exchange.unauthenticated import MAX_PER_HOST
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def form(
 
 
 def claim(address: Address, key: bytes, sends: bool, stop: Callable[[], bool] = lambda: False) -> socket.socket:
-    found = at_relay(address, key, SIDES, sends, stop)
+    found = connect_through_relay(address, key, SIDES, sends, stop)
     assert found is not None
     found.settimeout(PATIENCE)
     return found
@@ -237,8 +237,8 @@ def test_ipv4_and_ipv6_meet_at_one_relay(key: bytes) -> None:
 
 
 def test_silent_strangers_of_one_host_take_no_more_than_their_part(serving: Loop) -> None:
-    strangers = [socket.create_connection(serving.address, PATIENCE) for _ in range(MOST_OF_A_HOST + 20)]
-    for one in strangers[MOST_OF_A_HOST:]:
+    strangers = [socket.create_connection(serving.address, PATIENCE) for _ in range(MAX_PER_HOST + 20)]
+    for one in strangers[MAX_PER_HOST:]:
         assert hung_up(one)
     for one in strangers:
         one.close()

@@ -18,7 +18,7 @@ from waiting import until
 from profiles.resolve import profile_from_options
 from profiles.schema import Transport
 from training.exchange.base import ExchangeError
-from training.exchange.introduction import RECEIVES, SENDS, HandshakeTimeout, Introductions
+from training.exchange.introduction import RECEIVES, SENDS, Handshakes, HandshakeTimeout
 from training.exchange.link import PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
@@ -75,7 +75,7 @@ def test_two_of_different_transports_say_so(
     certificates: Path, does: int, dials: Transport, answers: Transport
 ) -> None:
     host = Listener("127.0.0.1", Identity("run", 1, certificates / "member-1", answers))
-    own = Introductions(Identity("run", 0, certificates / "member-0", dials), ConnectTimeouts())
+    own = Handshakes(Identity("run", 0, certificates / "member-0", dials), ConnectTimeouts())
     patient = HandshakeTimeout(PATIENCE, lambda: False, lambda: False)
     with pytest.raises(
         ExchangeError, match="one of the two has transport = tls, the other one auto; give all the same"

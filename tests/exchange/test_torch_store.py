@@ -21,8 +21,8 @@ from training.exchange.store_server import (
     MAX_CLIENTS,
     MAX_KEY,
     MAX_LINE,
+    MAX_UNAUTHENTICATED,
     MAX_WAIT,
-    STRANGERS,
     StoreServer,
     encode,
     read_token,
@@ -155,11 +155,11 @@ def test_the_token_is_for_the_members_alone(server: StoreServer, tmp_path: Path)
 
 def test_silent_strangers_keep_no_member_out(server: StoreServer) -> None:
     with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(stranger_at(server)) for _ in range(2 * STRANGERS)]
+        crowd = [stack.enter_context(stranger_at(server)) for _ in range(2 * MAX_UNAUTHENTICATED)]
         client = StoreClient(f"127.0.0.1:{server.port}", server.token, 30.0)
         assert client.add("alive", 1) > 0
         client.close()
-        assert [last_words(stranger) for stranger in crowd[:STRANGERS]] == [b""] * STRANGERS
+        assert [last_words(stranger) for stranger in crowd[:MAX_UNAUTHENTICATED]] == [b""] * MAX_UNAUTHENTICATED
 
 
 @given(

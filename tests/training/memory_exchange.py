@@ -16,11 +16,11 @@ from training.exchange.base import (
     ExchangeError,
     Group,
     JoiningState,
-    Later,
+    LazyResult,
     MeanResult,
     Pending,
     Traffic,
-    joined,
+    combine_flags,
 )
 from training.exchange.residuals import MeanResiduals, Residual
 from training.simulated.exchange import average
@@ -162,7 +162,7 @@ class RoomExchange(Exchange):
         own = replace(given, values=given.values.detach().clone()).checked()
         self.traffic.bytes_sent += own.codec.encode(own.values).numel() + len(own.flags)
         self.room.give(own.name, self.rank, own)
-        return Later(lambda: self._mean(own))
+        return LazyResult(lambda: self._mean(own))
 
     def _mean(self, own: Contribution) -> MeanResult:
         if self.gone:
@@ -175,7 +175,7 @@ class RoomExchange(Exchange):
             tuple(said),
             () if self.rank in among else ((0, mean.numel()),),
             tuple(rank for rank, one in said.items() if not one.fit),
-            joined([said[rank].flags for rank in among], len(own.flags)),
+            combine_flags([said[rank].flags for rank in among], len(own.flags)),
             own.fit,
         )
 
@@ -184,7 +184,7 @@ class RoomExchange(Exchange):
     ) -> Pending[dict[int, bytes]]:
         self.traffic.bytes_sent += len(payload)
         self.room.give(name, self.rank, payload)
-        return Later(lambda: self._meet(name, group))
+        return LazyResult(lambda: self._meet(name, group))
 
     def _meet(self, name: str, group: Group) -> dict[int, Any]:
         said = self.room.meet(name, self.rank, group)

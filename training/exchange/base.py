@@ -220,14 +220,14 @@ class Exchange(ABC):
         Raises:
             ValueError: this member is not in ``members``.
         """
-        name, group = self._numbered(name, members)
+        name, group = self._next_operation(name, members)
         return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group))
 
     def start_gather(
         self, name: str, payload: bytes, members: Collection[int] | None = None
     ) -> Pending[dict[int, bytes]]:
         """Start collecting one small payload (at most 4 MiB) of every live member, or of ``members``, keyed by rank."""
-        name, group = self._numbered(name, members)
+        name, group = self._next_operation(name, members)
         return self._start_gather(name, payload, group)
 
     @abstractmethod
@@ -283,15 +283,15 @@ class Exchange(ABC):
         members: Collection[int] | None = None,
     ) -> MeanResult:
         """Blocking form of :meth:`start_mean`."""
-        name, group = self._numbered(name, members)
+        name, group = self._next_operation(name, members)
         return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group), True).wait()
 
     def gather(self, name: str, payload: bytes, members: Collection[int] | None = None) -> dict[int, bytes]:
         """Blocking form of :meth:`start_gather`."""
-        name, group = self._numbered(name, members)
+        name, group = self._next_operation(name, members)
         return self._start_gather(name, payload, group, True).wait()
 
-    def _numbered(self, name: str, members: Collection[int] | None) -> tuple[str, Group]:
+    def _next_operation(self, name: str, members: Collection[int] | None) -> tuple[str, Group]:
         """Return name and group of the next operation."""
         if members is not None and self.rank not in members:
             raise ValueError(f"rank {self.rank} starts an operation of {sorted(members)}, which it is none of")
@@ -301,7 +301,7 @@ class Exchange(ABC):
         return f"{name}{among}:{self.operations}", group
 
 
-class Later(Generic[V]):
+class LazyResult(Generic[V]):
     """An operation whose result is computed when it is first waited for."""
 
     def __init__(self, form: Callable[[], V]) -> None:
@@ -326,12 +326,12 @@ class SoloExchange(Exchange):
 
     def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         result = MeanResult(contribution.values.clone(), contribution.weight, (0,), flags=contribution.flags)
-        return Later(lambda: result)
+        return LazyResult(lambda: result)
 
     def _start_gather(
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]:
-        return Later(lambda: {0: payload})
+        return LazyResult(lambda: {0: payload})
 
 
 def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torch.Tensor | None = None) -> torch.Tensor:
@@ -360,6 +360,6 @@ def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torc
     return mean
 
 
-def joined(flags: Sequence[bytes], size: int) -> bytes:
+def combine_flags(flags: Sequence[bytes], size: int) -> bytes:
     """Return flags of ``size`` bytes each combined by bitwise "or"."""
     return functools.reduce(lambda left, right: bytes(map(operator.or_, left, right)), flags, bytes(size))

@@ -13,17 +13,17 @@ from training.exchange.sealing import Cipher
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def let_go_in_child(connection: socket.socket) -> None:
+def close_in_child(connection: socket.socket) -> None:
     """Have forked processes (data loader workers) close the socket, or peers would not notice the parent's end."""
     _open.add(connection)
 
 
-def _let_go() -> None:
+def _close_open_sockets() -> None:
     for connection in list(_open):
         connection.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_open_sockets)
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ class Connection:
     loses_large: bool = False
 
     def __post_init__(self) -> None:
-        let_go_in_child(self.socket)
+        close_in_child(self.socket)

@@ -37,11 +37,11 @@ from training.exchange.introduction import tls_contexts
 REDIAL_FOR = 60.0
 """Seconds within which a lost coordinator must be back."""
 _RETRY = 0.2
-_LEAST_PAUSE = 0.02
+_MIN_PAUSE = 0.02
 """Minimum seconds between two reports."""
 _UNREACHED_AFTER, _UNREACHED_EVERY = 3.0, 10.0
 """Seconds of failed dialling after which it is reported, and between further reports."""
-_GOODBYE_WITHIN = 5.0
+_LEAVE_SECONDS = 5.0
 """Seconds the coordinator has to confirm that a member leaves."""
 
 
@@ -134,39 +134,39 @@ class CoordinatorClient:
         self._hello = joining.hello(listening)
         self._addresses = functools.partial(joining.reached_at, listening[0])
         self._report = report
-        self._heard = heard
+        self._on_status = heard
         self._ended = ended
-        self._met = False
+        self._connected = False
         self._closing = self._may_return = self._report_is_due = False
         self._loop = asyncio.new_event_loop()
-        self._news = asyncio.Event()
-        self._thread = threading.Thread(target=self._work, name="control", daemon=True)
+        self._wake_up = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="control", daemon=True)
 
     def start(self, seconds: float) -> None:
         """Start dialling; keep trying for up to ``seconds`` until the first connection."""
         self._deadline = time.monotonic() + seconds
         self._thread.start()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Schedule a report: the member's state has changed."""
         if self._report_is_due:  # and it has not been looked at yet: a wake-up would cost more than the operation
             return
         self._report_is_due = True
         with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._wake_up.set)
 
     def close(self) -> None:
         """Announce that this member leaves, and hang up. Idempotent."""
         self._closing = True
-        self.tell()
+        self.notify()
         if self._thread.ident is None:
             self._loop.close()
         elif threading.current_thread() is not self._thread:
-            self._thread.join(_GOODBYE_WITHIN)
+            self._thread.join(_LEAVE_SECONDS)
 
-    def _work(self) -> None:
+    def _main(self) -> None:
         try:
-            why = self._loop.run_until_complete(self._talk())
+            why = self._loop.run_until_complete(self._run())
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - who ends without a word hangs the run
             why = f"the connection with the coordinator failed: {error}"
         self._loop.run_until_complete(asyncio.sleep(0))  # for transports to end
@@ -179,22 +179,22 @@ class CoordinatorClient:
         """Current ``host:port`` of the coordinator."""
         return self._joining.endpoints[0]
 
-    async def _talk(self) -> str:
+    async def _run(self) -> str:
         """Maintain the connection; return why it is given up."""
-        tell_at = time.monotonic() + _UNREACHED_AFTER
+        report_at = time.monotonic() + _UNREACHED_AFTER
         while True:
             address = self.address
             try:
                 reader, writer = await self._dial(address)
             except ssl.SSLError:
                 problem = "its certificate does not match"
-                if not self._met:  # else somebody has taken the port of one that is about to be started again
+                if not self._connected:  # else somebody has taken the port of one that is about to be started again
                     return f"the coordinator at {address} is of another run: {problem}"
             except (OSError, asyncio.TimeoutError) as error:
                 problem = getattr(error, "strerror", None) or "it does not answer"
             else:
                 try:
-                    problem, final = await self._both_ways(reader, writer)
+                    problem, final = await self._exchange_messages(reader, writer)
                 finally:
                     writer.close()
                     with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -202,11 +202,11 @@ class CoordinatorClient:
                     writer.transport.abort()
                 if final:
                     return problem
-                tell_at = time.monotonic() + _UNREACHED_AFTER
-            if time.monotonic() >= tell_at and not self._closing:
-                tell_at = time.monotonic() + _UNREACHED_EVERY
+                report_at = time.monotonic() + _UNREACHED_AFTER
+            if time.monotonic() >= report_at and not self._closing:
+                report_at = time.monotonic() + _UNREACHED_EVERY
                 self._joining.unreached(address, problem)
-            lost = "lost" if self._met else "cannot reach"
+            lost = "lost" if self._connected else "cannot reach"
             if self._closing or time.monotonic() + _RETRY >= self._deadline:
                 return f"{lost} the coordinator at {address}: {problem}"
             await asyncio.sleep(_RETRY)
@@ -244,12 +244,12 @@ class CoordinatorClient:
 
     def overdue(self, status: GroupStatus) -> ExchangeTimeout:
         """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
-        if not self._met:
+        if not self._connected:
             return ExchangeTimeout(f"cannot reach the coordinator at {self.address}")
         missing = ", ".join(status.missing) or "somebody"
         return ExchangeTimeout(f"the group is not complete: {missing} did not connect")
 
-    async def _both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
+    async def _exchange_messages(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
         """Send and receive until the connection ends; return why, and whether that is final."""
         writer.write(line(self._hello.model_copy(update={"hosts": self._addresses()})))
         sending = asyncio.create_task(self._send(writer))
@@ -262,12 +262,15 @@ class CoordinatorClient:
                 if status.failed:
                     self._may_return = status.again
                     return status.failed, True
-                self._met, self._deadline = True, time.monotonic() + self._redial_for
-                self._heard(status)
+                self._connected, self._deadline = True, time.monotonic() + self._redial_for
+                self._on_status(status)
         except (asyncio.TimeoutError, TimeoutError):
             return f"silent for {self._lease:g} s", False
         except ssl.SSLError as error:
-            return f"it is of another run, or refuses this member's certificate ({error.reason})", not self._met
+            return (
+                f"it is of another run, or refuses this member's certificate ({error.reason})",
+                not self._connected,
+            )
         except OSError as error:
             return error.strerror or "the connection broke", False
         except (ProtocolError, ValueError) as error:
@@ -290,7 +293,7 @@ class CoordinatorClient:
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while True:
-            self._news.clear()
+            self._wake_up.clear()
             self._report_is_due = False
             leaves = self._closing
             writer.write(line(self._report().model_copy(update={"leaves": leaves})))
@@ -298,9 +301,9 @@ class CoordinatorClient:
                 await writer.drain()
             if leaves:  # the coordinator hangs up: whoever closes before all is read takes its own words back
                 return
-            await asyncio.sleep(_LEAST_PAUSE)
-            beat = self._loop.call_later(BEAT, self._news.set)
-            await self._news.wait()
+            await asyncio.sleep(_MIN_PAUSE)
+            beat = self._loop.call_later(BEAT, self._wake_up.set)
+            await self._wake_up.wait()
             beat.cancel()
 
 
@@ -326,9 +329,9 @@ def own_addresses(listening: str, best: str = "") -> tuple[str, ...]:
     kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
     candidates = (one.address.split("%")[0] for name in up for one in interfaces[name] if one.family in kinds)
     # An address that a cable between two machines gives itself (169.254...) is good for one of the others only.
-    addresses = sorted((a for a in candidates if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_of_a_cable)
+    addresses = sorted((a for a in candidates if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_link_local)
     return tuple(addresses[:16])
 
 
-def _is_of_a_cable(address: str) -> bool:
+def _is_link_local(address: str) -> bool:
     return address.startswith("169.254.")

@@ -29,9 +29,9 @@ from training.events import EventSink, MemberEvent, WarningEvent, WaysEvent
 from training.exchange.coordinator_server import Coordinator
 from training.exchange.coordinator_state import CoordinatorConfig
 
-_RETURN, _LOOK = 10.0, 0.1
+_RETURN, _POLL_SECONDS = 10.0, 0.1
 """Seconds within which members whose connections broke return, and between two checks for members."""
-_MOST_FILES = 8192
+_MAX_FILES = 8192
 """Includes connections in their handshake, at some 100 kB each: the cost of unauthenticated peers is bounded."""
 
 
@@ -79,7 +79,7 @@ def _serve(path: Path) -> None:
 def _allow_connections() -> None:
     """Raise the limit of open files above the usual 256 or 1024, so that idle peers cannot exhaust it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
@@ -112,7 +112,7 @@ def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
                     coordinator.group.orphaned = True
         coordinator.group.orphaned = True
         last_seen = time.monotonic()
-        while not coordinator.group.deserted and time.monotonic() < last_seen + _RETURN and not end.wait(_LOOK):
+        while not coordinator.group.all_left and time.monotonic() < last_seen + _RETURN and not end.wait(_POLL_SECONDS):
             last_seen = time.monotonic() if coordinator.group.members else last_seen
         end.set()
 

@@ -16,9 +16,9 @@ from training.events import MOST_WAYS, PeerPath
 PROTOCOL_VERSION = 6
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
-MOST_BEGUN = 8
+MAX_BEGUN = 8
 """Operations that a report describes."""
-MOST_WORDS = 200
+MAX_DESCRIPTION = 200
 """Characters that describe an operation."""
 MAX_STATUS = 4 << 20
 BEAT = 1.0
@@ -30,7 +30,7 @@ Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 LAST_EPOCH = 1 << 40
 Text = Annotated[str, Field(max_length=300)]
-Begun = tuple[Count, tuple[Rank, ...], Annotated[str, Field(max_length=MOST_WORDS)]]
+Begun = tuple[Count, tuple[Rank, ...], Annotated[str, Field(max_length=MAX_DESCRIPTION)]]
 """Number and group of an operation (empty: all members), and a description that is the same on all members."""
 Reason = Annotated[str, BeforeValidator(lambda text: text[:300] if isinstance(text, str) else text)]
 """Truncated, because what it quotes may already be as long as a text."""
@@ -87,7 +87,7 @@ class Report(_Message):
     """Results after this operation are kept for members that miss them."""
     aside: Count = 0
     """The last so many of the full ones belonged to a group of members; others may not have started them."""
-    begun: tuple[Begun, ...] = Field((), max_length=MOST_BEGUN)
+    begun: tuple[Begun, ...] = Field((), max_length=MAX_BEGUN)
     """The first operations that were started and of which some member may lack the result."""
     moved: Count = 0
     """Bytes sent to and received from other members so far."""

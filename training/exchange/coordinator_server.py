@@ -29,9 +29,9 @@ from training.exchange.relay import Relay
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 
 _TICK = 0.1
-MOST_HELLOS = 30
-_MOST_REFUSALS = 120
-_MOST_UNSENT = 8 << 20
+MAX_HELLOS_PER_MINUTE = 30
+_MAX_REFUSALS_PER_MINUTE = 120
+_MAX_UNSENT_BYTES = 8 << 20
 _STOP_WITHIN = 5.0
 
 
@@ -59,13 +59,13 @@ class Coordinator:
         self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._coming: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[asyncio.StreamWriter] = set()
         self.unauthenticated = UnauthenticatedConnections()
         self._relay = Relay(relay_key(config.certificates)) if config.certificates is not None else None
-        self._refusals = _PerMinute(_MOST_REFUSALS)
-        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(MOST_HELLOS))
+        self._refusals = _PerMinute(_MAX_REFUSALS_PER_MINUTE)
+        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(MAX_HELLOS_PER_MINUTE))
         self._stopped = False
 
     def start(self) -> int:
@@ -130,7 +130,7 @@ class Coordinator:
         if self._accepting is not None and self._listening is not None:
             self._accepting.cancel()
             self._listening.close()
-        for task in self._coming:
+        for task in self._handshakes:
             task.cancel()
         self.group.close(reason)
         if self._relay is not None:
@@ -163,15 +163,15 @@ class Coordinator:
             except OSError:  # out of descriptors: strangers go again
                 await asyncio.sleep(_TICK)
                 continue
-            host = _plain(host)
+            host = _plain_address(host)
             if not self.unauthenticated.enter(host):
                 connection.close()
                 continue
-            coming = asyncio.create_task(self._secure(connection, host, context))
-            self._coming.add(coming)
-            coming.add_done_callback(self._coming.discard)
+            handshake = asyncio.create_task(self._start_handshake(connection, host, context))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
 
-    async def _secure(self, connection: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
+    async def _start_handshake(self, connection: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
         """Serve a dialling peer; it counts as unauthenticated from its first byte, the handshake included."""
         loop, seconds = asyncio.get_running_loop(), self._handshake if context is not None else None
 
@@ -190,7 +190,7 @@ class Coordinator:
         reason = "its connection broke"
         try:
             try:
-                member = await self._welcome(reader, writer)
+                member = await self._identify(reader, writer)
             finally:
                 self.unauthenticated.leave(host)
             while data := await reader.readline():
@@ -209,7 +209,7 @@ class Coordinator:
             self._connections.discard(writer)
             writer.close()
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member:
+    async def _identify(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member:
         """Identify a dialling peer.
 
         Raises:
@@ -231,10 +231,12 @@ class Coordinator:
             if transport.is_closing():
                 return
             transport.write(line(status))
-            if transport.get_write_buffer_size() > _MOST_UNSENT:
+            if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
                 transport.abort()
 
-        peer_address, local_address = (_plain(transport.get_extra_info(name)[0]) for name in ("peername", "sockname"))
+        peer_address, local_address = (
+            _plain_address(transport.get_extra_info(name)[0]) for name in ("peername", "sockname")
+        )
         member = Member(hello, send, writer.close, peer_address, local_address, report=parse(Report, lines[1]))
         self.group.hello(member)
         return member
@@ -255,7 +257,7 @@ class Coordinator:
             writer.transport.write(line(GroupStatus(failed=reason)))
 
 
-def _plain(address: str) -> str:
+def _plain_address(address: str) -> str:
     """Return an IPv4 address as such where a dual-stack socket gives it as IPv6."""
     return address.removeprefix("::ffff:")
 

@@ -53,11 +53,11 @@ class CoordinatorConfig(BaseModel):
     """Seconds of silence after which a member is lost."""
 
 
-_IN_SMALL = (
+_SMALL_PACKETS_ONLY = (
     "small packets pass, large ones are lost on the way (a VPN's MTU, jumbo frames that a switch refuses); "
     "only small ones are sent there"
 )
-_NOT_AT_ALL = "too many packets are lost on the way, the large ones at least; what goes there is relayed"
+_RELAYED_ONLY = "too many packets are lost on the way, the large ones at least; what goes there is relayed"
 
 
 class LastReportedRoutes:
@@ -68,7 +68,7 @@ class LastReportedRoutes:
         self._reported: dict[tuple[int, int], PeerPath] = {}
         self._lossy: set[frozenset[int]] = set()
 
-    def news(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
+    def changes(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
         """Yield events for changed routes in a member's report."""
         rank, report = member.rank, member.report
         if not report.ways or report.mesh <= self._meshes.get(rank, 0):
@@ -83,8 +83,8 @@ class LastReportedRoutes:
             pair = frozenset((rank, path.peer))
             if path.loses_large and pair not in self._lossy:
                 self._lossy.add(pair)
-                ends = " - ".join(members[one].hello.name for one in sorted(pair) if one in members)
-                yield WarningEvent(message=f"{ends}: {_NOT_AT_ALL if path.how == 'relayed' else _IN_SMALL}")
+                ends = " - ".join(members[end].hello.name for end in sorted(pair) if end in members)
+                yield WarningEvent(message=f"{ends}: {_RELAYED_ONLY if path.how == 'relayed' else _SMALL_PACKETS_ONLY}")
 
 
 Order = TypeVar("Order", MeshStart, StateOrder)
@@ -122,13 +122,13 @@ class Member:
         """Whether an operation that it has started has no result yet."""
         return self.report.started > self.report.full
 
-    def peer(self, of: Member) -> Peer:
+    def peer(self, viewer: Member) -> Peer:
         """Return where member ``of`` can dial this one: locally, as announced, and as seen."""
         hosts = list(self.hello.hosts)
-        if self.seen == of.seen:
-            hosts.insert(0, of.seen if _is_loopback(of.seen) else "127.0.0.1")
+        if self.seen == viewer.seen:
+            hosts.insert(0, viewer.seen if _is_loopback(viewer.seen) else "127.0.0.1")
         else:  # one that is where the coordinator is has the address that others dial the coordinator at
-            hosts.append(of.through if _is_loopback(self.seen) else self.seen)
+            hosts.append(viewer.through if _is_loopback(self.seen) else self.seen)
         addresses = tuple((host, self.hello.port) for host in dict.fromkeys(hosts))
         return Peer(name=self.hello.name, addresses=addresses)
 

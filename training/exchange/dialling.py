@@ -34,7 +34,7 @@ may take over the port of a program that listens on all addresses, so the system
 SMALL_SEGMENT = 1200
 """TCP segment size in bytes that passes wherever IPv6 does: its packets of 1280 bytes need no path MTU discovery
 (RFC 8200)."""
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
 
@@ -63,17 +63,17 @@ class DialHistory:
         self._routes: dict[tuple[int, int], tuple[Route, float]] = {}
         self._black_holes: dict[tuple[int, Address], float] = {}
 
-    def order(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
+    def sort_addresses(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
         """Return a peer's addresses in the order in which to try them: those that failed in the last minute last, and
         before them those that carry small packets only."""
         with self._lock:
             failed = self._recent_failures()
             return sorted(
                 dict.fromkeys(addresses),
-                key=lambda address: ((peer, address) in failed, self._swallows(peer, address)),
+                key=lambda address: ((peer, address) in failed, self._is_black_hole(peer, address)),
             )
 
-    def note_black_hole(self, peer: int, address: Address) -> None:
+    def record_black_hole(self, peer: int, address: Address) -> None:
         """Record that small packets reach an address and large ones do not."""
         with self._lock:
             self._black_holes[peer, address] = self._clock()
@@ -81,27 +81,27 @@ class DialHistory:
     def is_black_hole(self, peer: int, address: Address) -> bool:
         """Whether large packets to an address were lost recently."""
         with self._lock:
-            return self._swallows(peer, address)
+            return self._is_black_hole(peer, address)
 
     def loses_large(self, peer: int) -> bool:
         """Whether large packets to any address of a peer were lost recently."""
         with self._lock:
-            return any(one == peer and self._swallows(one, address) for one, address in self._black_holes)
+            return any(one == peer and self._is_black_hole(one, address) for one, address in self._black_holes)
 
-    def _swallows(self, peer: int, address: Address) -> bool:
+    def _is_black_hole(self, peer: int, address: Address) -> bool:
         return self._black_holes.get((peer, address), -_KNOWN_FOR) + _KNOWN_FOR > self._clock()
 
-    def failed(self, peer: int, address: Address) -> None:
+    def record_failure(self, peer: int, address: Address) -> None:
         """Record that an address did not answer, was slower than a later one, or belongs to another machine."""
         with self._lock:
             self._failed = {**self._recent_failures(), (peer, address): self._clock()}
 
-    def worked(self, peer: int, address: Address) -> None:
+    def record_success(self, peer: int, address: Address) -> None:
         """Record that an address works again."""
         with self._lock:
             self._failed.pop((peer, address), None)
 
-    def met(self, peer: int, direction: int, route: Route) -> None:
+    def record_route(self, peer: int, direction: int, route: Route) -> None:
         """Remember the route of a direction; after some minutes it is forgotten, and all routes are tried again."""
         with self._lock:
             before, since = self._routes.get((peer, direction), (route, 0.0))
@@ -177,7 +177,7 @@ def first_to_answer(
                     if (connection := _start(address, failed, small)) is not None:
                         left[address] = connection, time.monotonic()
                         selector.register(connection, selectors.EVENT_WRITE, address)
-                ready = {key.data for key, _ in selector.select(_LOOK if left else 0.0)}
+                ready = {key.data for key, _ in selector.select(_POLL_SECONDS if left else 0.0)}
                 for address in [one for one in left if one in ready]:
                     connection, since = left.pop(address)
                     selector.unregister(connection)

@@ -7,10 +7,10 @@ import socket
 
 _SLOT = 0.005
 """Approximate duration of one frame on a slow link, in seconds."""
-_FEWEST = 16 << 10
+_MIN_FRAME = 16 << 10
 """Bytes of the smallest frame from which the rate is estimated."""
-_FIRST, _MOST, _ALIGNMENT = 64 << 10, 256 << 10, 4 << 10
-_LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
+_INITIAL_FRAME, _MAX_FRAME, _ALIGNMENT = 64 << 10, 256 << 10, 4 << 10
+_MIN_BUFFER, _MAX_BUFFER = 128 << 10, 4 << 20
 _LOCAL = 1 << 31
 """Bytes a second above which the link is no bottleneck."""
 
@@ -28,25 +28,25 @@ class FlowControl:
     """
 
     def __init__(self, connection: socket.socket, round_trip: float) -> None:
-        self.frame = _FIRST
+        self.frame = _INITIAL_FRAME
         self._socket = connection
         self._round_trip = round_trip
-        self._hold(_LEAST_BUFFER)
-        self._sent_lately = self._seconds_lately = 0.0
+        self._set_buffer(_MIN_BUFFER)
+        self._recent_bytes = self._recent_seconds = 0.0
 
     def note(self, size: int, seconds: float) -> None:
         """Record how long a frame took to send."""
-        if size < _FEWEST:
+        if size < _MIN_FRAME:
             return
-        self._sent_lately = 0.8 * self._sent_lately + size
-        self._seconds_lately = 0.8 * self._seconds_lately + seconds
-        rate = min(self._sent_lately / max(self._seconds_lately, 1e-9), float(_LOCAL))
-        self.frame = int(min(_MOST, max(_FEWEST, rate * _SLOT // _ALIGNMENT * _ALIGNMENT)))
-        buffer_size = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, rate * (2 * _SLOT + 2 * self._round_trip))))
+        self._recent_bytes = 0.8 * self._recent_bytes + size
+        self._recent_seconds = 0.8 * self._recent_seconds + seconds
+        rate = min(self._recent_bytes / max(self._recent_seconds, 1e-9), float(_LOCAL))
+        self.frame = int(min(_MAX_FRAME, max(_MIN_FRAME, rate * _SLOT // _ALIGNMENT * _ALIGNMENT)))
+        buffer_size = int(min(_MAX_BUFFER, max(_MIN_BUFFER, rate * (2 * _SLOT + 2 * self._round_trip))))
         if not 0.5 < self._buffer / buffer_size < 2.0:
-            self._hold(buffer_size)
+            self._set_buffer(buffer_size)
 
-    def _hold(self, size: int) -> None:
+    def _set_buffer(self, size: int) -> None:
         self._buffer = size
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * size)
         with contextlib.suppress(OSError, AttributeError):  # not every system has it

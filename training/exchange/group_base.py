@@ -27,7 +27,7 @@ from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLo
 from training.exchange.listener import Address, Listener
 from training.exchange.memory_order import Use, in_use
 from training.exchange.mesh import Mesh
-from training.exchange.pairs import Pairs
+from training.exchange.pairs import PointToPointLinks
 from training.exchange.tensor_operations import Pieces, names, on_host, receive_buffer, view
 from training.exchange.untraced import untraced
 from training.exchange.work import BACKEND, MusterWork
@@ -59,14 +59,14 @@ class GroupBase(dist.ProcessGroup):
         self._world = list(world_ranks) or list(range(size))
         self._listener, self._store = listener, store
         self._mesh: Mesh | None = None
-        self.pairs: Pairs | None = None
+        self.pairs: PointToPointLinks | None = None
         self._begun: list[MusterWork] | None = None
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
             channel, addresses = self._meet(store)
             relay = parsed(relay_address) if (relay_address := os.environ.get("MUSTER_RELAY")) else None
             self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds, relay)
-            self.pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds, relay)
+            self.pairs = PointToPointLinks(self._mesh, listener, channel, addresses, self._seconds, relay)
             _alive.add(self)
 
     def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:

@@ -32,9 +32,9 @@ _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
 _STATE_PATIENCE = 4  # times the same time, for a newcomer that takes the state
-_MOST_AHEAD = 1000
+_MAX_EPOCHS_AHEAD = 1000
 """Meshes that a member may have heard of and a coordinator that was started again has not."""
-_PATIENCE = 2 * LEASE
+_RETURN_SECONDS = 2 * LEASE
 """Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
 
 
@@ -79,7 +79,7 @@ class GroupMembership:
         with self._lock:
             verdicts.check_hello(member.hello, self._config, self.started)
             running = self.started and self._resuming_until is None
-            verdicts.check_report(member.rank, member.report, self.epoch + _MOST_AHEAD if running else LAST_EPOCH)
+            verdicts.check_report(member.rank, member.report, self.epoch + _MAX_EPOCHS_AHEAD if running else LAST_EPOCH)
             if member.rank in self._banned:
                 raise ProtocolError(_BANNED)
             previous, is_news = self.members.get(member.rank), True
@@ -115,7 +115,7 @@ class GroupMembership:
                 return
             verdicts.check_report(member.rank, report, self.epoch)
             member.silent, member.report = 0.0, report
-            for news in self._reported_routes.news(member, self.members):
+            for news in self._reported_routes.changes(member, self.members):
                 self._log(news)
             if member.frozen:
                 member.frozen = False
@@ -174,7 +174,7 @@ class GroupMembership:
                 member.close()
 
     @property
-    def deserted(self) -> bool:
+    def all_left(self) -> bool:
         """Whether all members have left."""
         return self._left >= set(range(len(self._config.names))) and not self.members
 
@@ -186,7 +186,7 @@ class GroupMembership:
     def _take_back(self, member: Member) -> None:
         """Resume with a member that has state: its connection was lost, or this coordinator was restarted."""
         if not self.started:
-            self.started, self._resuming_until, self._last_mesh = True, self._now + _PATIENCE, None
+            self.started, self._resuming_until, self._last_mesh = True, self._now + _RETURN_SECONDS, None
             for early in self._in_role("waiting"):  # it has connected to a group that existed before
                 early.role = "newcomer"
         member.role = "late" if self._resuming_until is None else "live"
@@ -228,8 +228,8 @@ class GroupMembership:
             return self._begin()
         if self._resuming_until is not None and not self._resumed():
             return False
-        outrun = verdicts.outrun(self._in_role("live"), self._in_role("late"))
-        if self._drop_all(outrun, may_return=True) or self._drop_all(self._unsuitable()) or self._order_state():
+        too_far_behind = verdicts.too_far_behind(self._in_role("live"), self._in_role("late"))
+        if self._drop_all(too_far_behind, may_return=True) or self._drop_all(self._unsuitable()) or self._order_state():
             return True
         if self.form is None:
             return self._form_next()
@@ -260,12 +260,12 @@ class GroupMembership:
         present = [member for member in self._in_role("live") if member.rank in form.peers]
         broken = [member for member in present if member.report.epoch == self.epoch and not member.report.up]
         if broken:
-            self._link_faults.broken_by(broken[0], form.peers)
+            self._link_faults.record_break(broken[0], form.peers)
             return True
         gone = set(form.peers) - {member.rank for member in present}
         if gone - self._left or (gone and any(member.waits for member in present)) or not present:
             return True
-        stands_still = self._state_order is None and self._standstill.noted(present, self._now)
+        stands_still = self._state_order is None and self._standstill.judge(present, self._now)
         return bool(self._entering()) or self._leave_behind(present) or stands_still
 
     def _entering(self) -> list[Member]:
@@ -310,26 +310,26 @@ class GroupMembership:
         """Form the next mesh once all live members have given up the last one."""
         live = self._in_role("live") or [m for m in self._in_role("late") if not self._still_holds_mesh(m)]
         slow = [member for member in live if self._still_holds_mesh(member)]
-        if slow and self._now - self._given_up_since > _PATIENCE:
+        if slow and self._now - self._given_up_since > _RETURN_SECONDS:
             for member in slow:  # its threads hang: it comes back when it has
                 member.role = "late"
                 self._log(WarningEvent(message=f"{member.hello.name} does not let go of a group that has ended"))
             return True
         if slow or not live:
             return False
-        if self._mismatch.doubt and len({member.report.full for member in live}) == 1:
+        if self._mismatch.is_undecided and len({member.report.full for member in live}) == 1:
             return False  # repeating it would be in vain, and no member lacks an earlier result
-        if not self._mismatch.doubt and (quarrel := self._link_faults.noted(live)) is not None:
+        if not self._mismatch.is_undecided and (quarrel := self._link_faults.judge(live)) is not None:
             return self._drop_all([quarrel])
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
         holders = [member for member in group if member.role != "newcomer"]
-        if self._drop_all(verdicts.strayed(holders, self._bounds), may_return=True):
+        if self._drop_all(verdicts.holders_of_recomputed(holders, self._bounds), may_return=True):
             return True
-        if (liar := verdicts.unbelievable(holders, self._last_mesh)) is not None:
+        if (liar := verdicts.find_false_claim(holders, self._last_mesh)) is not None:
             return self._drop_all([liar])
         stand = max(member.report.full for member in group)
-        oldest_kept = min(min(m.report.kept, verdicts.joint(m.report)) for m in group if m.report.full == stand)
+        oldest_kept = min(min(m.report.kept, verdicts.joint_result(m.report)) for m in group if m.report.full == stand)
         beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest_kept]
         if self._drop_all(beyond, may_return=True):
             return True
@@ -349,7 +349,7 @@ class GroupMembership:
         if not with_state:
             return [(member.rank, "no machine has the training state") for member in self._in_role("newcomer")]
         building = any(member.report.elements < 0 for member in self._in_role("live"))
-        return self._mismatch.judged(with_state, self._now) or self._size.wrong(with_state, building)
+        return self._mismatch.judge(with_state, self._now) or self._size.deviating(with_state, building)
 
     def _drop_all(self, judged: list[verdicts.Verdict], may_return: bool = False) -> bool:
         for rank, why in judged:

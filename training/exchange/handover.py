@@ -24,26 +24,26 @@ from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh
 from training.exchange.operation_log import OperationLog
-from training.exchange.outcomes import OperationResult, gather_room
+from training.exchange.outcomes import OperationResult, gather_buffer
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 
 _SIZE = struct.Struct("<Q")
 _MEET_SECONDS = 60.0
 """Seconds within which a donor and a newcomer must connect."""
-_PATIENCE = 3600.0
+_TRANSFER_SECONDS = 3600.0
 """Seconds within which a state must be transferred; the coordinator gives up earlier on a newcomer that does not take
 it."""
 TAG = OPERATIONS - 1
 """Tag of what is handed over on a mesh, before its first operation."""
 
 
-def most_of(elements: int, members: int) -> int:
+def handover_limit(elements: int, members: int) -> int:
     """Return the largest size in bytes of a result or state that is handed over, given the length of the model's
     longest vector: sixteen of them in fp32, each member's payload of a gather, and 256 MiB."""
     return 64 * max(elements, 0) + MAX_GATHER_BYTES * members + (256 << 20)
 
 
-def even_out(
+def hand_over_missing(
     mesh: Mesh, form: MeshStart, operation_log: OperationLog, lock: AbstractContextManager[object], max_bytes: int
 ) -> None:
     """Send results over a new mesh to the members that miss them; results of a group's operation stay within the group.
@@ -59,18 +59,18 @@ def even_out(
     with lock:
         mine = operation_log.held(min(form.behind.values(), default=form.stand))
     held_by_rank = _exchange_held(mesh, mine)
-    astray = strays(held_by_rank)
+    astray = holders_of_recomputed(held_by_rank)
     if mesh.rank in astray:
         raise ExchangeDropped("the others recomputed a result without it that it already had")
     held_by_rank = {rank: held for rank, held in held_by_rank.items() if rank not in astray}
-    for number, donor, taker in transfers(held_by_rank):
+    for number, donor, taker in plan_transfers(held_by_rank):
         if donor == mesh.rank:
             with lock:
                 data = operation_log.result(number).to_bytes()
             mesh.send(taker, TAG, memoryview(_SIZE.pack(len(data)))).wait()
             mesh.send(taker, TAG, memoryview(data)).wait()
         elif taker == mesh.rank:
-            _take(mesh, donor, number, operation_log, lock, max_bytes)
+            _receive_result(mesh, donor, number, operation_log, lock, max_bytes)
     with lock:
         gone = any(held.kept > operation_log.full for rank, held in held_by_rank.items() if rank != mesh.rank)
     if gone and operation_log.full < form.stand:
@@ -79,7 +79,7 @@ def even_out(
 
 def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
     """Exchange with the other members which results each of them holds."""
-    buffers = {peer: gather_room(MAX_GATHER_BYTES) for peer in mesh.peers}
+    buffers = {peer: gather_buffer(MAX_GATHER_BYTES) for peer in mesh.peers}
     held_by_rank = {mesh.rank: mine}
 
     def took(peer: int, size: int) -> None:
@@ -89,7 +89,7 @@ def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
     return held_by_rank
 
 
-def transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, int, int]]:
+def plan_transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, int, int]]:
     """Return the transfers of results in their order: operation number, donor and receiver of each."""
     planned = []
     holders: dict[int, dict[int, Group]] = {}
@@ -103,7 +103,7 @@ def transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, int, i
     return planned
 
 
-def strays(held_by_rank: Mapping[int, HeldResults]) -> set[int]:
+def holders_of_recomputed(held_by_rank: Mapping[int, HeldResults]) -> set[int]:
     """Return the ranks that hold a result which others of their group have recomputed without them."""
     results = [(rank, *result) for rank, held in held_by_rank.items() for result in held.results]
     return {
@@ -114,7 +114,7 @@ def strays(held_by_rank: Mapping[int, HeldResults]) -> set[int]:
     }
 
 
-def _take(
+def _receive_result(
     mesh: Mesh,
     donor: int,
     number: int,
@@ -125,7 +125,7 @@ def _take(
     head = bytearray(_SIZE.size)
     mesh.receive(donor, TAG, memoryview(head)).wait()
     try:
-        buffer = bytearray(_checked(_SIZE.unpack(head)[0], max_bytes))
+        buffer = bytearray(_check_size(_SIZE.unpack(head)[0], max_bytes))
         mesh.receive(donor, TAG, memoryview(buffer)).wait()
         with lock:
             operation_log.adopt(number, OperationResult.from_bytes(buffer))
@@ -186,7 +186,7 @@ class JoinStateServer:
 
         link = Outgoing(connection, rank, {rank: peer.name}, lambda lost: None)
         link.submit(send, lambda error: None)
-        link.close(_PATIENCE)
+        link.close(_TRANSFER_SECONDS)
 
     def fetch(
         self, order: StateOrder, deadline: float, relay: Address | None, is_wanted: Callable[[], bool], max_bytes: int
@@ -205,9 +205,9 @@ class JoinStateServer:
         link = Incoming(connection, order.donor, {order.donor: peer.name}, lambda lost: None)
         try:
             head = bytearray(_SIZE.size)
-            _received(link, memoryview(head))
-            data = bytearray(_checked(_SIZE.unpack(head)[0], max_bytes))
-            _received(link, memoryview(data))
+            _receive_exactly(link, memoryview(head))
+            data = bytearray(_check_size(_SIZE.unpack(head)[0], max_bytes))
+            _receive_exactly(link, memoryview(data))
         finally:
             link.cut()
             link.close(0.0)
@@ -219,7 +219,7 @@ def channel_of(order: StateOrder) -> str:
     return f"state {order.number}"
 
 
-def _received(link: Incoming, into: memoryview) -> None:
+def _receive_exactly(link: Incoming, into: memoryview) -> None:
     def receive(incoming: Incoming) -> None:
         if incoming.receive(TAG, into) != len(into):
             raise incoming.lost("it sent less than it announced")
@@ -227,7 +227,7 @@ def _received(link: Incoming, into: memoryview) -> None:
     link.try_now(receive)
 
 
-def _checked(size: int, max_bytes: int) -> int:
+def _check_size(size: int, max_bytes: int) -> int:
     if size > max_bytes:
         raise ExchangeError(f"a member says that it hands over {size} bytes, where {max_bytes} may come")
     return size

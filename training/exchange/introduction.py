@@ -30,14 +30,14 @@ from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 
 SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128
-LOOK = 0.2
-_GLANCE = 0.05
+POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 """Seconds between two checks, while waiting, that the connection is still needed."""
 _HELLO = struct.Struct(f"<8sIIBB{SECRET}sH")
 _MAGIC: dict[Transport, bytes] = {"auto": b"muster 1", "tls": b"muster t"}
 _CIPHERS: tuple[Cipher, ...] = ("aes", "chacha")
-_WELCOME, _TAKEN, _OTHERWISE = b"+", b"!", b"-"
-FILLER = bytes(9216)
+_ACCEPTED, _CHOSEN, _OTHER_TRANSPORT = b"+", b"!", b"-"
+PADDING = bytes(9216)
 """Padding of the sender's decision: longer than a packet of any network card (jumbo frames have 9000)."""
 _CARRIES_WITHIN = 2.0
 """Seconds without an acknowledged byte of it after which a route counts as not carrying packets of that size."""
@@ -91,7 +91,7 @@ class Arrival:
     cipher: Cipher
     address: str
 
-    def is_off(self, does: int) -> bool:
+    def is_abandoned(self, does: int) -> bool:
         """Whether the other end has abandoned this connection.
 
         A sender that was told that it is used and hung up afterwards has not: it was there, and has left since, and
@@ -138,7 +138,7 @@ class HandshakeTimeout:
             TimeoutError: the other end is silent.
             _Unwanted: no connection is needed, or, unless ``whatever_comes``, another has arrived.
         """
-        connection.settimeout(_GLANCE)
+        connection.settimeout(_POLL_SECONDS)
         end = time.monotonic() + self.seconds
         while not self.over() and (whatever_comes or not self.another()):
             try:
@@ -149,7 +149,7 @@ class HandshakeTimeout:
         raise _Unwanted
 
 
-class Introductions:
+class Handshakes:
     """Both sides of the handshake, for one member.
 
     Raises:
@@ -158,11 +158,11 @@ class Introductions:
 
     def __init__(self, identity: Identity, timeouts: ConnectTimeouts) -> None:
         self.identity = identity
-        self._word_seconds = timeouts.handshake
+        self._step_seconds = timeouts.handshake
         self._server, self._client = tls_contexts(identity.certificates)
         self._cipher = faster_cipher()
 
-    def hear(self, connection: socket.socket, address: str) -> tuple[Key, Arrival]:
+    def answer(self, connection: socket.socket, address: str) -> tuple[Key, Arrival]:
         """Answer an incoming connection: learn its peer and purpose; close it if it does not belong to the run.
 
         Raises:
@@ -170,32 +170,32 @@ class Introductions:
         """
         with contextlib.ExitStack() as hanging_up:
             hanging_up.callback(lambda: connection.close())
-            connection.settimeout(self._word_seconds)
+            connection.settimeout(self._step_seconds)
             if self._server is not None:
                 connection = self._server.wrap_socket(connection, server_side=True)
             magic, rank, to, does, cipher, secret, length = _HELLO.unpack(
-                _exactly(connection, _HELLO.size, self._word_seconds)
+                _exactly(connection, _HELLO.size, self._step_seconds)
             )
             if magic not in _MAGIC.values() or to != self.identity.rank or does > 1 or cipher >= len(_CIPHERS):
                 raise ExchangeError("not a valid handshake")
             self._check(connection, rank)
             if length > MAX_CHANNEL:
                 raise ExchangeError("not a channel's name")
-            channel = _exactly(connection, length, self._word_seconds).decode()
+            channel = _exactly(connection, length, self._step_seconds).decode()
             if magic != _MAGIC[self.identity.transport]:
-                connection.sendall(_OTHERWISE)
+                connection.sendall(_OTHER_TRANSPORT)
                 raise ExchangeError("its transport is another one")
             if does == SENDS:
-                connection.sendall(_WELCOME)
-                _word(connection, _TAKEN)
-                _exactly(connection, len(FILLER), self._word_seconds)
-                connection.sendall(_WELCOME)
+                connection.sendall(_ACCEPTED)
+                _expect(connection, _CHOSEN)
+                _exactly(connection, len(PADDING), self._step_seconds)
+                connection.sendall(_ACCEPTED)
             hanging_up.pop_all()
             return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
                 connection, secret, _CIPHERS[cipher], address
             )
 
-    def say(
+    def open_handshake(
         self, connection: socket.socket, key: Key, address: str, round_trip: float, timeout: HandshakeTimeout
     ) -> Connection | None:
         """Open the handshake on a dialled connection; ``None`` if it is no longer needed.
@@ -217,15 +217,15 @@ class Introductions:
             hello = _HELLO.pack(magic, self.identity.rank, peer, does, cipher, secret, len(name))
             connection.sendall(hello + name)
             if does == SENDS:
-                timeout.wait(connection, lambda: _word(connection, _WELCOME))
-                _tell(connection, timeout)
+                timeout.wait(connection, lambda: _expect(connection, _ACCEPTED))
+                _choose(connection, timeout)
             else:
                 try:
-                    timeout.wait(connection, lambda: _word(connection, _TAKEN))
+                    timeout.wait(connection, lambda: _expect(connection, _CHOSEN))
                 except TimeoutError:  # the sender is elsewhere yet; that says nothing about the way
                     raise _Unwanted from None
-                _take_filler(connection, timeout)
-                connection.sendall(_WELCOME)
+                _read_padding(connection, timeout)
+                connection.sendall(_ACCEPTED)
             established = self._ready(Arrival(connection, secret, self._cipher, address), round_trip)
             hanging_up.pop_all()
             return established
@@ -236,10 +236,10 @@ class Introductions:
 
         Raises:
             OSError, EOFError, ExchangeError: the other end is gone.
-            BlackHole: as in :meth:`say`.
+            BlackHole: as in :meth:`open_handshake`.
         """
         if does == SENDS:
-            _tell(arrival.socket, timeout)
+            _choose(arrival.socket, timeout)
         return self._ready(arrival, 0.0)
 
     def _check(self, connection: socket.socket, rank: int) -> None:
@@ -281,16 +281,16 @@ def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLCon
     return server, client
 
 
-def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
+def _choose(connection: socket.socket, timeout: HandshakeTimeout) -> None:
     """Choose a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
     connection.settimeout(timeout.seconds)
-    connection.sendall(_TAKEN + FILLER)
-    left, since = len(FILLER), time.monotonic()
+    connection.sendall(_CHOSEN + PADDING)
+    left, since = len(PADDING), time.monotonic()
 
-    def hear() -> None:
+    def answer() -> None:
         nonlocal left, since
         try:
-            _word(connection, _WELCOME)
+            _expect(connection, _ACCEPTED)
         except TimeoutError:
             before, left = left, unacknowledged(connection) or 0
             if not left or left < before:
@@ -299,12 +299,12 @@ def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
                 raise BlackHole from None
             raise
 
-    timeout.wait(connection, hear, whatever_comes=True)
+    timeout.wait(connection, answer, whatever_comes=True)
 
 
-def _take_filler(connection: socket.socket, timeout: HandshakeTimeout) -> None:
+def _read_padding(connection: socket.socket, timeout: HandshakeTimeout) -> None:
     """Read the padding after the sender's decision; a sender whose padding is not acknowledged hangs up."""
-    left, since = len(FILLER), time.monotonic()
+    left, since = len(PADDING), time.monotonic()
 
     def take() -> None:
         nonlocal left
@@ -322,10 +322,10 @@ def _take_filler(connection: socket.socket, timeout: HandshakeTimeout) -> None:
         raise BlackHole from None
 
 
-def _word(connection: socket.socket, word: bytes) -> None:
+def _expect(connection: socket.socket, word: bytes) -> None:
     """Wait for a message of one byte."""
     answer = _exactly(connection, 1)
-    if answer == _OTHERWISE:
+    if answer == _OTHER_TRANSPORT:
         raise ExchangeError("one of the two has transport = tls, the other one auto; give all the same")
     if answer != word:
         raise ExchangeError("it gave an unexpected answer")

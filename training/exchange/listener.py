@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.connection import Connection, let_go_in_child
+from training.exchange.connection import Connection, close_in_child
 from training.exchange.dialling import Address, DialHistory, listen_on
 from training.exchange.introduction import (
-    LOOK,
     MAX_CHANNEL,
+    POLL_SECONDS,
     RECEIVES,
     SENDS,
     ConnectTimeouts,
+    Handshakes,
     Identity,
-    Introductions,
     Key,
 )
 from training.exchange.meeting import Arrivals, ConnectionAttempt
@@ -54,7 +54,7 @@ class Listener:
     def __init__(self, host: str, identity: Identity, port: int = 0, timeouts: ConnectTimeouts | None = None) -> None:
         self.identity = identity
         self.timeouts = timeouts or ConnectTimeouts()
-        self._introductions = Introductions(identity, self.timeouts)
+        self._introductions = Handshakes(identity, self.timeouts)
         if identity.certificates is None and not ipaddress.ip_address(host).is_loopback:
             raise BadInput(f"{host}: without certificates only a loopback address is allowed", "issue certificates")
         try:
@@ -63,7 +63,7 @@ class Listener:
             raise ExchangeError(
                 f"cannot listen on {host}: {error.strerror}; name an address of this machine"
             ) from error
-        let_go_in_child(self._socket)
+        close_in_child(self._socket)
         self.address: Address = self._socket.getsockname()[:2]
         self.dial_history = DialHistory()
         self.arrivals = Arrivals()
@@ -176,7 +176,7 @@ class Listener:
             except OSError:
                 if self.arrivals.closed:
                     return
-                time.sleep(LOOK)  # out of descriptors: strangers go again
+                time.sleep(POLL_SECONDS)  # out of descriptors: strangers go again
                 continue
             if not self.unauthenticated.enter(host):
                 connection.close()
@@ -190,7 +190,7 @@ class Listener:
     def _greet(self, connection: socket.socket, host: str) -> None:
         """Do the handshake of an incoming connection; one that is not of the run is closed."""
         try:
-            self.arrivals.keep(*self._introductions.hear(connection, host.removeprefix("::ffff:")))
+            self.arrivals.keep(*self._introductions.answer(connection, host.removeprefix("::ffff:")))
         except (OSError, EOFError, ExchangeError, ValueError):
             pass
         finally:

@@ -16,18 +16,18 @@ from training.exchange.certificates import relay_key
 from training.exchange.connection import Connection
 from training.exchange.dialling import Address, DialHistory, Route, first_to_answer
 from training.exchange.introduction import (
-    LOOK,
+    POLL_SECONDS,
     SENDS,
     Arrival,
     BlackHole,
     ConnectTimeouts,
+    Handshakes,
     HandshakeTimeout,
-    Introductions,
     Key,
 )
-from training.exchange.relay import at_relay
+from training.exchange.relay import connect_through_relay
 
-MOST_WAITING = 32
+MAX_WAITING = 32
 """Untaken connections that are kept for one peer."""
 
 
@@ -54,9 +54,9 @@ class Arrivals:
     def keep(self, key: Key, arrival: Arrival) -> None:
         """Keep an incoming connection; of one peer at most as many as it can need."""
         with self._changed:
-            gone = [old for old, waiting in self._waiting.items() if old == key or waiting.is_off(old[2])]
+            gone = [old for old, waiting in self._waiting.items() if old == key or waiting.is_abandoned(old[2])]
             of_peer = [old for old in self._waiting if old[1] == key[1] and old not in gone]
-            for dropped in (*gone, *of_peer[: max(0, len(of_peer) + 1 - MOST_WAITING)]):
+            for dropped in (*gone, *of_peer[: max(0, len(of_peer) + 1 - MAX_WAITING)]):
                 self._waiting.pop(dropped).socket.close()
             if self.closed:
                 arrival.socket.close()
@@ -67,7 +67,7 @@ class Arrivals:
     def take(self, key: Key) -> Arrival | None:
         with self._changed:
             arrival = self._waiting.pop(key, None)
-        if arrival is not None and arrival.is_off(key[2]):
+        if arrival is not None and arrival.is_abandoned(key[2]):
             arrival.socket.close()
             return None
         return arrival
@@ -98,7 +98,7 @@ class ConnectionAttempt:
 
     def __init__(
         self,
-        introductions: Introductions,
+        introductions: Handshakes,
         history: DialHistory,
         arrivals: Arrivals,
         key: Key,
@@ -128,20 +128,20 @@ class ConnectionAttempt:
         after = self._timeouts.relay_again_after if lately == "relayed" else self._timeouts.relay_after
         self._relays_from = begin + after if self._relay is not None else math.inf
         attempts: dict[Route, Callable[[], Connection | None]] = {
-            "came": self._come,
+            "came": self._take_arrival,
             "dialled": self._dial,
-            "relayed": self._at_relay,
+            "relayed": self._dial_relay,
         }
-        while not self._over():
+        while not self._is_over():
             for route, attempt in attempts.items():
                 if (connection := attempt()) is not None:
                     route = route if connection.address else "relayed"
-                    self._history.met(self._peer, self._does, route)
+                    self._history.record_route(self._peer, self._does, route)
                     return replace(connection, route=route, loses_large=self._history.loses_large(self._peer))
             self._arrivals.wait(self._stop, self._pause())
         return None
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._unwanted() or time.monotonic() >= self._deadline
 
     def _unwanted(self) -> bool:
@@ -149,14 +149,14 @@ class ConnectionAttempt:
 
     def _stop(self) -> bool:
         """Whether to stop trying."""
-        return self._key in self._arrivals or self._over()
+        return self._key in self._arrivals or self._is_over()
 
     def _pause(self) -> float:
         now = time.monotonic()
         after = min(self._dials_from if self._addresses else math.inf, self._relays_from)
-        return max(0.0, min(self._deadline - now, max(LOOK, after - now)))
+        return max(0.0, min(self._deadline - now, max(POLL_SECONDS, after - now)))
 
-    def _come(self) -> Connection | None:
+    def _take_arrival(self) -> Connection | None:
         """Take an incoming connection."""
         if (arrival := self._arrivals.take(self._key)) is None:
             return None
@@ -165,12 +165,12 @@ class ConnectionAttempt:
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             if isinstance(error, BlackHole) and arrival.address:
-                self._history.note_black_hole(self._peer, (arrival.address, 0))
-            self._problems[f"direct {arrival.address}" if arrival.address else "relayed"] = _words(error)
+                self._history.record_black_hole(self._peer, (arrival.address, 0))
+            self._problems[f"direct {arrival.address}" if arrival.address else "relayed"] = _describe_error(error)
             return None
 
     def _dial(self) -> Connection | None:
-        left = self._history.order(self._peer, self._addresses)
+        left = self._history.sort_addresses(self._peer, self._addresses)
         swallowing = {one for one in left if self._history.is_black_hole(self._peer, one)}
         small = set(swallowing)
         while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
@@ -183,17 +183,17 @@ class ConnectionAttempt:
                 seconds = times.hurried if left or address in small else self._last_seconds()
                 connection = self._say(answer.socket, address[0], answer.round_trip, seconds)
             except (OSError, EOFError, ExchangeError) as error:
-                self._failed(address, _words(error))
+                self._failed(address, _describe_error(error))
                 if isinstance(error, BlackHole):
-                    self._history.note_black_hole(self._peer, address)
+                    self._history.record_black_hole(self._peer, address)
                 if isinstance(error, (BlackHole, TimeoutError)) and address not in small:
                     small.add(address)
                     left.append(address)  # once more, where no other way does
                 continue
             if connection is not None:
-                self._history.worked(self._peer, address)
+                self._history.record_success(self._peer, address)
                 if address in small - swallowing:
-                    self._history.note_black_hole(self._peer, address)
+                    self._history.record_black_hole(self._peer, address)
             return connection
         return None
 
@@ -204,34 +204,34 @@ class ConnectionAttempt:
 
     def _failed(self, address: Address, why: str) -> None:
         self._problems[f"{address[0]}:{address[1]}"] = why
-        self._history.failed(self._peer, address)
+        self._history.record_failure(self._peer, address)
 
-    def _at_relay(self) -> Connection | None:
+    def _dial_relay(self) -> Connection | None:
         folder = self._introductions.identity.certificates
         if self._relay is None or folder is None or time.monotonic() < self._relays_from:
             return None
         channel, own_rank = self._key[0], self._introductions.identity.rank
         sides = (channel, own_rank, self._peer) if self._does == SENDS else (channel, self._peer, own_rank)
         try:
-            connection = at_relay(self._relay, relay_key(folder), sides, self._does == SENDS, self._stop)
+            connection = connect_through_relay(self._relay, relay_key(folder), sides, self._does == SENDS, self._stop)
             if connection is None:
                 return None
             if self._does == SENDS:
                 return self._say(connection, "", 0.0, self._timeouts.handshake)
-            self._arrivals.keep(*self._introductions.hear(connection, ""))
+            self._arrivals.keep(*self._introductions.answer(connection, ""))
         except (OSError, EOFError, ExchangeError, MusterError, ValueError) as error:
-            self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _words(error)
+            self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _describe_error(error)
         return None
 
     def _say(self, connection: socket.socket, address: str, round_trip: float, seconds: float) -> Connection | None:
-        return self._introductions.say(connection, self._key, address, round_trip, self._timeout(seconds))
+        return self._introductions.open_handshake(connection, self._key, address, round_trip, self._timeout(seconds))
 
     def _timeout(self, seconds: float) -> HandshakeTimeout:
         seconds = min(seconds, self._deadline - time.monotonic())
         return HandshakeTimeout(seconds, self._unwanted, lambda: self._key in self._arrivals)
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return "who answers there is not of this run"
     if isinstance(error, ssl.SSLError):

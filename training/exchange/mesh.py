@@ -201,7 +201,7 @@ class Mesh:
             return receive
 
         for piece in own_pieces if not peers else ():
-            reduction.add_up(piece, {})
+            reduction.reduce_piece(piece, {})
         operation = PendingTransfer(2 * len(peers), over, lambda: self.lost)
         for peer in peers:
             operation.add(self._out[peer], sender(peer))

@@ -26,7 +26,7 @@ from training.exchange.base import (
 from training.exchange.coordinator_client import CoordinatorClient, JoinConfig, parsed
 from training.exchange.coordinator_protocol import GroupStatus, MeshStart, Report
 from training.exchange.halting import Halting
-from training.exchange.handover import JoinStateServer, Newcomer, even_out, most_of
+from training.exchange.handover import JoinStateServer, Newcomer, hand_over_missing, handover_limit
 from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
@@ -36,7 +36,7 @@ from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals, Residual
 from training.exchange.transfer import PendingTransfer
 
-_FORM_SECONDS, _LEAVE_SECONDS, _HERE = 20.0, 15.0, 0.02
+_FORM_SECONDS, _LEAVE_SECONDS, _RUN_HERE_SECONDS = 20.0, 15.0, 0.02
 """Seconds to connect a mesh; until the others have a leaving member's results; and for which a thread that waits for an
 operation carries it out itself."""
 R = TypeVar("R")
@@ -54,8 +54,7 @@ class MeshMember(Exchange):
 
     def __init__(self, joining: JoinConfig) -> None:
         self.rank = rank = joining.rank
-        self._joining = joining
-        self._meter = Meter()
+        self._joining, self._meter = joining, Meter()
         self.traffic: Traffic = self._meter.traffic
         self._shares = dict(joining.shares or {})
         identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
@@ -67,15 +66,15 @@ class MeshMember(Exchange):
         self._ended: ExchangeError | None = None
         self._report = Report()
         self.mesh: Mesh | None = None
-        self._operation_log = OperationLog(rank)
-        self._begun = 0
-        """Number of the last operation that was started on the current mesh."""
+        self._log, self._begun = OperationLog(rank), 0
+        """The operations, and the number of the last one that was started on the current mesh."""
         self._newcomer = self._away = self._closed = False
         self._completing = 0
         """Operations that have ended on the current mesh and whose result is being processed."""
         self._forming: Mesh | None = None
         self._state_server, self.halting = JoinStateServer(self._listener), Halting(self._note)
-        self._line = CoordinatorClient(joining, self._listener.address, self._tell, self._hear, self._end)
+        callbacks = self._current_report, self._on_status, self._end
+        self._client = CoordinatorClient(joining, self._listener.address, *callbacks)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
         atexit.register(self.close)
@@ -89,7 +88,7 @@ class MeshMember(Exchange):
         """
         deadline = time.monotonic() + timeout
         try:
-            self._line.start(timeout)
+            self._client.start(timeout)
             self._keeper.start()
             self._wait_for_group(deadline)
         except BaseException:
@@ -99,7 +98,7 @@ class MeshMember(Exchange):
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._operation_log.members
+        return self._log.members
 
     @property
     def is_newcomer(self) -> bool:
@@ -125,14 +124,14 @@ class MeshMember(Exchange):
         atexit.unregister(self.close)
         self._note(leaving=True)
         with self._changed:
-            self._changed.wait_for(self._may_go, 0.0 if self._closed else _LEAVE_SECONDS)
+            self._changed.wait_for(self._may_leave, 0.0 if self._closed else _LEAVE_SECONDS)
             if self._closed:
                 return
             self._closed = True
             mesh = self.mesh
         if mesh is not None:
             mesh.close()
-        self._line.close()
+        self._client.close()
         self._end("this member has left the group", False)
         self._listener.close()
         if self._keeper.ident is not None and threading.current_thread() is not self._keeper:
@@ -140,9 +139,9 @@ class MeshMember(Exchange):
         if self.mesh is not None:
             self.mesh.give_up()
 
-    def _may_go(self) -> bool:
+    def _may_leave(self) -> bool:
         """Whether no other member could still need this member's contribution to repeat an operation."""
-        return self._ended is not None or self._status.closed >= self._operation_log.full
+        return self._ended is not None or self._status.closed >= self._log.full
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -165,28 +164,28 @@ class MeshMember(Exchange):
         begun: list[PendingTransfer] = []
         with self._changed:
             ended = self._ended
-            if ended is None and self._operation_log.start(operation):
+            if ended is None and self._log.start(operation):
                 begun = self._begin()
         if ended is not None:
             operation.finish(ended)
         for transfer in begun:
-            transfer.carry_out(_HERE) if waits else transfer.submit()
-        self._line.tell()
+            transfer.carry_out(_RUN_HERE_SECONDS) if waits else transfer.submit()
+        self._client.notify()
         return operation
 
     def _begin(self) -> list[PendingTransfer]:
         """Prepare, in order, the operations that can start on the current mesh; the lock is held."""
         begun = []
-        for operation in self._operation_log.pending(self._begun):
+        for operation in self._log.pending(self._begun):
             if self.mesh is not None:
-                self.mesh.full = self._operation_log.full
+                self.mesh.full = self._log.full
             if self.mesh is None or self._state_server.holds(operation.number):
                 break
             self._begun = operation.number
-            begun.append(operation.begin(self.mesh, functools.partial(self._over, self.mesh, operation)))
+            begun.append(operation.begin(self.mesh, functools.partial(self._on_operation_end, self.mesh, operation)))
         return begun
 
-    def _over(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
+    def _on_operation_end(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
         """Handle an operation's end on a mesh; after an error, or if it is too late, the next mesh repeats it."""
         with self._changed:
             if error is not None or self.mesh is not mesh or self._ended is not None:
@@ -200,33 +199,33 @@ class MeshMember(Exchange):
         with self._changed:
             self._completing -= 1
             self._count_traffic()
-            if outcome is not None and self._operation_log.waits_for(operation.number) is not None:
-                self._operation_log.settle(operation.number, outcome)
-            self._operation_log.forget(self._status.settled)
+            if outcome is not None and self._log.waits_for(operation.number) is not None:
+                self._log.settle(operation.number, outcome)
+            self._log.forget(self._status.settled)
             if self.mesh is not mesh:  # the keeper waits for this
                 self._changed.notify_all()
-        self._line.tell()
+        self._client.notify()
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
 
     def _note(self, **news: Any) -> None:
         with self._changed:
             self._report = self._report.model_copy(update=news)
-        self._line.tell()
+        self._client.notify()
 
-    def _tell(self) -> Report:
+    def _current_report(self) -> Report:
         with self._changed:
             self._count_traffic()
             moved = self.traffic.bytes_sent + self.traffic.bytes_received
-            position = {**self._operation_log.position(), "moved": moved}
+            position = {**self._log.position(), "moved": moved}
             return self._report.model_copy(update=position)
 
-    def _hear(self, status: GroupStatus) -> None:
+    def _on_status(self, status: GroupStatus) -> None:
         with self._changed:
             self._status = status
             for transfer in self._begin() if self._state_server.release(status) else ():
                 transfer.submit()
-            self._operation_log.forget(status.settled)
+            self._log.forget(status.settled)
             if self._forming is not None and not self._is_wanted(self._report.epoch):
                 self._forming.end()  # its keeper waits for what may never come
             self._changed.notify_all()
@@ -240,7 +239,7 @@ class MeshMember(Exchange):
             if self._ended is not None:
                 return
             self._ended = error
-            pending = self._operation_log.drop_all()
+            pending = self._log.drop_all()
             self._changed.notify_all()
         self._listener.wake()
         for operation in pending:
@@ -255,7 +254,7 @@ class MeshMember(Exchange):
         if self._ended is not None:
             raise self._ended
         if not is_settled:
-            raise self._line.overdue(self._status)
+            raise self._client.overdue(self._status)
         self._newcomer = self.mesh is None
 
     # -- from mesh to mesh -------------------------------------------------------------------------------------------
@@ -263,15 +262,15 @@ class MeshMember(Exchange):
     def _keep_mesh(self) -> None:
         """Main function of the keeper's thread."""
         try:
-            self._keep()
+            self._run_keeper()
         except Exception as error:  # noqa: BLE001 - a thread that ends without a word hangs the run
             self._end(f"the mesh failed: {error}", False)
 
-    def _keep(self) -> None:
+    def _run_keeper(self) -> None:
         """Give meshes up and form new ones, as the coordinator orders."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._news)
+                self._changed.wait_for(self._has_work)
                 status, mesh = self._status, self.mesh
                 if self._ended is not None:
                     break
@@ -290,7 +289,7 @@ class MeshMember(Exchange):
         if mesh is not None and not self._closed:
             mesh.give_up()
 
-    def _news(self) -> bool:
+    def _has_work(self) -> bool:
         """Whether the keeper has something to do."""
         status, report = self._status, self._report
         if self._ended is not None:
@@ -321,7 +320,8 @@ class MeshMember(Exchange):
             with self._changed:
                 self._forming = mesh
             self._prepare(mesh)
-            even_out(mesh, form, self._operation_log, self._changed, most_of(self._report.elements, len(form.peers)))
+            limit = handover_limit(self._report.elements, len(form.peers))
+            hand_over_missing(mesh, form, self._log, self._changed, limit)
         except (ExchangeError, OSError) as error:
             if mesh is not None:
                 mesh.give_up()
@@ -331,12 +331,12 @@ class MeshMember(Exchange):
             return
         mesh.buffer_pool = self._buffer_pool
         if not form.away:
-            mesh.on_settled = functools.partial(self._all_have, mesh)
+            mesh.on_settled = functools.partial(self._forget_settled, mesh)
         with self._changed:
             self.mesh, self._forming = mesh, None
             self._meter.begin_mesh()
             self._begun = 0  # what has no result yet begins anew
-            self._operation_log.members = tuple(mesh.members)
+            self._log.members = tuple(mesh.members)
             self._newcomer = False
             self._changed.notify_all()
             for transfer in self._begin():
@@ -359,11 +359,11 @@ class MeshMember(Exchange):
         hung_up = isinstance(error, PeerLost) and error.hung_up
         self._note(up=False, lost=rank, why=str(error)[:300], hung_up=hung_up)
 
-    def _all_have(self, mesh: Mesh, number: int) -> None:
+    def _forget_settled(self, mesh: Mesh, number: int) -> None:
         """Forget results that all current members have."""
         with self._changed:
             if self.mesh is mesh:
-                self._operation_log.forget(number)
+                self._log.forget(number)
 
     def _relay(self) -> Address | None:
         coordinator, relay = self._joining.endpoints
@@ -378,7 +378,7 @@ class MeshMember(Exchange):
     def _count_traffic(self) -> None:
         """Add the traffic of the current mesh since the last call; the lock is held."""
         if self.mesh is not None:
-            self._meter.stands_at(self.mesh.bytes_sent, self.mesh.bytes_received)
+            self._meter.update(self.mesh.bytes_sent, self.mesh.bytes_received)
 
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
@@ -389,12 +389,12 @@ class MeshMember(Exchange):
             self._state_server.publish(order, replace(joining, operations=self.operations), self._relay())
 
     def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
-        deadline = time.monotonic() + timeout
         state = (lambda: self._status), (lambda: self._ended), self._note
-        newcomer = Newcomer(self._state_server, self._changed, *state, deadline, most_of(self._report.elements, 0))
+        deadline, limit = time.monotonic() + timeout, handover_limit(self._report.elements, 0)
+        newcomer = Newcomer(self._state_server, self._changed, *state, deadline, limit)
         return newcomer.join(self._relay, self._begin_after, lambda: self.mesh is not None)
 
     def _begin_after(self, joining: JoiningState) -> None:
         with self._changed:
             self.operations = joining.operations
-            self._operation_log.begin_after(joining.operations)
+            self._log.begin_after(joining.operations)

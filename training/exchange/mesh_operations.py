@@ -24,7 +24,14 @@ from training.exchange.base import (
 )
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
-from training.exchange.outcomes import OperationResult, completed, copied, gather_room, seal_of, what_it_is
+from training.exchange.outcomes import (
+    OperationResult,
+    apply_outcome,
+    copy_contribution,
+    describe_operation,
+    description_crc,
+    gather_buffer,
+)
 from training.exchange.owners import MeanReduction, SharedMean, shares_of, takes_one_round
 from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals
@@ -51,18 +58,18 @@ class Meter:
         self._under_way = 0
         self._since = 0.0
         self._moved = 0.0
-        self._stood = 0, 0
+        self._counted = 0, 0
 
     def begin_mesh(self) -> None:
         """Note that a new mesh counts its bytes from 0."""
         with self._lock:
-            self._stood = 0, 0
+            self._counted = 0, 0
 
-    def stands_at(self, sent: int, received: int) -> None:
+    def update(self, sent: int, received: int) -> None:
         """Update the counters with the total bytes of the current mesh."""
         with self._lock:
-            before, self._stood = self._stood, (sent, received)
-            if before != self._stood:
+            before, self._counted = self._counted, (sent, received)
+            if before != self._counted:
                 self.traffic.bytes_sent += sent - before[0]
                 self.traffic.bytes_received += received - before[1]
                 self._moved = self._clock()
@@ -75,7 +82,7 @@ class Meter:
                 return False
         return True
 
-    def waited(self, seconds: float) -> None:
+    def add_wait(self, seconds: float) -> None:
         with self._lock:
             self.traffic.wait_seconds += seconds
             self._settle()
@@ -124,7 +131,7 @@ class MeshOperation(ABC, Generic[R]):
             start = time.perf_counter()
             is_settled = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
             if self._counts:
-                self._meter.waited(time.perf_counter() - start)
+                self._meter.add_wait(time.perf_counter() - start)
             if not is_settled:
                 raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
         if self._error is not None:
@@ -188,12 +195,12 @@ class MeshMean(MeshOperation[MeanResult]):
         name, values = contribution.name, contribution.values
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
-        self.contribution = copied(contribution, buffer_pool or BufferPool())
+        self.contribution = copy_contribution(contribution, buffer_pool or BufferPool())
         self._device = values.device
         self._residuals = residuals
         self._shares = shares
         self._reduction: MeanReduction | SharedMean | None = None
-        super().__init__(number, name, what_it_is("mean", name, contribution), meter, contribution.group)
+        super().__init__(number, name, describe_operation("mean", name, contribution), meter, contribution.group)
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         members = self.members(mesh)
@@ -214,7 +221,7 @@ class MeshMean(MeshOperation[MeanResult]):
         fresh = replace(
             self.contribution, values=torch.empty_like(self.contribution.values)
         )  # what cannot be read spoils nothing
-        value = completed(fresh, rank, outcome)
+        value = apply_outcome(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
             self._reduction.settle()
         self._end(value)
@@ -240,14 +247,14 @@ class MeshGather(MeshOperation[dict[int, bytes]]):
         self._payload = payload
         self._payloads: dict[int, memoryview] = {}
         self._mesh: Mesh | None = None
-        super().__init__(number, name, what_it_is("gather", name), meter, group)
+        super().__init__(number, name, describe_operation("gather", name), meter, group)
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         self._mesh = mesh
         size = _SEAL.size + MAX_GATHER_BYTES
-        buffers = {peer: gather_room(size) for peer in self.members(mesh) if peer != mesh.rank}
+        buffers = {peer: gather_buffer(size) for peer in self.members(mesh) if peer != mesh.rank}
         self._payloads = {mesh.rank: memoryview(bytearray(self._payload))}
-        seal = _SEAL.pack(seal_of(self.description))
+        seal = _SEAL.pack(description_crc(self.description))
 
         def on_received(sender: int, size: int) -> None:
             if buffers[sender][: min(size, _SEAL.size)] != seal:

@@ -41,7 +41,7 @@ class MeshStore(Store):
         self._settled = self._others_settled = self._met = False
         self.problem: Exception | None = None
         """Why the rounds have ended."""
-        threading.Thread(target=self._go_on, name="torch store", daemon=True).start()
+        threading.Thread(target=self._run_rounds, name="torch store", daemon=True).start()
 
     def set(self, key: str, value: str | bytes) -> None:
         with self._changed:
@@ -87,7 +87,7 @@ class MeshStore(Store):
     def _over(self) -> bool:
         return self._met or self._others_settled or self.problem is not None
 
-    def _go_on(self) -> None:
+    def _run_rounds(self) -> None:
         rounds, pause = 0, _SHORT
         try:
             while not self._met:

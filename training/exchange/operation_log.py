@@ -6,12 +6,12 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
-from training.exchange.coordinator_protocol import MOST_BEGUN, Begun, HeldResults
+from training.exchange.coordinator_protocol import MAX_BEGUN, Begun, HeldResults
 from training.exchange.mesh_operations import MeshOperation
 from training.exchange.outcomes import OperationResult
 from training.exchange.reduction import KEPT_BYTES
 
-_MOST_BEGUN, _MOST_TOLD = 4096, 2048
+_MAX_BEGUN, _MAX_REPORTED_RANKS = 4096, 2048
 """Operations whose description is kept here, and ranks that a report names."""
 
 
@@ -45,7 +45,7 @@ class OperationLog:
         """Register an operation; return whether it has to be carried out: not if its result is already here."""
         self._pending[operation.number] = operation
         self.started = operation.number
-        if len(self._begun) < _MOST_BEGUN:
+        if len(self._begun) < _MAX_BEGUN:
             self._begun[operation.number] = operation.number, operation.group, operation.description
         if operation.number not in self._results:
             return True
@@ -81,8 +81,8 @@ class OperationLog:
     def position(self) -> dict[str, Any]:
         """Return the progress that a member reports."""
         begun: list[Begun] = []
-        for operation in islice(self._begun.values(), MOST_BEGUN):
-            if begun and sum(len(ranks) for _, ranks, _ in begun) + len(operation[1]) > _MOST_TOLD:
+        for operation in islice(self._begun.values(), MAX_BEGUN):
+            if begun and sum(len(ranks) for _, ranks, _ in begun) + len(operation[1]) > _MAX_REPORTED_RANKS:
                 break
             begun.append(operation)
         counts = {"started": self.started, "full": self.full, "kept": self.dropped, "aside": self.aside}

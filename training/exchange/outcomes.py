@@ -20,31 +20,31 @@ from training.exchange.staging import fetched
 
 OUTCOME = struct.Struct("<d")
 """Sum of the weights in a piece; bit masks of the contributing and the refused ranks follow, then the flags."""
-_MOST_NAME = 40
+_MAX_NAME = 40
 
 
-def copied(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
+def copy_contribution(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
     """Return a checked contribution whose values are copied to the CPU and belong to the operation alone."""
     values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
         return replace(contribution, values=fetched(values, codec)).checked()
-    copy, fit = floats(buffer_pool, values.numel()), True
+    copy, fit = float_buffer(buffer_pool, values.numel()), True
     for start in range(0, values.numel(), CHUNK_ELEMENTS):  # both while they are at hand
         chunk = copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
         fit = fit and codec.carries(chunk)
     return replace(contribution, values=copy).checked(fit)
 
 
-def what_it_is(kind: str, name: str, contribution: Contribution | None = None) -> str:
+def describe_operation(kind: str, name: str, contribution: Contribution | None = None) -> str:
     """Describe an operation: the same text on all its members, unless they are at different ones."""
-    short = name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
+    short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
     if contribution is None:
         return f"the {kind} '{short}'"
     flags = f" with {len(contribution.flags)} bytes of flags" if contribution.flags else ""
     return f"the {kind} '{short}' of {contribution.values.numel()} numbers as {contribution.codec.name}{flags}"
 
 
-def seal_of(description: str) -> int:
+def description_crc(description: str) -> int:
     """Return the number that travels with an operation's data in place of its description."""
     return zlib.crc32(description.encode())
 
@@ -100,7 +100,7 @@ class OperationResult:
         return cls(members, pieces, group)
 
 
-def completed(contribution: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
+def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
     """Write the outcome of a mean over the contribution's values, and return the result for member ``rank``.
 
     Args:
@@ -138,7 +138,7 @@ def completed(contribution: Contribution, rank: int, outcome: OperationResult, d
 def outcome_tail(
     weight: float, members: Sequence[int], among: Sequence[int], refused: Sequence[int], flags: bytes
 ) -> bytes:
-    """Return what follows the values of an outcome, as :func:`completed` reads it."""
+    """Return what follows the values of an outcome, as :func:`apply_outcome` reads it."""
     masks = (sum(1 << members.index(rank) for rank in ranks) for ranks in (among, refused))
     return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
 
@@ -155,12 +155,12 @@ def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Ten
         raise ExchangeError(f"the outcome of '{contribution.name}' cannot be decoded: {error}") from error
 
 
-def floats(buffer_pool: BufferPool, elements: int) -> torch.Tensor:
+def float_buffer(buffer_pool: BufferPool, elements: int) -> torch.Tensor:
     """Return a buffer for so many fp32 numbers."""
     return torch.frombuffer(buffer_pool.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
 
 
-def gather_room(size: int) -> memoryview:
+def gather_buffer(size: int) -> memoryview:
     """Return a buffer for a member's message; its pages are allocated as they are filled, for most payloads are
     short."""
     data: memoryview = torch.empty(size, dtype=torch.uint8).numpy().data

@@ -23,19 +23,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, joined, weighted_mean
+from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, combine_flags, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, is_short
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import (
     OperationResult,
+    apply_outcome,
     as_tensor,
-    completed,
     decode_outcome,
-    floats,
+    describe_operation,
+    description_crc,
+    float_buffer,
     outcome_tail,
-    seal_of,
-    what_it_is,
 )
 from training.exchange.reduction import AT_ONCE, Reduction
 from training.exchange.residuals import MeanResiduals
@@ -43,7 +43,7 @@ from training.exchange.residuals import MeanResiduals
 _PIECES, _PIECES_OF_UNEQUAL = 16, 48
 """Pieces of the widest share. If shares differ, a slow member waits with every piece for the outcome of it, so they are
 smaller (docs/inside/performance-lab.md)."""
-_LEAST_PIECE = 65_536
+_MIN_PIECE = 65_536
 """Minimum elements of a piece: each costs a message."""
 _TAIL = struct.Struct("<dIQ?")
 """Weight, which operation it is, how many results the sender has, and whether its values are non-finite."""
@@ -98,8 +98,8 @@ class _Average:
         self.members = tuple(members)
         self.peers = [rank for rank in self.members if rank != mesh.rank]
         self._pending_residuals: dict[int, torch.Tensor] = {}
-        self._description = what_it_is("mean", contribution.name, contribution)
-        self._seal = seal_of(self._description)
+        self._description = describe_operation("mean", contribution.name, contribution)
+        self._seal = description_crc(self._description)
         self._tail = memoryview(
             _TAIL.pack(contribution.weight, self._seal, mesh.full, not contribution.fit) + contribution.flags
         )
@@ -144,7 +144,7 @@ class _Average:
             else:
                 size = reply.encode_into(mean, into)
         total = sum(self._metadata[rank].weight for rank in among)
-        flags = joined([self._metadata[rank].flags for rank in among], len(self._contribution.flags))
+        flags = combine_flags([self._metadata[rank].flags for rank in among], len(self._contribution.flags))
         tail = outcome_tail(total, self.members, among, refused, flags)
         buffer[size : size + len(tail)] = tail
         return buffer[: size + len(tail)]
@@ -195,7 +195,7 @@ class MeanReduction(_Average, Reduction):
         self._bounds = share_bounds(elements, shares, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
         pieces = _PIECES if len(set(shares.values())) == 1 else _PIECES_OF_UNEQUAL
-        step = min(CHUNK_ELEMENTS, max(_LEAST_PIECE, widest // pieces))
+        step = min(CHUNK_ELEMENTS, max(_MIN_PIECE, widest // pieces))
         self._step = max(self._codec.block, step // self._codec.block * self._codec.block)
         # A vector that is empty still tells weight and flags: its last owner sends one empty piece.
         self.pieces = {rank: -(-(stop - start) // self._step) for rank, (start, stop) in self._bounds.items()}
@@ -222,7 +222,7 @@ class MeanReduction(_Average, Reduction):
         """Return the mean; call it when the operation is complete."""
         self.settle()
         contribution = self._contribution if self._result is None else replace(self._contribution, values=self._result)
-        return completed(contribution, self._mesh.rank, outcome, decode=self._result is None)
+        return apply_outcome(contribution, self._mesh.rank, outcome, decode=self._result is None)
 
     # --------------------------------------------------------------------------------------------------- contributions
 
@@ -242,7 +242,7 @@ class MeanReduction(_Average, Reduction):
         buffer = self._buffers[rank, piece] = self._mesh.buffer_pool.take(self._max_message_bytes)
         return buffer
 
-    def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
+    def reduce_piece(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._mesh.rank, piece)
         decoded = {}
         for rank in self.members:
@@ -271,7 +271,7 @@ class MeanReduction(_Average, Reduction):
         if self._small and stop > start:  # while it is at hand
             with self._lock:
                 if self._result is None:
-                    self._result = floats(self._mesh.buffer_pool, self._contribution.values.numel())
+                    self._result = float_buffer(self._mesh.buffer_pool, self._contribution.values.numel())
             decode_outcome(
                 self._contribution, message[: max(size - self._outcome_tail_bytes, 0)], self._result[start:stop]
             )
@@ -311,7 +311,7 @@ class SharedMean(_Average):
     def complete(self, outcome: OperationResult) -> MeanResult:
         """Return the mean."""
         contribution = replace(self._contribution, values=torch.empty_like(self._contribution.values))
-        return completed(contribution, self._mesh.rank, outcome)
+        return apply_outcome(contribution, self._mesh.rank, outcome)
 
 
 def takes_one_round(contribution: Contribution, members: int) -> bool:

@@ -15,13 +15,13 @@ from training.exchange.listener import Address, Listener
 from training.exchange.mesh import Mesh
 
 _FAREWELL_SECONDS = 0.2
-_MOST_OFTEN, _LEAST_OFTEN = 0.02, 0.5
+_MIN_INTERVAL, _MAX_INTERVAL = 0.02, 0.5
 """Minimum and maximum seconds between two checks of the links."""
 
 Link = TypeVar("Link", Incoming, Outgoing)
 
 
-class Pairs:
+class PointToPointLinks:
     """Links made when a message first needs them, separate from those of the collectives, which would wait for it.
 
     A thread monitors these links and the mesh's: if a member stalls for ``seconds``, or is lost, all operations end
@@ -122,17 +122,17 @@ class Pairs:
             return [*self._mesh.links(), *self._pair_links.values()]
 
     def _watch(self) -> None:
-        watch, watched, last_look = Watch(), 0.0, self._clock()
-        while not self._over.wait(pause := min(_LEAST_OFTEN, max(_MOST_OFTEN, self.seconds / 10))):
+        watch, watched, last_look = StallDetector(), 0.0, self._clock()
+        while not self._over.wait(pause := min(_MAX_INTERVAL, max(_MIN_INTERVAL, self.seconds / 10))):
             now = self._clock()
             # While this process was stopped nobody has watched: what came meanwhile is still to be read.
             watched, last_look = watched + min(now - last_look, 2 * pause), now
             if self._mesh.lost is not None:
                 return self.break_off(self._mesh.lost)
-            if (lost := self._gone() or watch.look(self._links(), watched, self.seconds)) is not None:
+            if (lost := self._find_unreachable() or watch.check(self._links(), watched, self.seconds)) is not None:
                 return self.break_off(lost)
 
-    def _gone(self) -> PeerLost | None:
+    def _find_unreachable(self) -> PeerLost | None:
         """Find a member that a link waits to connect to although its other connections have ended."""
         with self._lock:
             unmet = {link.peer for link in self._pair_links.values() if not link.idle and link.socket is None}
@@ -152,7 +152,7 @@ def _hung_up(link: Incoming) -> bool:
         return True
 
 
-class Watch:
+class StallDetector:
     """Finds the member that holds up the others: nothing has moved on its link for ``seconds`` although it should.
 
     Others may stall because of it. So a member that has sent nothing at all is named before one that has begun, and one
@@ -162,7 +162,7 @@ class Watch:
     def __init__(self) -> None:
         self._seen: dict[Incoming | Outgoing, tuple[int, float]] = {}
 
-    def look(self, links: Sequence[Incoming | Outgoing], now: float, seconds: float) -> PeerLost | None:
+    def check(self, links: Sequence[Incoming | Outgoing], now: float, seconds: float) -> PeerLost | None:
         """Check the links after ``now`` seconds of monitoring; return the lost member, if there is one."""
         still: list[tuple[tuple[bool, bool, float], Incoming | Outgoing]] = []
         for link in links:

@@ -97,12 +97,12 @@ class MusterGroup(GroupBase):
         components = entries.indices().t().contiguous(), entries.values().contiguous()
         gathered = [[part.new_empty((int(count), *part.shape[1:])) for count in counts] for part in components]
 
-        def add_up() -> None:
+        def reduce_piece() -> None:
             indices, values = (torch.cat(pieces) for pieces in gathered)
             with torch.no_grad():
                 tensor.copy_(torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce())
 
-        work = self._all_gather(list(zip(gathered, components)), [tensor], add_up)
+        work = self._all_gather(list(zip(gathered, components)), [tensor], reduce_piece)
         work.wait_for_end()  # its memory is made anew: a second one could not be told to wait for it
         return work
 

@@ -38,7 +38,7 @@ class Reduction(ABC):
         """Return the buffer for ``rank``'s contribution to a piece of this member's shard."""
 
     @abstractmethod
-    def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
+    def reduce_piece(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         """Reduce a piece of this member's shard, given the sizes of all contributions; return the outcome."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class OwnedShard:
             self._missing[piece] -= 1
             if self._missing[piece]:
                 return
-        outcome = self._reduction.add_up(piece, self._sizes[piece])
+        outcome = self._reduction.reduce_piece(piece, self._sizes[piece])
         with self._changed:
             self._outcomes[piece] = outcome
             self._changed.notify_all()

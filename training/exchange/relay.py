@@ -29,12 +29,12 @@ _NONCE = 16
 _CLAIM = struct.Struct("<B32s32s")
 _PAIRED = b"+"
 _PARTNER_SECONDS = 15.0
-_MOST_WAITING = 64
-_MOST_PAIRS = 128
+_MAX_WAITING = 64
+_MAX_PAIRS = 128
 _PIECE = 64 << 10
 _LAST_SECONDS = 60.0
 """Seconds within which bytes that one side sent before it hung up must reach the other."""
-_LOOK = 0.2
+_POLL_SECONDS = 0.2
 
 
 class _End:
@@ -79,7 +79,7 @@ class Relay:
         """
         listening = listen_on(host, port)
         address: Address = listening.getsockname()[:2]
-        self._server = await asyncio.start_server(self._come, sock=listening, limit=_PIECE)
+        self._server = await asyncio.start_server(self._handle, sock=listening, limit=_PIECE)
         return address
 
     async def close(self) -> None:
@@ -90,12 +90,12 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            if (key := await self._hear(reader, writer)) is not None:
+            if (key := await self._authenticate(reader, writer)) is not None:
                 keep_alive(writer.get_extra_info("socket"))
                 await self._serve(*key, _End(reader, writer))
         except (OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
@@ -104,7 +104,9 @@ class Relay:
             self._tasks.discard(task)
             writer.transport.abort()
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[bytes, int] | None:
+    async def _authenticate(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[bytes, int] | None:
         """Return token and side of a client that holds the key."""
         host = (writer.get_extra_info("peername") or ("::",))[0]
         if not self._unauthenticated.enter(host):
@@ -125,7 +127,7 @@ class Relay:
             partner.partner.set_result(end)
             await end.over.wait()
             return
-        if len(self._waiting) >= _MOST_WAITING or self._pairs >= _MOST_PAIRS:
+        if len(self._waiting) >= _MAX_WAITING or self._pairs >= _MAX_PAIRS:
             return
         before, self._waiting[token, side] = self._waiting.get((token, side)), end
         if before is not None:
@@ -140,13 +142,13 @@ class Relay:
                 del self._waiting[token, side]
         await asyncio.wait({gone})
         if end.partner.done():
-            await self._join(end, end.partner.result())
+            await self._forward_pair(end, end.partner.result())
 
-    async def _join(self, left: _End, right: _End) -> None:
+    async def _forward_pair(self, left: _End, right: _End) -> None:
         self._pairs += 1
         for end in (left, right):
             end.writer.write(_PAIRED)
-        directions = [asyncio.ensure_future(_pass_on(*pair)) for pair in ((left, right), (right, left))]
+        directions = [asyncio.ensure_future(_forward(*pair)) for pair in ((left, right), (right, left))]
         try:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(directions, timeout=_LAST_SECONDS)
@@ -157,7 +159,7 @@ class Relay:
             right.over.set()
 
 
-async def _pass_on(source: _End, to: _End) -> None:
+async def _forward(source: _End, to: _End) -> None:
     with contextlib.suppress(OSError):
         while piece := await source.reader.read(_PIECE):
             to.writer.write(piece)
@@ -166,7 +168,7 @@ async def _pass_on(source: _End, to: _End) -> None:
         to.writer.write_eof()
 
 
-def at_relay(
+def connect_through_relay(
     relay: Address, key: bytes, sides: tuple[str, int, int], sends: bool, stop: Callable[[], bool]
 ) -> socket.socket | None:
     """Return a connection with the other side through the relay; ``None`` if ``stop``, polled regularly, returned true.
@@ -179,7 +181,7 @@ def at_relay(
     """
     why = ["it does not answer"]
     answer = first_to_answer(
-        [relay], HANDSHAKE_SECONDS, lambda _, problem: why.append(problem), stop, lambda _: not _is_near(relay)
+        [relay], HANDSHAKE_SECONDS, lambda _, problem: why.append(problem), stop, lambda _: not _is_loopback(relay)
     )  # in small segments: it is the last way that there is
     if answer is None and not stop():
         raise OSError(why[-1])
@@ -191,7 +193,7 @@ def at_relay(
         side, token = 0 if sends else 1, _token(key, *sides)
         nonce = connection.recv(_NONCE, socket.MSG_WAITALL)
         connection.sendall(_CLAIM.pack(side, token, _proof(key, nonce, side, token)))
-        connection.settimeout(_LOOK)
+        connection.settimeout(_POLL_SECONDS)
         while not stop():
             with contextlib.suppress(TimeoutError):
                 if connection.recv(1) != _PAIRED:
@@ -201,7 +203,7 @@ def at_relay(
     return None
 
 
-def _is_near(address: Address) -> bool:
+def _is_loopback(address: Address) -> bool:
     return ipaddress.ip_address(address[0]).is_loopback
 
 

@@ -38,7 +38,7 @@ MAX_BYTES = 16 << 20
 """Limit of keys and values together."""
 MAX_WAIT = 2 * 3600.0
 """Seconds."""
-STRANGERS = 32
+MAX_UNAUTHENTICATED = 32
 """Connections that have not shown the token; one more ends the oldest of them."""
 _HELLO = 10.0
 """Seconds within which the token must arrive."""
@@ -69,7 +69,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self.token = secrets.token_hex(32)
         self._unauthenticated: dict[socket.socket, None] = {}
         self._clients = 0
-        self._doors = threading.Lock()
+        self._clients_lock = threading.Lock()
         self._max_keys, self._max_bytes = max_keys, max_bytes
         self._values: dict[str, str] = {}
         self._held = 0
@@ -107,8 +107,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self._doors:
-            if len(self._unauthenticated) >= STRANGERS:
+        with self._clients_lock:
+            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
                 oldest = next(iter(self._unauthenticated))
                 del self._unauthenticated[oldest]
                 with contextlib.suppress(OSError):
@@ -116,19 +116,19 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self._unauthenticated[request] = None
         super().process_request(request, client_address)
 
-    def let_in(self, connection: socket.socket, hello: bytes) -> bool:
+    def authenticate(self, connection: socket.socket, hello: bytes) -> bool:
         """Return whether ``hello`` shows the token and one more client fits; if so, count it."""
         is_authentic = hmac.compare_digest(hello, self.token.encode() + b"\n")
-        with self._doors:
+        with self._clients_lock:
             self._unauthenticated.pop(connection, None)
             if not is_authentic or self._clients >= MAX_CLIENTS:
                 return False
             self._clients += 1
             return True
 
-    def let_out(self) -> None:
+    def release(self) -> None:
         """Count one client less."""
-        with self._doors:
+        with self._clients_lock:
             self._clients -= 1
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
@@ -195,7 +195,7 @@ class _Handler(socketserver.StreamRequestHandler):
     server: StoreServer
 
     def handle(self) -> None:
-        if not self.server.let_in(self.connection, self._hello()):
+        if not self.server.authenticate(self.connection, self._hello()):
             return
         try:
             self.connection.settimeout(None)
@@ -206,7 +206,7 @@ class _Handler(socketserver.StreamRequestHandler):
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return  # the client is gone, or is none: the connection ends and the store goes on
         finally:
-            self.server.let_out()
+            self.server.release()
 
     def _hello(self) -> bytes:
         self.connection.settimeout(_HELLO)

@@ -171,7 +171,7 @@ class TensorReduction(Reduction):
         begin = piece * self._step * width
         return self._buffers[rank][begin : begin + (stop - start) * width]
 
-    def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
+    def reduce_piece(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._rank, piece)
         own_piece = self._values[start:stop]
         if any(size != own_piece.numel() * own_piece.element_size() for size in sizes.values()):

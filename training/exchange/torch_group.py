@@ -35,14 +35,14 @@ from training.exchange.mesh import Mesh
 from training.exchange.mesh_store import FORM_SECONDS, MeshStore
 from training.exchange.transfer import Done
 
-_LOOK = 0.02
+_POLL_SECONDS = 0.02
 """Seconds between two checks, while a group forms, that its mesh still stands."""
 _VERDICT_SECONDS = 2.0
 """Seconds that a failed exchange waits for the links to show which member is at fault."""
 _CLOSE_SECONDS = 5.0
 _GLOO_SECONDS, _NCCL_SECONDS = 2 * FORM_SECONDS, 60.0
 """Seconds for the members to exchange keys and for gloo to come up, or NCCL."""
-_NOBODYS = 1 << 20
+_UNUSED_TAG = 1 << 20
 """Tag of a message that is never sent."""
 
 
@@ -127,12 +127,12 @@ class TorchGroup:
             ExchangeError: it does not come up, or its mesh has ended.
         """
         begun = time.monotonic()
-        while not self._formed.wait(_LOOK):
+        while not self._formed.wait(_POLL_SECONDS):
             if self.mesh.lost is not None:  # torch may go on trying for a while
                 raise self.mesh.lost
             seconds, error = (_NCCL_SECONDS, NcclFailed) if self.backend == "nccl" else (_GLOO_SECONDS, ExchangeError)
             if time.monotonic() > begun + seconds:
-                raise error(f"the process group did not come up within {seconds:.0f} s{self._silent()}")
+                raise error(f"the process group did not come up within {seconds:.0f} s{self._missing_reports()}")
         if self._problem is not None:
             raise self.mesh.lost or self._problem
 
@@ -205,14 +205,14 @@ class TorchGroup:
         except ExchangeError as error:
             self._problem = error
         except Exception as error:  # noqa: BLE001 - told to who waits for the group
-            self._problem = self._why(error)
+            self._problem = self._explain(error)
         self._formed.set()
         while (task := self._tasks.get()) is not None:
             task()
             del task  # it holds the tensors of its operation, and the next may be long in coming
         self._group = None
 
-    def _why(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception) -> Exception:
         """Return why the group does not come up: a lost member, if there is one, rather than torch's message."""
         self._ended.wait(_VERDICT_SECONDS)
         if self._store is not None and self._store.problem is not None:
@@ -220,7 +220,7 @@ class TorchGroup:
         kind = NcclFailed if self.backend == "nccl" else ExchangeError
         return kind(f"the {self.backend} group did not come up: {first_line(error)}")
 
-    def _silent(self) -> str:
+    def _missing_reports(self) -> str:
         """Return a text that names members that have not reported; empty if all have."""
         store, names = self._store, self.mesh.names
         missing = [names[rank] for rank in self.mesh.members if store is not None and not store.check([_key(rank)])]
@@ -264,7 +264,7 @@ class TorchGroup:
             # has gone it fails at once, and closes no other connection.
             for peer in {*range(len(self.mesh.members))} - {self.group_rank}:
                 with contextlib.suppress(RuntimeError):
-                    group.recv([torch.empty(1)], peer, _NOBODYS).wait(timedelta(milliseconds=1))
+                    group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 class TorchMesh(Mesh):

@@ -22,7 +22,7 @@ from training.exchange.base import (
     ExchangeError,
     MeanResult,
     Pending,
-    joined,
+    combine_flags,
     weighted_mean,
 )
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec, SparseCodec
@@ -31,7 +31,7 @@ from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import Ended, MeshOperation, Meter
-from training.exchange.outcomes import OperationResult, completed, outcome_tail, seal_of, what_it_is
+from training.exchange.outcomes import OperationResult, apply_outcome, describe_operation, description_crc, outcome_tail
 from training.exchange.owners import share_bounds, shares_of
 from training.exchange.reduction import AT_ONCE
 from training.exchange.residuals import MeanResiduals
@@ -93,9 +93,9 @@ class Attempt:
             next(piece)
             under_way.append(piece)
             if len(under_way) >= _DEPTH:
-                self._go_on(under_way)
+                self._resume(under_way)
         while under_way:
-            self._go_on(under_way)
+            self._resume(under_way)
 
     def result(self) -> tuple[MeanResult, OperationResult]:
         """Write the mean over the contribution's values and keep what encoding it lost; return it, and the outcome that
@@ -103,7 +103,7 @@ class Attempt:
         contribution, members, flags = (
             self._contribution,
             tuple(self._mesh.members),
-            joined(self._flags, len(self._contribution.flags)),
+            combine_flags(self._flags, len(self._contribution.flags)),
         )
         weight = sum(self._weights[rank] for rank in members)
         self._residuals.settle(contribution.stream, self.pending_residuals)
@@ -122,8 +122,8 @@ class Attempt:
     def _introduce(self) -> None:
         """Exchange weights and flags, and check that all members are at the same mean: torch does not."""
         contribution, mesh, group = self._contribution, self._mesh, self._group
-        description = what_it_is("mean", contribution.name, contribution)
-        tag = seal_of(f"{description} {sorted(self._bounds.items())}")
+        description = describe_operation("mean", contribution.name, contribution)
+        tag = description_crc(f"{description} {sorted(self._bounds.items())}")
         padding = bytes(-len(contribution.flags) % 64)
         header = (
             _HEAD.pack(contribution.weight, tag, self._full, not contribution.fit, len(contribution.flags))
@@ -150,7 +150,7 @@ class Attempt:
         if 4 * contribution.values.numel() > AT_ONCE:
             mesh.on_settled(settled)
 
-    def _go_on(self, under_way: deque[Iterator[None]]) -> None:
+    def _resume(self, under_way: deque[Iterator[None]]) -> None:
         """Continue the oldest piece: transfers start in the same order on every member."""
         piece = under_way.popleft()
         for _ in piece:
@@ -234,7 +234,7 @@ class TorchMean(MeshOperation[MeanResult]):
         self._ready = torch.cuda.current_stream(copy.device).record_event() if copy.is_cuda else None
         self._residuals, self._shares = residuals, shares
         self._attempt: Attempt | None = None
-        super().__init__(number, contribution.name, what_it_is("mean", contribution.name, contribution), meter)
+        super().__init__(number, contribution.name, describe_operation("mean", contribution.name, contribution), meter)
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         assert isinstance(mesh, TorchMesh) and mesh.group is not None
@@ -250,7 +250,7 @@ class TorchMean(MeshOperation[MeanResult]):
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
         contribution = self._look(torch.device("cpu"))
-        self._value = completed(replace(contribution, values=torch.empty_like(contribution.values)), rank, outcome)
+        self._value = apply_outcome(replace(contribution, values=torch.empty_like(contribution.values)), rank, outcome)
         if self._attempt is not None and rank in outcome.members:
             self._residuals.settle(contribution.stream, self._attempt.pending_residuals)
         self._attempt = None

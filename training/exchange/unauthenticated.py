@@ -8,8 +8,8 @@ from collections import Counter
 
 HANDSHAKE_SECONDS = 10.0
 """Seconds after which an unauthenticated connection is closed."""
-MOST = 64
-MOST_OF_A_HOST = 32
+MAX_CONNECTIONS = 64
+MAX_PER_HOST = 32
 """One host alone cannot lock out the others; members behind one router can still connect together."""
 
 
@@ -26,7 +26,7 @@ class UnauthenticatedConnections:
     def enter(self, host: str) -> bool:
         """Count one more connection of ``host``, a literal address; return whether it is within the limits."""
         with self._lock:
-            if self._hosts.total() >= MOST or self._hosts[_network(host)] >= MOST_OF_A_HOST:
+            if self._hosts.total() >= MAX_CONNECTIONS or self._hosts[_network(host)] >= MAX_PER_HOST:
                 return False
             self._hosts[_network(host)] += 1
             return True

@@ -10,10 +10,10 @@ from training.exchange.base import Group
 from training.exchange.coordinator_protocol import PROTOCOL_VERSION, Hello, MeshStart, ProtocolError, Report
 from training.exchange.coordinator_state import CoordinatorConfig, Member
 
-_MOST_STRIKES, _MOST_ENDS = 3, 9
+_MAX_STRIKES, _MAX_UNEXPLAINED_ENDS = 3, 9
 _BREAKS = "its connections keep breaking"
-_MOST_MISSED = 2
-_MOST_NAMED, _MOST_NAME = 12, 40
+_MAX_MISSED = 2
+_MAX_NAMED_RANKS, _MAX_NAME = 12, 40
 """Ranks of a group, and characters of a name, that a verdict quotes: it is a single line."""
 Verdict = tuple[int, str]
 """A rank, and why it must be dropped."""
@@ -55,7 +55,7 @@ class ModelSizeVote:
     def __init__(self) -> None:
         self._right: int | None = None
 
-    def wrong(self, members: Iterable[Member], building: bool) -> list[Verdict]:
+    def deviating(self, members: Iterable[Member], building: bool) -> list[Verdict]:
         """Return the members whose model differs.
 
         Args:
@@ -86,11 +86,11 @@ class OperationMismatch:
         self._since: float | None = None
 
     @property
-    def doubt(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether members contradicted one another at the last check, and others had still to report."""
         return self._since is not None
 
-    def judged(self, members: Sequence[Member], now: float) -> list[Verdict]:
+    def judge(self, members: Sequence[Member], now: float) -> list[Verdict]:
         """Return the members to drop.
 
         A group that all its members name is right, and a member that contradicts most others is wrong. If neither
@@ -109,7 +109,7 @@ class OperationMismatch:
             wrong = [rank for rank, others in disputed.items() if 2 * len(others) > len(statements) - 1] or list(
                 disputed
             )
-            names = {member.rank: member.hello.name[:_MOST_NAME] for member in members}
+            names = {member.rank: member.hello.name[:_MAX_NAME] for member in members}
             why = _difference(number, statements, sorted((wrong[0], min(disputed[wrong[0]]))), names)
             return [(one, why) for one in wrong]
         self._since = None
@@ -157,10 +157,10 @@ def _contradictions(statements: Mapping[int, Statement]) -> dict[int, set[int]]:
 def _words(group: Group) -> str:
     if not group:
         return "all members"
-    return f"ranks {', '.join(map(str, group[:_MOST_NAMED]))}{' ...' if len(group) > _MOST_NAMED else ''}"
+    return f"ranks {', '.join(map(str, group[:_MAX_NAMED_RANKS]))}{' ...' if len(group) > _MAX_NAMED_RANKS else ''}"
 
 
-def unbelievable(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict | None:
+def find_false_claim(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict | None:
     """Return the member that claims the result of an operation which most others of its mesh have not started.
 
     Args:
@@ -170,9 +170,9 @@ def unbelievable(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict |
     group = [member for member in holders if mesh is not None and member.rank in mesh.peers]
     if mesh is None or len(group) < 2:
         return None
-    claimant = max(group, key=lambda member: joint(member.report))
+    claimant = max(group, key=lambda member: joint_result(member.report))
     others = [member.report for member in group if member is not claimant]
-    full = joint(claimant.report)
+    full = joint_result(claimant.report)
     if full <= mesh.stand or any(report.full >= full for report in others):
         return None
     doubters = [report for report in others if report.started < full]
@@ -181,12 +181,12 @@ def unbelievable(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict |
     return claimant.rank, f"it says that it has the result of exchange {full}, which others have not begun"
 
 
-def joint(report: Report) -> int:
+def joint_result(report: Report) -> int:
     """Return the last operation of all members that has a result, according to one member's report."""
     return report.full - report.aside
 
 
-def strayed(group: Sequence[Member], bounds: Mapping[int, int]) -> list[Verdict]:
+def holders_of_recomputed(group: Sequence[Member], bounds: Mapping[int, int]) -> list[Verdict]:
     """Return the members with results that the others have recomputed without them.
 
     Args:
@@ -205,12 +205,12 @@ def left_behind(live: Sequence[Member]) -> list[Verdict]:
     return [(member.rank, "the others went on without it") for member in live if member.rank not in newest]
 
 
-def outrun(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
-    """Return members that return after missing more than :data:`_MOST_MISSED` results: with the steps between them they
+def too_far_behind(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
+    """Return members that return after missing more than :data:`_MAX_MISSED` results: with the steps between them they
     would hold the others up for longer than a newcomer does."""
     most_results = max((member.report.full for member in live), default=0)
     back = [member for member in late if not member.frozen and member.waits]
-    return [(m.rank, "the others went on without it") for m in back if m.report.full < most_results - _MOST_MISSED]
+    return [(m.rank, "the others went on without it") for m in back if m.report.full < most_results - _MAX_MISSED]
 
 
 class Standstill:
@@ -224,7 +224,7 @@ class Standstill:
         self._base_seconds = self._seconds = seconds
         self._moved, self._since, self._done = 0, 0.0, 0
 
-    def noted(self, members: Sequence[Member], now: float) -> bool:
+    def judge(self, members: Sequence[Member], now: float) -> bool:
         """Check the members of a mesh; return whether it has to be given up."""
         moved, done = sum(member.report.moved for member in members), max(member.report.full for member in members)
         if done > self._done:  # bytes alone prove nothing: each new mesh moves some before it stands still
@@ -252,14 +252,15 @@ class LinkFaultJudge:
         self._ranks: set[int] = set()
         self._stood = 0
 
-    def broken_by(self, member: Member, mesh: Iterable[int]) -> None:
+    def record_break(self, member: Member, mesh: Iterable[int]) -> None:
         """Record that a mesh ends because of a member's report."""
         if member.report.lost not in set(mesh) - {member.rank}:
             self._mute[member.rank] += 1
 
-    def noted(self, live: Sequence[Member]) -> Verdict | None:
-        """Judge the end of a mesh: return the member to drop if the same two members broke :data:`_MOST_STRIKES` meshes
-        without an operation in between, or :data:`_MOST_ENDS` if the reports say only that a connection ended."""
+    def judge(self, live: Sequence[Member]) -> Verdict | None:
+        """Judge the end of a mesh: return the member to drop if the same two members broke :data:`_MAX_STRIKES` meshes
+        without an operation in between, or
+        :data:`_MAX_UNEXPLAINED_ENDS` if the reports only say that a connection ended."""
         stood, self._stood = self._stood, max(member.report.full for member in live)
         before, self._ranks = self._ranks, {member.rank for member in live}
         if self._stood > stood:
@@ -270,10 +271,10 @@ class LinkFaultJudge:
         self._stated.add([m for m in accusing if not m.report.hung_up])
         self._ended.add([m for m in accusing if m.report.hung_up])
         for member in live:
-            if self._mute[member.rank] >= _MOST_STRIKES:
+            if self._mute[member.rank] >= _MAX_STRIKES:
                 self._clear()
                 return member.rank, member.report.why or _BREAKS
-        verdict = self._stated.worst(self._ranks, _MOST_STRIKES) or self._ended.worst(self._ranks, _MOST_ENDS)
+        verdict = self._stated.worst(self._ranks, _MAX_STRIKES) or self._ended.worst(self._ranks, _MAX_UNEXPLAINED_ENDS)
         if verdict is not None:
             self._clear()
         return verdict

@@ -19,11 +19,11 @@ from training.exchange.base import (
     ExchangeError,
     Group,
     JoiningState,
-    Later,
+    LazyResult,
     MeanResult,
     Pending,
     Traffic,
-    joined,
+    combine_flags,
     weighted_mean,
 )
 from training.exchange.codecs import chunk_bounds, roundtrip
@@ -301,7 +301,7 @@ class SimulatedExchange(Exchange):
     def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         checked = replace(contribution, values=contribution.values.detach().clone()).checked()
         self._group.give(checked.name, self.rank, checked, checked.group)
-        return Later(lambda: self._mean(checked))
+        return LazyResult(lambda: self._mean(checked))
 
     def _mean(self, contribution: Contribution) -> MeanResult:
         contributions, mean = self._hear(contribution.name, self._averaged)
@@ -320,7 +320,7 @@ class SimulatedExchange(Exchange):
             tuple(contributions),
             () if contribution.fit else ((0, mean.numel()),),
             tuple(rank for rank, member_contribution in contributions.items() if not member_contribution.fit),
-            joined([contributions[rank].flags for rank in finite_ranks], len(contribution.flags)),
+            combine_flags([contributions[rank].flags for rank in finite_ranks], len(contribution.flags)),
             contribution.fit,
         )
 
@@ -340,7 +340,7 @@ class SimulatedExchange(Exchange):
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]:
         self._group.give(name, self.rank, payload, group)
-        return Later(lambda: self._gathered(name, len(payload), group))
+        return LazyResult(lambda: self._gathered(name, len(payload), group))
 
     def _gathered(self, name: str, size: int, group: Group) -> dict[int, bytes]:
         payloads = self._hear(name, dict)

@@ -30,7 +30,7 @@ from training.exchange.base import (
     Exchange,
     MeanResult,
     Pending,
-    joined,
+    combine_flags,
 )
 from training.exchange.codecs import Codec
 from training.lazy import nn, torch
@@ -178,7 +178,7 @@ class GatheredMean(PseudoGradientMean):
         if weight:
             mean.div_(weight)
         refused = tuple(rank for rank in members if rank not in contributions)
-        flags = joined([flags for _, flags in contributions.values()], self._flags)
+        flags = combine_flags([flags for _, flags in contributions.values()], self._flags)
         left_out = () if own_rank in contributions else ((0, total.numel()),)
         return MeanResult(mean, weight, members, left_out, refused, flags, own_rank in contributions), total
 

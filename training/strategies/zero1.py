@@ -38,7 +38,7 @@ from training.exchange.base import (
     JoiningState,
     MeanResult,
     Pending,
-    joined,
+    combine_flags,
     weighted_mean,
 )
 from training.exchange.broadcast import broadcast
@@ -274,7 +274,7 @@ class ZeRO1(GradientStrategy):
         mean = weighted_mean(list(finite_terms.values())) if finite_terms else torch.zeros(bucket.elements)
         weight = sum(weight for weight, _ in finite_terms.values())
         device = bucket.parameters[0].device if bucket.parameters else mean.device
-        all_flags = joined([complete[rank][:flags] for rank in finite_terms], flags)
+        all_flags = combine_flags([complete[rank][:flags] for rank in finite_terms], flags)
         return MeanResult(to_device(mean, device), weight, tuple(finite_terms), flags=all_flags)
 
     def _agree_on_norm(self, mean: MeanResult, is_finite: bool) -> None:
