@@ -124,7 +124,7 @@ import training.exchange.coordinator_main as entry
 from training.events import MemberEvent
 
 class Early:
-    group = type("Group", (), {"relay": 0, "deserted": True})
+    group = type("Group", (), {"relay": 0, "all_left": True})
 
     def __init__(self, config, log):
         self.log = log

@@ -80,7 +80,7 @@ def test_two_of_different_transports_say_so(
     with pytest.raises(
         ExchangeError, match="one of the two has transport = tls, the other one auto; give all the same"
     ):
-        own.say(socket.create_connection(host.address), ("c", 1, does), "", 0.0, patient)
+        own.open_handshake(socket.create_connection(host.address), ("c", 1, does), "", 0.0, patient)
     assert not host.arrivals
     host.close()
 

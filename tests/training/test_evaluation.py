@@ -50,7 +50,7 @@ class Whatever:
         self._body = body
 
     def __call__(self, member: RoomExchange) -> Any:
-        member._numbered = lambda name, members: (f"x:{self._count(member)}", tuple(members or ()))
+        member._next_operation = lambda name, members: (f"x:{self._count(member)}", tuple(members or ()))
         return self._body(member)
 
     def _count(self, member: RoomExchange) -> int:
