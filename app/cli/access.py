@@ -56,8 +56,8 @@ def access(
     return answer(as_json, {"machines": [_document(report) for report in reports]}, [heading, *lines], code)
 
 
-def let_in(hosts: Hosts) -> None:
-    """Ask a person on the terminal for what machines need to accept the login, and say how it went."""
+def set_up_login(hosts: Hosts) -> None:
+    """Set up the login to machines with the person at the terminal (host keys, passwords), and report how it went."""
     reports, installed = _open_up(hosts, trust_new=False, person=True)
     for report in reports:
         for line in report_lines(report, installed.get(report.machine)):
@@ -147,7 +147,7 @@ def prepare_options(
     return PrepareOptions(
         tell=lambda line: say(visible(line)),
         trust=trust(trust_new, person),
-        let_in=let_in if person else None,
+        let_in=set_up_login if person else None,
         allow_missing=allow_missing,
         missing_hint="to go on without it, add --allow-missing",
         offline_wheels=offline_wheels,

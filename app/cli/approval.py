@@ -29,11 +29,11 @@ def read_hosts(file: Path, *, named: bool, person: bool) -> Hosts:
         BadInput: it cannot be used, or nobody stands behind it.
     """
     hosts = load_hosts(file)
-    stand_behind(hosts, file, named=named, person=person)
+    approve_hosts(hosts, file, named=named, person=person)
     return hosts
 
 
-def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None:
+def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None:
     """Use what a hosts file may run here only where a person stands behind it; see :func:`read_hosts`.
 
     Raises:
@@ -64,11 +64,11 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
     raise BadInput(message, f"read it, then approve it: {command_line('access', '--hosts', str(file))}")
 
 
-def stand_behind_profile(found: Resolved, *, trusted: bool, person: bool) -> None:
-    """Let a profile's own Python code run only where a person stands behind it.
+def approve_profile(found: Resolved, *, trusted: bool, person: bool) -> None:
+    """Check that a profile's own Python code was approved by a person, or ask for it.
 
     Args:
-        trusted: the person has said that it is.
+        trusted: the person has approved it already, on the command line.
         person: whether somebody can be asked.
 
     Raises:
@@ -76,21 +76,24 @@ def stand_behind_profile(found: Resolved, *, trusted: bool, person: bool) -> Non
     """
     for option in found.profile.own_code:
         file = found.origins[option].file
-        _stand_behind(found.profile, option, file or "the command line", trusted or file is None, person)
+        _approve_code(found.profile, option, file or "the command line", trusted or file is None, person)
 
 
-def stand_behind_code(
+def approve_user_code(
     profile: Profile, source: object, *, named: bool, person: bool, how: str = "add --trust-code"
 ) -> None:
-    """As :func:`stand_behind_profile`; ``source`` is the file that names the code, ``named``: the person has.
+    """Check the user code of a profile as :func:`approve_profile` does.
 
-    ``how`` says what to type to stand behind it.
+    Args:
+        source: the file that names the code.
+        named: whether the person named the code on the command line, which approves it.
+        how: what to type to approve it.
     """
     for option in profile.own_code:
-        _stand_behind(profile, option, source, named, person, how)
+        _approve_code(profile, option, source, named, person, how)
 
 
-def _stand_behind(
+def _approve_code(
     profile: Profile, option: str, source: object, named: bool, person: bool, how: str = "add --trust-code"
 ) -> None:
     from distributed.preparation.custom_code import check_code

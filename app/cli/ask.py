@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.approval import stand_behind
+from app.cli.approval import approve_hosts
 from app.cli.arguments import OUTPUT, Json, Output, RunReference
 from app.cli.attach import stopping
 from app.cli.terminal import answer, somebody
@@ -129,7 +129,7 @@ def stop(
     found: dict[str, list[str] | MusterError]
     if distributed:
         hosts = all_hosts(path)
-        stand_behind(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
+        approve_hosts(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
         held: list[SnapshotEvent] = []
         found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended, on_snapshot=held.append)
         note_unheard(path, held)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from app.cli.attach import STOPPING_SCRIPT
-from app.cli.terminal import GOODBYES
+from app.cli.terminal import STOP_SIGNALS
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
 from app.report import EndedRun
@@ -44,7 +44,7 @@ def run_to_end(
     progress: ProgressDisplay,
     *,
     start_run: StartRun = LocalRun,
-    stop_signals: Sequence[int] = GOODBYES,
+    stop_signals: Sequence[int] = STOP_SIGNALS,
 ) -> EndedRun:
     """Run ``plan`` in ``folder`` (which is closed at the end) and return how it ended.
 

@@ -47,14 +47,14 @@ def measure(
 ) -> ExitCode:
     """Measure machines with a short run of the task, and the links between them with raw TCP."""
     from app.cli.access import trust
-    from app.cli.approval import stand_behind_profile
+    from app.cli.approval import approve_profile
     from app.cli.train_command import merged_overrides
     from distributed.measuring.measure import MeasureOptions
     from distributed.measuring.measure import measure as measure_all
     from training.tasks.published_models import usable_profile
 
     found_profile = usable_profile(profile, merged_overrides(settings), tell=say)
-    stand_behind_profile(found_profile, trusted=trust_code, person=somebody(as_json))
+    approve_profile(found_profile, trusted=trust_code, person=somebody(as_json))
     chosen = found_profile.profile
     both = links == machines
     measure_options = MeasureOptions(links or both, machines or both, max_age * 3600, tell=say)
@@ -210,7 +210,7 @@ def plan(
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and show the best one and why."""
     from app.cli.access import prepare_options
-    from app.cli.approval import stand_behind_profile
+    from app.cli.approval import approve_profile
     from app.cli.train_command import merged_overrides
     from app.plan_table import explanation_lines, summary_lines, table_lines
     from distributed.launcher import PlanOptions
@@ -224,7 +224,7 @@ def plan(
     if figures is not None:
         planning = _from_figures(figures, found.profile, hosts, plan_options)
     else:
-        stand_behind_profile(found, trusted=trust_code, person=somebody(as_json))
+        approve_profile(found, trusted=trust_code, person=somebody(as_json))
         machines = machines_of(hosts, found.profile, somebody(as_json))
         prepare = prepare_options(somebody(), trust_new, allow_missing)
         planning = _from_machines(found.profile, machines, plan_options, prepare)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from training.tasks.base import Progress
 
 
-GOODBYES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a kill, and a terminal that is closed."""
 
 
@@ -61,7 +61,7 @@ def confirmed(question: str, what: str, as_json: bool = False) -> bool:
 @contextlib.contextmanager
 def heard_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let ``handler`` hear meanwhile what would end the command."""
-    before = {number: signal.signal(number, handler) for number in GOODBYES}
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.approval import read_hosts, stand_behind_code, stand_behind_profile
+from app.cli.approval import approve_profile, approve_user_code, read_hosts
 from app.cli.arguments import OUTPUT, USUAL_HOSTS
 from app.cli.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.local_run import StartRun, run_to_end
@@ -193,12 +193,12 @@ def profile_of(request: TrainRequest) -> Profile:
     """
     if request.profile:
         found = usable_for_data(request.profile, request.overrides, say)
-        stand_behind_profile(found, trusted=request.trust_code, person=request.person)
+        approve_profile(found, trusted=request.trust_code, person=request.person)
         return found.profile
     task = request.overrides.get("task", "")
     if trait_of(task) == "own code" and request.overrides.get("model_path"):
         profile = profile_from_options(task, request.overrides)
-        stand_behind_code(profile, "the command line", named=True, person=False)
+        approve_user_code(profile, "the command line", named=True, person=False)
         return profile
     raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
 
@@ -218,7 +218,7 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
         names = ", ".join(changes)
         raise BadInput(f"--resume continues as planned and takes no other {names}", "leave it out, or start a new run")
     again = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
-    stand_behind_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person, how=again)
+    approve_user_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person, how=again)
     return path, plan
 
 

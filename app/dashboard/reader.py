@@ -48,9 +48,9 @@ LOOK = 0.25
 GRACE = 2.0
 """Seconds for which a run that was seen to be held by nobody counts as alive: it is handed from the process that
 prepared it to the one that carries it out."""
-BREATH = 512
-"""Events after which the reader lets the screen have the processor."""
-_BREATHER = 0.002
+YIELD_EVERY = 512
+"""Events after which the reader yields the processor to the screen."""
+_YIELD_SECONDS = 0.002
 MARKED = 20.0
 """Seconds between two marks of how far somebody saw the run: a terminal may be gone without a word."""
 
@@ -220,23 +220,23 @@ class RunReader:
     # ----------------------------------------------------------------------------------------------------- events
 
     def _follow(self) -> None:
-        since_breath = 0
+        since_yield = 0
         for event in self._all_events():
             if self._closed.is_set():
                 return
             if event is None:
                 if not self._known.read:
                     self._note(read=True, since=self._since(self._known.state))
-                since_breath = 0
+                since_yield = 0
                 continue
             self._visit.note(event, self._known.state)
             self._note(state=apply(self._known.state, event), events=self._known.events + 1)
             if self._known.read and event.member is not None:
                 self._heard[event.member] = time.monotonic()
-            since_breath += 1
-            if since_breath >= BREATH:
-                since_breath = 0
-                time.sleep(_BREATHER)
+            since_yield += 1
+            if since_yield >= YIELD_EVERY:
+                since_yield = 0
+                time.sleep(_YIELD_SECONDS)
         if self._source is not None:
             with contextlib.suppress(MusterError, OSError):
                 first, ended = not self._known.read, self._source.ended(self._known.state)
