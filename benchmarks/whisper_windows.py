@@ -59,7 +59,7 @@ def rates(model: str, splits: Sequence[str] = ("validation", "test", "person")) 
         )
     )
     network = task.wrapper.build().eval()
-    precision = Precision(select_precision("auto", DEVICE, task.bf16_pays), DEVICE)
+    precision = Precision(select_precision("auto", DEVICE, task.bf16_is_faster), DEVICE)
     edits: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for split in splits:

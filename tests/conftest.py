@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from tests.preloaded.python import PreloadedPython, use_preloaded
-from training.tasks.published_models import made_folder
+from training.tasks.published_models import created_folder
 
 # Before anything imports torch or transformers; inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,7 +36,7 @@ settings.register_profile("fast", settings.get_profile("house"), max_examples=_F
 _LAB = {"lab": "mark.lab", "alone": "mark.alone", "lab and not alone": "mark.lab"}
 """Expressions of ``-m`` that choose tests of the lab only, and what a file with such tests holds."""
 _ALL = "not alone"
-_TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or made_folder("openai/whisper-tiny.en"))  # of the user's own cache
+_TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or created_folder("openai/whisper-tiny.en"))  # of the user's own cache
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -46,7 +46,7 @@ class Backward:
         """Largest micro-batch in samples; 0: the member's batch size."""
         self._task, self._model, self._precision, self._release = task, model, precision, release
         self._compiled: CompiledBlocks | None = None
-        if should_compile(compiling, precision.device, task.compiling_pays, steps):
+        if should_compile(compiling, precision.device, task.gains_from_compiling, steps):
             self._compiled = CompiledBlocks(model, varies=task.lengths() is not None)
 
     def run(

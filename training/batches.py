@@ -118,10 +118,10 @@ class Samples:
             self._leave_out(split, index, reason)
 
     def _generators(self) -> AbstractContextManager[None]:
-        return preserved_generators(self.device) if self.task.draws_globally else nullcontext()
+        return preserved_generators(self.device) if self.task.uses_global_rng else nullcontext()
 
     def _seed_with(self, key: tuple[int, ...]) -> None:
-        if self.task.draws_globally:
+        if self.task.uses_global_rng:
             seed_with(key, self.device)
 
     def _readable(
@@ -235,7 +235,7 @@ class BatchSource:
         self._samples = samples
         self._processes = processes
         self._depth = max(2, workers)
-        self._in_turns = task.draws_globally and processes is None
+        self._in_turns = task.uses_global_rng and processes is None
         self._pool = ThreadPoolExecutor(1 if self._in_turns else workers, thread_name_prefix="batches")
         self._queue: deque[tuple[_StepRequest, Cursor, Future[StepBatches]]] = deque()
         self._waited = 0.0
@@ -305,7 +305,7 @@ class BatchSource:
     def _make(self, plan: _StepPlan) -> StepBatches:
         readable = [batch for batch in self._read(plan.pieces, plan.epoch) if batch is not None]
         indices, batches = [read for read, _ in readable], [batch for _, batch in readable]
-        batches = [self._task.lengthen(batch, plan.longest) for batch in batches] if plan.longest else batches
+        batches = [self._task.pad_to_length(batch, plan.longest) for batch in batches] if plan.longest else batches
         weights = [self._task.weight(batch) for batch in batches]
         batches = list(map(pin, batches)) if is_asynchronous(self._samples.device) else batches
         return StepBatches(batches, weights, indices, sum(map(len, indices)), plan.after)

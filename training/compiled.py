@@ -29,7 +29,7 @@ def should_compile(setting: Literal["auto", "on", "off"], device: torch.device, 
     """Whether to compile the blocks of a run; ``auto``: for a long run on a CUDA device that Triton supports.
 
     Args:
-        task_gains: :attr:`training.tasks.base.Task.compiling_pays`.
+        task_gains: :attr:`training.tasks.base.Task.gains_from_compiling`.
     """
     if setting != "auto":
         return setting == "on"

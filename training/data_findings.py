@@ -35,24 +35,24 @@ from training.tasks.language_codes import language_code
 from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.published_models import Tell, model_folder, usable_profile
 from training.tasks.speech_clips import (
-    HEARS_MORE,
+    LONG_WINDOW_PROFILE,
+    PUBLISHED_WINDOW,
     SPLITS,
-    USUAL_WINDOW,
     Clip,
     FileSource,
     SpeechSplits,
     held_out,
+    long_clip_error,
     longer_than,
-    refused_as_long,
 )
 from training.tasks.speech_dataset import (
     SpeechTables,
-    in_train_too,
     is_on_hub,
+    leaked_clips,
     present,
-    read_divided,
     read_speech,
     read_tables,
+    read_with_validation,
 )
 from training.tasks.tables import read_table
 
@@ -112,7 +112,7 @@ def _too_long(profile: Profile, splits: SpeechSplits) -> dict[str, Any]:
     try:
         _refuse_long(profile, splits)
     except BadInput as error:
-        instead = HEARS_MORE if (_window(profile.model) or USUAL_WINDOW) < USUAL_WINDOW else ""
+        instead = LONG_WINDOW_PROFILE if (_window(profile.model) or PUBLISHED_WINDOW) < PUBLISHED_WINDOW else ""
         return {"too_long": {"error": error.message, "hint": error.hint, "instead": instead}}
     return {}
 
@@ -124,7 +124,7 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     counts = {"corrected": kinds["override_text"], "deleted": kinds["delete"] - listed, "blacklisted": listed}
     counts["protected"] = kinds["protect"]
     splits = present(tables)
-    counts["in_train_too"] = len(in_train_too(splits))
+    counts["in_train_too"] = len(leaked_clips(splits))
     if "validation" not in splits:
         counts["held_out"] = held_out(len(splits.get("train", ())))
     if tables.folder is not None:
@@ -192,7 +192,7 @@ def check_data(profile: Profile) -> None:
         else:
             text_files(data.dataset_path)
     elif profile.model.trait == "speech":
-        splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+        splits = read_with_validation(data.dataset_path, data.text_column, data.pseudo_share)
         _refuse_languages(profile, splits)
         _refuse_long(profile, splits)
 
@@ -211,10 +211,10 @@ def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell
     named = profile.name == name or bool({"model", "model_path"} & overrides.keys())
     if named or data.local_data or is_on_hub(data.dataset_path):
         return resolved
-    too_long = _too_long(profile, read_divided(data.dataset_path, data.text_column)).get("too_long", {})
+    too_long = _too_long(profile, read_with_validation(data.dataset_path, data.text_column)).get("too_long", {})
     if not (instead := too_long.get("instead")):
         return resolved
-    tell(f"{too_long['error']}; profile {instead} is taken, which hears {USUAL_WINDOW:g} s")
+    tell(f"{too_long['error']}; profile {instead} is taken, which hears {PUBLISHED_WINDOW:g} s")
     language = {"language": profile.model.language} if profile.model.language else {}
     return load_profile(instead, {**language, **overrides})
 
@@ -273,7 +273,7 @@ def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
         looked_at = _in_time(clips[: limit or None], _SHORT_PATIENCE)
         long = [clip for clip in looked_at if (_length(clip) or 0.0) > window + _HEADERS_ERR]
         if long:
-            raise refused_as_long(long, longer_than(window), window, data.dataset_path, profile.model.language)
+            raise long_clip_error(long, longer_than(window), window, data.dataset_path, profile.model.language)
 
 
 def _window(model: ModelSettings) -> float | None:
@@ -281,7 +281,7 @@ def _window(model: ModelSettings) -> float | None:
     name = model.model_path or model.teacher_path
     folder = model_folder(name)
     if folder is None and name.startswith(_PUBLISHED):
-        return USUAL_WINDOW
+        return PUBLISHED_WINDOW
     try:
         config = json.loads((folder / "preprocessor_config.json").read_bytes()) if folder is not None else {}
         return float(config["chunk_length"])

@@ -54,7 +54,7 @@ def select_precision(
     the task, and on MPS if steps of a small model are faster with it; else off: CPUs without bf16 units are slower.
 
     Args:
-        on_cpu: whether bf16 pays on a CPU that has it in hardware: :attr:`training.tasks.base.Task.bf16_pays`.
+        on_cpu: whether bf16 pays on a CPU that has it in hardware: :attr:`training.tasks.base.Task.bf16_is_faster`.
         cpu_has_it: whether this machine's processor has bf16 in hardware.
         gains: whether bf16 is faster on a kind of device, as measured: on MPS that depends on chip and system.
     """

@@ -75,7 +75,7 @@ class Evaluator:
         self._batch_size = settings.eval_batch_size or batch_size
         self._stops, self._warn, self._names = stops, warn, names
         self._stopped: set[int] = set()
-        keeps = run_dir is not None and self._task.writes_texts and local is None
+        keeps = run_dir is not None and self._task.generates_text and local is None
         self._folder = run_dir / FOLDER if run_dir is not None and keeps else None
         self._showing: Showing | None = None
         if settings.eval_showcase and run_dir is not None and local is None:

@@ -128,7 +128,7 @@ class LocalSchedule(SplitSchedule):
 
     def _grow(self, plan: RunPlan) -> None:
         """Number the partitions of all seats; existing numbers do not change."""
-        is_per_rank = self._task.by_rank
+        is_per_rank = self._task.depends_on_rank
         keys = [(seat.machine, seat.data, seat.rank if is_per_rank else 0) for seat in plan.seats]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         self._partition_of_rank = [numbers[key] for key in keys]

@@ -46,7 +46,7 @@ class ReadingProcesses:
     locks.
 
     Args:
-        task: without its model, see :meth:`training.tasks.base.Task.for_reading`.
+        task: without its model, see :meth:`training.tasks.base.Task.reader_copy`.
         code: ``module:name`` or ``file.py:name`` with the classes of the task's parts; empty: none.
         name: of this machine, for messages.
 
@@ -102,7 +102,7 @@ def batch_source(
     requested = plan.profile.data.data_workers
     usual = min(_MOST_WORKERS, max(1, whole_cores() - 1)) if task.device.type != "cpu" else 1
     workers, processes = requested or usual, None
-    if workers > 1 and task.draws_globally:
+    if workers > 1 and task.uses_global_rng:
         try:
             processes = _processes_of(plan, task, rank, workers)
         except CannotRead as error:
@@ -113,7 +113,7 @@ def batch_source(
 
 
 def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> ReadingProcesses:
-    reader, path = task.for_reading(), plan.profile.model.model_path
+    reader, path = task.reader_copy(), plan.profile.model.model_path
     if reader is None:
         raise CannotRead(f"jobs of the kind '{task.name}' have no way to send them")
     seed, name = plan.profile.training.seed, plan.seats[rank].name

@@ -310,7 +310,7 @@ def carry_out(
     task.group_position = GroupPosition(rank, plan.world_size)
     wait()
     task.device = device
-    samples = task.prepare_some(
+    samples = task.prepare_subset(
         lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}),
         max(SAMPLES, 2 * sizes[-1]),
     )

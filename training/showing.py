@@ -17,7 +17,7 @@ from training.device import Precision, evaluating, give_back, is_out_of_memory, 
 from training.run_files import explain
 from training.tasks.base import Answer, Batch
 from training.tasks.predictions import BEFORE, Prediction, read_predictions
-from training.tasks.showcase import FIRST, NAME, Showcase, Shown, of_items, of_texts, read_showcase
+from training.tasks.showcase import FIRST, NAME, SampleOutput, Showcase, of_items, of_texts, read_showcase
 
 SECONDS = 10.0
 """After which no further sample is looked at: the other members wait for this one."""
@@ -83,7 +83,13 @@ class Showing:
                  "reference": sample.reference, "before": sample.generated, "first": sample.loss}
                 for name, sample in shown.items()
             ]  # fmt: skip
-            document = {"kind": self._task.shows, "split": split, "step": 0, "of": len(entries), "samples": entries}
+            document = {
+                "kind": self._task.showcase_kind,
+                "split": split,
+                "step": 0,
+                "of": len(entries),
+                "samples": entries,
+            }
             Showcase.model_validate(document).write(self._folder / FIRST)
             return
         initial = read_showcase(self._folder / FIRST)
@@ -93,16 +99,18 @@ class Showing:
         self._write(of_items(initial, step, self._shown(split, known_indices)), split, known_indices)
 
     @torch.no_grad()
-    def _shown(self, split: str, indices: dict[str, int]) -> dict[str, Shown]:
+    def _shown(self, split: str, indices: dict[str, int]) -> dict[str, SampleOutput]:
         """Return what the model makes of samples, as many of them as there is time for."""
-        shown, end = dict[str, Shown](), time.monotonic() + self._seconds
+        shown, end = dict[str, SampleOutput](), time.monotonic() + self._seconds
         with evaluating(self._model):
             for name, index in indices.items():
                 counted_batch = self._samples.evaluation_batch(split, [index])
                 if counted_batch is None:
                     continue
                 with self._precision.autocast():
-                    sample = self._task.shown(self._model, cast(Batch, move(counted_batch[1], self._precision.device)))
+                    sample = self._task.sample_output(
+                        self._model, cast(Batch, move(counted_batch[1], self._precision.device))
+                    )
                 caption = "" if sample.reference else self._samples.probe(split, index, self._task.caption)
                 shown[name] = sample._replace(reference=caption) if caption else sample
                 if time.monotonic() > end or self._stops():

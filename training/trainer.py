@@ -67,7 +67,7 @@ class Trainer:
         self.settings = plan.profile.training
         self.member = plan.seats[rank]
         self.device = select_device(self.member.device, self.member.device_index)
-        precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_pays)
+        precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
         self.precision = Precision(precision, self.device)
         folder, keep = run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep
         self.store = SnapshotStore(folder, keep, shared=plan.world_size > 1)

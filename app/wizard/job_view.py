@@ -31,7 +31,7 @@ from profiles.resolve import Resolved, load_profile
 from profiles.schema import Profile
 from training.resources import total_memory
 from training.tasks.published_models import usable_profile
-from training.tasks.speech_clips import HOW_TO_MEND, IN_TRAIN_TOO
+from training.tasks.speech_clips import LEAKAGE_REMARK, REPAIR_HINT
 
 _OWN = ("hosts", "workers", "simulate", "shares", "output_dir")
 """What the set-up decides itself, or what is no matter of the job."""
@@ -153,7 +153,7 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
             status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken else ItemStatus.OK,
             words=f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
-            fix=HOW_TO_MEND if too_many else "they are left out" if broken else "",
+            fix=REPAIR_HINT if too_many else "they are left out" if broken else "",
         ),
     )
 
@@ -168,7 +168,7 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
     if count := history.get("not_prepared"):
         yield f"prepared; {count} not taken: see left_out.csv"
     if count := history.get("in_train_too"):
-        yield f"{counted(count, 'held-out recording')} {IN_TRAIN_TOO}"
+        yield f"{counted(count, 'held-out recording')} {LEAKAGE_REMARK}"
     if count := history.get("held_out"):
         yield f"no validation.csv: {counted(count, 'recording')} of the training data held out"
     words = {"corrected": "corrected", "deleted": "left out", "blacklisted": "blacklisted", "protected": "protected"}

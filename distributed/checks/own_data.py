@@ -92,7 +92,7 @@ def judge_own_data(
         return Finding("data", "problem", f"its data: {seen.path} {seen.problem}", "data of its own", fix)
     if profile.model.trait == "speech" and seen.columns:
         try:
-            table = Table(Path(seen.path), tuple(seen.columns), ()).spelled(COLUMNS)
+            table = Table(Path(seen.path), tuple(seen.columns), ()).with_spelling(COLUMNS)
             find_text_column(table, profile.data.text_column)
         except BadInput as error:
             return Finding("data", "problem", error.message, "transcripts", f"{error.hint}, or rename the column there")

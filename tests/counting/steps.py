@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
 class Text(ToyTask):
     """Made-up tokens."""
 
-    draws_globally = False
+    uses_global_rng = False
 
     def prepare(self, progress: Progress) -> None:
         tokens = torch.randint(0, _VOCABULARY, (64, _LENGTH + 1), generator=torch.Generator().manual_seed(1))

@@ -133,19 +133,19 @@ def test_an_early_look_tokenises_what_it_looks_at(
     options = {"task": "causal_lm", "model_path": str(small_lm), "dataset_path": str(tmp_path), "block_size": 16}
     task = CausalLMTask(make_profile(**options))
     task.tokenizer = Counted(task.tokenizer)
-    samples = task.prepare_some(silent, 40)
+    samples = task.prepare_subset(silent, 40)
     assert 40 * 16 < task.tokenizer.characters <= 16 * 40 * 16
     assert len(task.train) == 40 and task.evaluation == {}
     assert len(set(re.findall(r"\d{4}", byte_tokenizer().decode(task.train.tokens)))) >= 8  # from all over the text
     assert samples == pytest.approx(len(prepared(dataset_path=tmp_path).train), rel=0.1)
     limited = CausalLMTask(make_profile(**options, max_train_samples=7))
-    assert limited.prepare_some(silent, 5) == 7
+    assert limited.prepare_subset(silent, 5) == 7
 
 
 def test_an_early_look_at_little_text_is_all_of_it(prepared: Prepared) -> None:
     task = prepared()
     whole = len(task.train)
-    assert task.prepare_some(silent, 40) == len(task.train) == whole
+    assert task.prepare_subset(silent, 40) == len(task.train) == whole
 
 
 def test_metrics_are_loss_and_perplexity(prepared: Prepared) -> None:
@@ -270,9 +270,9 @@ def test_a_shown_text_goes_on_from_the_beginning_of_a_held_out_one(prepared: Pre
     task = prepared()
     model, sample = task.build_model().eval(), task.evaluation["validation"][0]
     text = task.tokenizer.decode([*sample[0], sample[1][-1]])
-    found = task.shown(model, task.collate([sample], None))
+    found = task.sample_output(model, task.collate([sample], None))
     assert (found.prompt + found.reference, len(found.prompt)) == (text, 8)
-    assert found.loss is None and found == task.shown(model, task.collate([sample], None))
+    assert found.loss is None and found == task.sample_output(model, task.collate([sample], None))
     with torch.no_grad():
         ids = torch.from_numpy(sample[0][:8])[None]
         assert found.generated.startswith(task.tokenizer.decode(model(input_ids=ids).logits[0, -1:].argmax(-1)))

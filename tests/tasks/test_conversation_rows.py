@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
-from training.tasks.conversation_rows import MOST_TURNS, LabelledText, is_text_row, row_to_conversation
+from training.tasks.conversation_rows import MAX_MESSAGES, LabelledText, is_text_row, row_to_conversation
 from training.tasks.conversations import IGNORED, encode
 from training.tasks.message_rows import text_of
 
@@ -207,7 +207,7 @@ def test_calls_without_a_template_for_them_are_learnt_as_json() -> None:
         ({"messages": [{**OPENAI[0], "train": True}, OPENAI[1]]}, "only the assistant's are learnt"),
         ({"messages": [OPENAI[0], {**OPENAI[1], "weight": 0}]}, "no response is learnt"),
         ({"messages": [OPENAI[0], {"role": "assistant", "tool_calls": [{}]}]}, "without the name of a function"),
-        ({"messages": OPENAI * (MOST_TURNS // 2 + 1)}, f"more than {MOST_TURNS}"),
+        ({"messages": OPENAI * (MAX_MESSAGES // 2 + 1)}, f"more than {MAX_MESSAGES}"),
     ],
 )
 def test_rows_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:

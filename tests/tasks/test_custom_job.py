@@ -210,5 +210,5 @@ def test_a_shown_sample_has_its_loss_and_a_target_that_is_a_whole_number() -> No
     model = task.build_model()
     with torch.no_grad():
         loss = float(nn.functional.mse_loss(model(DATA[3][0]), DATA[3][1]))
-        assert task.shown(model, task.collate([DATA[3]], None)).loss == pytest.approx(loss)
+        assert task.sample_output(model, task.collate([DATA[3]], None)).loss == pytest.approx(loss)
     assert [task.caption(one) for one in (DATA[3], (DATA[3][0], 2.5), DATA[3][0])] == ["target 3", "", ""]

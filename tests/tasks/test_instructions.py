@@ -126,7 +126,7 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
         sums = task.evaluate(model, batch, generate=False)
     metrics = task.metrics(sums)
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
-    shown = task.shown(model.eval(), task.collate([task.evaluation["validation"][0]], None))
+    shown = task.sample_output(model.eval(), task.collate([task.evaluation["validation"][0]], None))
     word = next(row["response"] for row in rows if row["response"] not in learnt_words(task))
     assert f"say {word}" in shown.prompt and shown.reference.startswith(word) and shown.generated
 
@@ -153,7 +153,7 @@ def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = {"model_path": str(tmp_path / "model"), "dataset_path": str(tmp_path / "data.jsonl"), "block_size": 128}
     task = CausalLMTask(make_profile(task="causal_lm", **options))
-    assert task.prepare_some(silent, 3) == 36  # a tenth is held out
+    assert task.prepare_subset(silent, 3) == 36  # a tenth is held out
     assert len(task.train) == 3 and task.evaluation == {}
 
 

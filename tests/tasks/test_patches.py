@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from training.tasks.patches import KINDS, patched, read_patches
 from training.tasks.speech_clips import Clip, FileSource
-from training.tasks.speech_dataset import clips_of_split, read_divided, read_speech, read_tables
+from training.tasks.speech_dataset import clips_of_split, read_speech, read_tables, read_with_validation
 
 IDS = tuple(f"clip{number}" for number in range(8))
 
@@ -88,10 +88,10 @@ def test_a_lone_table_takes_the_patches_of_its_split(data: Path) -> None:
 
 def test_patches_move_nothing_between_train_and_what_is_held_out(tmp_path: Path) -> None:
     data = write_set(tmp_path / "data", ("train",))
-    held = {clip.id for clip in read_divided(str(data))["validation"]}
+    held = {clip.id for clip in read_with_validation(str(data))["validation"]}
     assert len(held) == 1
     patch(data, "delete", "id\n" + "\n".join(list(set(IDS) - held)[:4]) + "\n")
-    found = read_divided(str(data))
+    found = read_with_validation(str(data))
     assert {clip.id for clip in found["validation"]} == held
     assert {clip.id for clip in clips_of_split(str(data), "validation")} == held
     assert len(found["train"]) == 3

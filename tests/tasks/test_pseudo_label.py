@@ -16,7 +16,7 @@ from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows, recordings
-from training.tasks.speech_dataset import read_divided, read_speech
+from training.tasks.speech_dataset import read_speech, read_with_validation
 from training.tasks.whisper.pseudo_label import LabellingJob, label
 
 GOOD = PseudoRow("a", Path("/x/a.wav"), "a text", -0.1, 1.0, 1.0, 0.0, 1.0)
@@ -197,7 +197,7 @@ def mixed(tmp_path: Path) -> Path:
 
 
 def test_the_share_bounds_what_is_mixed_in(mixed: Path) -> None:
-    plain, half, all_of_it = (read_divided(str(mixed), "", share) for share in (0.0, 0.3, 1.0))
+    plain, half, all_of_it = (read_with_validation(str(mixed), "", share) for share in (0.0, 0.3, 1.0))
     assert half["validation"] == all_of_it["validation"] == plain["validation"]
     assert half["train"][:7] == all_of_it["train"][:7] == plain["train"]
     assert len(plain["train"]) == 7
@@ -210,7 +210,7 @@ def test_a_clip_that_was_left_out_does_not_come_back(mixed: Path) -> None:
     patch = mixed / "patches" / "delete" / "mine.csv"
     patch.parent.mkdir(parents=True)
     patch.write_text("id\nclip7\nclip8\n")
-    found = {clip.id for clip in read_divided(str(mixed), "", 1.0)["train"]}
+    found = {clip.id for clip in read_with_validation(str(mixed), "", 1.0)["train"]}
     assert not {"clip7", "clip8"} & found
     assert "clip9" in found
 
@@ -218,5 +218,5 @@ def test_a_clip_that_was_left_out_does_not_come_back(mixed: Path) -> None:
 def test_without_the_file_there_is_nothing_to_mix(mixed: Path) -> None:
     (mixed / "pseudo.csv").unlink()
     with pytest.raises(BadInput, match="no pseudo.csv"):
-        read_divided(str(mixed), "", 0.5)
-    assert len(read_divided(str(mixed))["train"]) == 7
+        read_with_validation(str(mixed), "", 0.5)
+    assert len(read_with_validation(str(mixed))["train"]) == 7

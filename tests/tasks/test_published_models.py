@@ -13,7 +13,7 @@ from profiles.resolve import load_profile
 from profiles.schema import Profile
 from training.local_plan import plan_local_run
 from training.tasks import published_models
-from training.tasks.published_models import local_folder, made_folder, obtain, usable_profile
+from training.tasks.published_models import created_folder, local_folder, obtain, usable_profile
 
 NAME = "openai/whisper-tiny.en"
 SCRIPT = """import pathlib, sys
@@ -36,7 +36,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def script(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Path:
     """Put a script of the test's own in the place of ours; return what it makes."""
-    path, made = folder / "make.py", folder / "ran" if code else made_folder(NAME)
+    path, made = folder / "make.py", folder / "ran" if code else created_folder(NAME)
     path.write_text(SCRIPT.format(to=str(made), code=code))
     monkeypatch.setitem(published_models.SCRIPTS, NAME, str(path))
     return made
@@ -82,14 +82,14 @@ def test_offline_nothing_is_asked_for(world: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_the_hub_has_kept_comes_first(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = script(world, monkeypatch, 1)
-    made_folder(NAME).mkdir(parents=True)
-    assert local_folder(NAME) == str(made_folder(NAME))
+    created_folder(NAME).mkdir(parents=True)
+    assert local_folder(NAME) == str(created_folder(NAME))
     kept = world / "hub" / "models--openai--whisper-tiny.en" / "snapshots" / "a1"
     kept.mkdir(parents=True)
     (kept / "config.json").touch()
-    assert local_folder(NAME) == str(made_folder(NAME))  # a configuration alone is no model
+    assert local_folder(NAME) == str(created_folder(NAME))  # a configuration alone is no model
     (kept / "model.safetensors").touch()
-    shutil.rmtree(made_folder(NAME))
+    shutil.rmtree(created_folder(NAME))
     obtain(load_profile("demo").profile.model)
     assert local_folder(NAME) == NAME
     assert not ran.exists()
@@ -120,8 +120,8 @@ def test_the_scripts_are_there() -> None:
 def test_a_folder_made_here_travels_to_the_machines(world: Path) -> None:
     from distributed.preparation.code_sync import collect
 
-    made_folder(NAME).mkdir(parents=True)
-    (made_folder(NAME) / "config.json").write_text(json.dumps({"model_type": "whisper"}))
+    created_folder(NAME).mkdir(parents=True)
+    (created_folder(NAME) / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     profile = load_profile("demo", {"dataset": str(world / "cache")}).profile
     inputs = collect(plan_local_run(profile, 1, on_this_machine=False))
     assert list(inputs.trees["inputs/model"].files) == ["config.json"]

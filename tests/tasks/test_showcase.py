@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.tasks.predictions import Prediction
-from training.tasks.showcase import Sample, Showcase, Shown, of_items, of_texts, read_showcase
+from training.tasks.showcase import Sample, SampleOutput, Showcase, of_items, of_texts, read_showcase
 
 
 def clips(**edits: int) -> list[Prediction]:
@@ -64,7 +64,7 @@ def test_the_best_the_middle_and_the_worst_item_are_shown() -> None:
     samples = tuple(Sample(id=name, before="", first=1.0) for name in "abcde")
     first = Showcase(kind="items", split="validation", step=0, of=5, samples=samples)
     losses = {"a": 0.3, "b": 0.1, "c": float("nan"), "d": 0.2}
-    found = of_items(first, 9, {name: Shown(loss=loss) for name, loss in losses.items()})
+    found = of_items(first, 9, {name: SampleOutput(loss=loss) for name, loss in losses.items()})
     assert found is not None and (found.step, found.of) == (9, 4)
     assert [(one.why, one.id) for one in found.samples] == [("best", "b"), ("middle", "d"), ("worst", "c")]
     assert of_items(first, 9, {}) is None

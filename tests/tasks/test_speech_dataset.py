@@ -13,7 +13,7 @@ from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import Clip, FileSource, hold_out
-from training.tasks.speech_dataset import read_divided, read_speech, split_to_evaluate
+from training.tasks.speech_dataset import read_speech, read_with_validation, split_to_evaluate
 
 
 def clip(name: str) -> Clip:
@@ -148,7 +148,7 @@ def test_a_held_out_recording_that_is_trained_on_is_told(tmp_path: Path, caplog:
     rows = write_clips(tmp_path, 3)
     write_csv(tmp_path / "train.csv", rows)
     write_csv(tmp_path / "validation.csv", [("other", rows[1][1], "one")])
-    read_divided(str(tmp_path))
+    read_with_validation(str(tmp_path))
     assert "1 held-out recording in the training data too" in caplog.text
 
 

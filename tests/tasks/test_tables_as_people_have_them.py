@@ -12,7 +12,7 @@ from tiny_speech import write_clips, write_csv
 from profiles.errors import BadInput
 from training.tasks.speech_clips import likely_text_column
 from training.tasks.speech_dataset import read_speech
-from training.tasks.stored_files import as_stored
+from training.tasks.stored_files import resolve_path
 from training.tasks.tables import read_table
 
 
@@ -202,14 +202,14 @@ def test_what_holds_single_words_is_not_guessed_among_several(tmp_path: Path) ->
 def test_where_a_file_lies_that_is_not_there_as_written(tmp_path: Path, cell: str, stored: str) -> None:
     (tmp_path / stored).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / stored).touch()
-    assert as_stored(tmp_path, cell) == tmp_path / stored
+    assert resolve_path(tmp_path, cell) == tmp_path / stored
 
 
 def test_of_two_files_that_differ_in_case_none_is_guessed(tmp_path: Path) -> None:
     for name in ("a.wav", "A.wav"):
         (tmp_path / name).touch()
-    assert as_stored(tmp_path, "a.WAV") == tmp_path / "a.WAV"
-    assert as_stored(tmp_path, "../x/a.wav") == tmp_path / "../x/a.wav"
+    assert resolve_path(tmp_path, "a.WAV") == tmp_path / "a.WAV"
+    assert resolve_path(tmp_path, "../x/a.wav") == tmp_path / "../x/a.wav"
 
 
 def test_a_file_by_the_end_of_its_path_travels(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_measurement_computes_the_features_of_few_clips_and_knows_how_many_the
 ) -> None:
     task = WhisperTask(make_profile(model_path=str(english_whisper), dataset_path=str(speech_folder)))
     phases: list[tuple[str, int | None]] = []
-    samples = task.prepare_some(lambda phase, done, total: phases.append((phase, total)), 3)
+    samples = task.prepare_subset(lambda phase, done, total: phases.append((phase, total)), 3)
     whole = prepared()
     assert samples == len(whole.train) == 8
     assert [task.train[i].text for i in range(len(task.train))] == [whole.train[i].text for i in (0, 3, 6)]

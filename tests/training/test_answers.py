@@ -43,7 +43,7 @@ def test_no_more_is_sent_than_there_is_room_for() -> None:
 class WritingTask(ToyTask):
     """Writes the number of each sample."""
 
-    writes_texts = True
+    generates_text = True
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[Any] | None) -> Batch:
         return {**super().collate(samples, rngs), "numbers": [number for number, _, _ in samples]}

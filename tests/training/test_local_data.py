@@ -138,7 +138,7 @@ def test_who_is_lost_at_the_start_or_says_nonsense_holds_nobody_up(said: bytes |
 class Talking(Own):
     """Writes texts, which say something of its data."""
 
-    writes_texts = True
+    generates_text = True
 
     def table(self, split: str) -> str:
         return "hash of the table"
@@ -303,6 +303,6 @@ def test_a_factory_is_told_what_it_asks_for() -> None:
     assert made(lambda rank, world_size: (Net(), [rank] * world_size)).train == [2] * 5
     assert made(lambda profile, rank: (Net(), [rank, profile.name])).train == [2, "own"]
     asked, plain = made(lambda world_size=1: (Net(), [world_size])), made(lambda: (Net(), [0]))
-    assert (asked.train, asked.by_rank, plain.by_rank) == ([5], True, False)
+    assert (asked.train, asked.depends_on_rank, plain.depends_on_rank) == ([5], True, False)
     with pytest.raises(BadInput, match="set local_data = true"):
         made(lambda rank: (Net(), [rank]), data=False)

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 class Augmented(ToyTask):
     """Draws from its samples' own generators alone."""
 
-    draws_globally = False
+    uses_global_rng = False
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         batch = super().collate(samples, rngs)

@@ -207,7 +207,7 @@ def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
     _, same = train(toy_plan(**changes, resume=True), tmp_path)
     assert warned(same) == []
     task = ToyTask()
-    task.bf16_pays = True
+    task.bf16_is_faster = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(precision_module, "cpu_multiplies_bf16", lambda: True)
         _, other = train(toy_plan(**changes, resume=True), tmp_path, task)

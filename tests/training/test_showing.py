@@ -19,7 +19,7 @@ from training.exchange.base import Exchange, SoloExchange
 from training.showing import Showing
 from training.tasks.base import Batch
 from training.tasks.predictions import FOLDER
-from training.tasks.showcase import NAME, Showcase, Shown, read_showcase
+from training.tasks.showcase import NAME, SampleOutput, Showcase, read_showcase
 
 CPU = torch.device("cpu")
 
@@ -60,9 +60,9 @@ def test_only_the_member_that_evaluates_first_does_it(tmp_path: Path) -> None:
     class Counting(ToyTask):
         asked = 0
 
-        def shown(self, model: nn.Module, batch: Batch) -> Shown:
+        def sample_output(self, model: nn.Module, batch: Batch) -> SampleOutput:
             self.asked += 1
-            return super().shown(model, batch)
+            return super().sample_output(model, batch)
 
     tasks = [Counting() for _ in range(2)]
 
@@ -82,7 +82,7 @@ def test_it_is_off_by_an_option_and_without_an_evaluation_before(tmp_path: Path)
 
 def test_what_the_users_own_code_raises_is_said_once_and_the_run_goes_on(tmp_path: Path) -> None:
     class Broken(ToyTask):
-        def shown(self, model: nn.Module, batch: Batch) -> Shown:
+        def sample_output(self, model: nn.Module, batch: Batch) -> SampleOutput:
             raise KeyError("loss")
 
     (warning,) = evaluated(tmp_path, (0, 7), Broken())

@@ -107,9 +107,9 @@ def test_a_very_slow_machine_is_measured_at_one_batch_size() -> None:
 
 def test_a_measurement_asks_for_few_samples_and_tells_of_all() -> None:
     class Large(ToyTask):
-        def prepare_some(self, progress: Any, most: int) -> int:
-            asked.append(most)
-            return super().prepare_some(progress, most) + 1_000_000
+        def prepare_subset(self, progress: Any, limit: int) -> int:
+            asked.append(limit)
+            return super().prepare_subset(progress, limit) + 1_000_000
 
     asked: list[int] = []
     told: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
 from training.data_findings import findings
-from training.tasks.published_models import made_folder
+from training.tasks.published_models import created_folder
 
 ROOT = Path(__file__).parents[2]
 DEMO = JobAnswers("demo")
@@ -152,8 +152,8 @@ def test_the_demo_fine_tunes_where_its_model_is_there(
     whisper_tiny_en: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made_folder("openai/whisper-tiny.en").parent.mkdir(parents=True)
-    made_folder("openai/whisper-tiny.en").symlink_to(whisper_tiny_en)
+    created_folder("openai/whisper-tiny.en").parent.mkdir(parents=True)
+    created_folder("openai/whisper-tiny.en").symlink_to(whisper_tiny_en)
     job = job_of(DEMO)
     assert (job.model, job.dataset, job.assessment.cause) == ("whisper-tiny-en", "spoken-commands", "")
     assert resolved(DEMO).value("model_path") == "openai/whisper-tiny.en"  # the saved profile may travel

@@ -30,7 +30,7 @@ from training.tasks.speech_clips import (
     says_silence,
     split_named,
 )
-from training.tasks.stored_files import as_stored, written_path
+from training.tasks.stored_files import path_as_written, resolve_path
 from training.tasks.tables import Row, Table
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def find_columns(table: Table, request: ReadRequest) -> TableColumns:
 
 def with_usual_spelling(table: Table) -> Table:
     """Return a table whose usual columns are spelled as usual."""
-    return table.spelled(tuple(dict.fromkeys((*COLUMNS, *AUDIO, *SPEAKER))))
+    return table.with_spelling(tuple(dict.fromkeys((*COLUMNS, *AUDIO, *SPEAKER))))
 
 
 def _first_present(names: Sequence[str], columns: Iterable[str]) -> str:
@@ -301,7 +301,7 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
     outside = False
     for root in roots:
         try:
-            path = as_stored(root, cell).resolve()
+            path = resolve_path(root, cell).resolve()
             mode = path.stat().st_mode
         except (OSError, ValueError, RuntimeError):  # not there; a zero byte; links in a circle
             continue
@@ -309,7 +309,7 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
             outside = True
         elif stat.S_ISREG(mode):
             return FileSource(path)
-    if outside or written_path(cell).is_absolute() or ".." in Path(cell).parts:
+    if outside or path_as_written(cell).is_absolute() or ".." in Path(cell).parts:
         raise UnusableRecording(
             ExclusionReason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more"
         )

@@ -183,7 +183,7 @@ RATE = 16_000
 FRAME = 512
 """Samples per detector call."""
 SECONDS = FRAME / RATE
-BEGINS = 0.5
+SPEECH_THRESHOLD = 0.5
 """Speech probability threshold, as in Silero's own ``get_speech_timestamps``."""
 Line = npt.NDArray[np.float32]
 
@@ -226,4 +226,4 @@ def listen_for_speech(sound: Iterable[Samples], report: Callable[[float], None] 
 
 def hears_voice(samples: Samples, rate: int) -> bool:
     """Return whether ``samples`` may contain speech; always true at another ``rate`` than :data:`RATE`."""
-    return rate != RATE or bool(listen_for_speech([samples]).speech.max(initial=0.0) >= BEGINS)
+    return rate != RATE or bool(listen_for_speech([samples]).speech.max(initial=0.0) >= SPEECH_THRESHOLD)

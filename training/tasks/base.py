@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from profiles.errors import BadInput
 from training.lazy import nn, np, torch
-from training.tasks.showcase import MAX_SAMPLES, Shown
+from training.tasks.showcase import MAX_SAMPLES, SampleOutput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,21 +79,21 @@ class Task(ABC):
     counts: frozenset[str] = frozenset({"weight"})
     """Sums of :meth:`evaluate` that are never negative and always finite."""
 
-    bf16_pays: bool = False
+    bf16_is_faster: bool = False
     """Whether bf16 steps were measured to be faster on CPUs with hardware bf16 multiplication."""
 
-    compiling_pays: bool = False
+    gains_from_compiling: bool = False
     """Whether the model's blocks benefit from being compiled on a GPU."""
 
-    draws_globally: bool = True
+    uses_global_rng: bool = True
     """Whether reading a sample or collating may draw from the process-wide generators (torch's, numpy's, Python's). If
     not, batches are prepared while the model computes."""
 
-    writes_texts: bool = False
+    generates_text: bool = False
     """Whether an evaluation generates texts that :meth:`predictions` pairs with their references."""
 
-    shows: Kind = "items"
-    """Kind of showcase that :meth:`shown` produces if no texts are generated."""
+    showcase_kind: Kind = "items"
+    """Kind of showcase that :meth:`sample_output` produces if no texts are generated."""
 
     max_shown: int = MAX_SAMPLES
     """Maximum number of samples shown before and after training."""
@@ -104,7 +104,7 @@ class Task(ABC):
     group_position: GroupPosition = GroupPosition()
     """The member whose data this task reads; set before :meth:`prepare`."""
 
-    by_rank: bool = False
+    depends_on_rank: bool = False
     """Whether the data depend on :attr:`group_position`, so that every member has different ones."""
 
     train: SizedDataset
@@ -125,7 +125,7 @@ class Task(ABC):
             BadInput: the data cannot be used; the message says what, where and what to do.
         """
 
-    def prepare_some(self, progress: Progress, limit: int) -> int:
+    def prepare_subset(self, progress: Progress, limit: int) -> int:
         """Like :meth:`prepare`, but if that takes long only for about ``limit`` evenly spread training samples.
 
         No evaluation samples are prepared then. Return an upper bound of the number of samples that a full run trains
@@ -166,7 +166,7 @@ class Task(ABC):
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""
 
-    def for_reading(self) -> Task | None:
+    def reader_copy(self) -> Task | None:
         """Return a minimal copy that reads :attr:`train` and collates batches in another process.
 
         ``None`` if it cannot be sent there.
@@ -184,7 +184,7 @@ class Task(ABC):
         """Return the length of each sample of an evaluation split if a batch takes as long as its longest one."""
         return None
 
-    def lengthen(self, batch: Batch, length: int) -> Batch:
+    def pad_to_length(self, batch: Batch, length: int) -> Batch:
         """Pad ``batch`` to ``length``, that of the longest sample of the whole step.
 
         So a step's result does not depend on how its samples are divided among members and micro-batches.
@@ -215,9 +215,9 @@ class Task(ABC):
         """Return answers paired with their references; empty if the task generates no text."""
         return []
 
-    def shown(self, model: nn.Module, batch: Batch) -> Shown:
+    def sample_output(self, model: nn.Module, batch: Batch) -> SampleOutput:
         """Return the model's output for the single sample in ``batch``, as shown before and after training."""
-        return Shown(loss=self.metrics(self.evaluate(model, batch, generate=False)).get("loss"))
+        return SampleOutput(loss=self.metrics(self.evaluate(model, batch, generate=False)).get("loss"))
 
     def caption(self, sample: Any) -> str:
         """Return a human-readable caption of a sample; empty if there is none."""

@@ -63,7 +63,7 @@ def get_or_build(
             if not check(entry):
                 if entry.exists():
                     logger.warning("%s in the cache is damaged or of an earlier version; it is computed again", entry)
-                _build_aside(entry, build, is_sealed=is_sound is None)
+                _build_entry(entry, build, is_sealed=is_sound is None)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason, cure = why_full(error.errno, root)
@@ -117,7 +117,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> AbstractContextManager[o
         return lock.acquire()  # no timeout: the operating system releases the lock of a process that dies
 
 
-def _build_aside(entry: Path, build: Callable[[Path], None], is_sealed: bool) -> None:
+def _build_entry(entry: Path, build: Callable[[Path], None], is_sealed: bool) -> None:
     aside = entry.with_name(entry.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed: the lock is ours
     aside.mkdir()

@@ -40,7 +40,7 @@ from training.tasks.pretrained import (
     recompute_activations,
     save_weights,
 )
-from training.tasks.showcase import Shown
+from training.tasks.showcase import SampleOutput
 from training.tasks.speech_clips import held_out
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, sample_tokens, tokenise
@@ -57,9 +57,9 @@ class CausalLMTask(Task):
     """Next-token prediction with any ``AutoModelForCausalLM``; loss per token."""
 
     name = "causal_lm"
-    compiling_pays = True
-    draws_globally = False
-    shows = "text"
+    gains_from_compiling = True
+    uses_global_rng = False
+    showcase_kind = "text"
     max_shown = 3
     train: Blocks | ChatTokens
     evaluation: Mapping[str, Blocks | ChatTokens]
@@ -104,7 +104,7 @@ class CausalLMTask(Task):
     def _limit(self, split: str) -> int:
         return self.profile.data.max_train_samples if split == "train" else self.profile.data.max_eval_samples
 
-    def prepare_some(self, progress: Progress, limit: int) -> int:
+    def prepare_subset(self, progress: Progress, limit: int) -> int:
         data = self.profile.data
         if conversations := self._conversations():
             rows = conversations["train"]
@@ -115,7 +115,7 @@ class CausalLMTask(Task):
         total = sum(map(len, documents["train"]))
         sampled = sample_tokens(documents["train"], self.tokenizer, token_limit)
         if sampled is None:
-            return super().prepare_some(progress, limit)
+            return super().prepare_subset(progress, limit)
         tokens, tokens_per_character = sampled
         self._check_vocabulary("train", tokens)
         self.train, self.evaluation = Blocks(tokens, data.block_size).head(limit), {}
@@ -199,7 +199,7 @@ class CausalLMTask(Task):
             logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
         )
 
-    def shown(self, model: nn.Module, batch: Batch) -> Shown:
+    def sample_output(self, model: nn.Module, batch: Batch) -> SampleOutput:
         """Greedily continue a prompt, or the beginning of a plain text."""
         ids, targets = batch["input_ids"][0], batch["labels"][0]
         first_target = int((targets != IGNORED).nonzero()[0])
@@ -216,7 +216,7 @@ class CausalLMTask(Task):
         pieces = (ids[:start], answer, output[0, prompt.shape[1] :])
         before, right, generated = (self.tokenizer.decode(part, skip_special_tokens=True) for part in pieces)
         exact = self.tokenizer.decode(prompt[0], clean_up_tokenization_spaces=False)
-        return Shown(
+        return SampleOutput(
             before, right, generated, exact_prompt=exact[-LONGEST_TEXT:]
         )  # the end of a long one, where the answer begins
 

@@ -23,9 +23,9 @@ RESPONSES = ("response", "completion", "answer", "output", "solution", "generati
 _NO_INPUT = re.compile("<?no ?input>?", re.IGNORECASE)
 """Placeholders for an empty input in Alpaca-like data."""
 _SYSTEMS = ("system", "system_prompt", "system_message")
-USUAL_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
+IGNORED_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
 """Columns that are ignored without a remark."""
-MOST_TURNS = 64
+MAX_MESSAGES = 64
 """Maximum number of messages in one conversation."""
 
 _PREFERENCE = "preference data, and one response is learnt here"
@@ -96,7 +96,7 @@ def row_to_conversation(row: Mapping[str, Any], location: str) -> Conversation:
     cells.refuse_other_kinds()
     if cells.has("segments"):
         return Conversation((), location, segments=_segments(cells), remarks=cells.unread("segments"))
-    column = next(filter(cells.has, MESSAGES), "") or cells.lone_list_of_messages()
+    column = next(filter(cells.has, MESSAGES), "") or cells.only_message_column()
     if column:
         drafts, used = _messages(cells, column)
     elif isinstance(cells.value("prompt"), list):
@@ -146,7 +146,7 @@ class _Cells:
             raise BadInput(f"{self.location_of(name)}: not a list", "see the forms of a row in docs/how-to/text.md")
         return value
 
-    def lone_list_of_messages(self) -> str:
+    def only_message_column(self) -> str:
         """Return the only column of any name that holds messages; empty if there is not exactly one, or a prompt."""
         if any(map(self.has, PROMPTS)):
             return ""
@@ -165,7 +165,7 @@ class _Cells:
             )
 
     def unread(self, *used: str) -> tuple[str, ...]:
-        others = [name for name in self.names if name not in USUAL_COLUMNS and name not in used and self.has(name)]
+        others = [name for name in self.names if name not in IGNORED_COLUMNS and name not in used and self.has(name)]
         return tuple(f"column {self.names[name]} is not read" for name in others)
 
 
@@ -190,9 +190,9 @@ def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
     else:
         asked = list(inputs.values())
     if not asked:
-        raise _lacking(cells, PROMPTS)
+        raise _missing_column(cells, PROMPTS)
     if not responses:
-        raise _lacking(cells, RESPONSES)
+        raise _missing_column(cells, RESPONSES)
     drafts = [*_history(cells), draft_of("user", "\n\n".join(asked)), draft_of("assistant", _chosen(cells, responses))]
     return drafts, {*prompts, *INPUTS, *responses, "history"}
 
@@ -207,7 +207,7 @@ def _chosen(cells: _Cells, texts: Mapping[str, str]) -> str:
     return text
 
 
-def _lacking(cells: _Cells, names: Sequence[str]) -> BadInput:
+def _missing_column(cells: _Cells, names: Sequence[str]) -> BadInput:
     empty = next((name for name in names if name in cells.names), "")
     if empty:
         return BadInput(f"{cells.location_of(empty)}: empty", "fill it in or remove the row")
@@ -239,7 +239,7 @@ def _prompt_and_completion(cells: _Cells) -> list[Draft]:
     if isinstance(answers, list):
         return before + drafts_of(answers, cells.location_of("completion"))
     if not cells.has("completion"):
-        raise _lacking(cells, RESPONSES)
+        raise _missing_column(cells, RESPONSES)
     return [*before, draft_of("assistant", cells.text("completion"))]
 
 
@@ -264,8 +264,8 @@ def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str])
     if not system_texts:
         drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
     used_systems = [name for name, text in systems.items() if not system_texts or text.strip() in system_texts]
-    if len(drafts) > MOST_TURNS:
-        raise BadInput(f"{cells.location}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
+    if len(drafts) > MAX_MESSAGES:
+        raise BadInput(f"{cells.location}: {len(drafts)} messages, more than {MAX_MESSAGES}", "divide the conversation")
     roles = [draft.message["role"] for draft in drafts]
     if "assistant" not in roles or "user" not in roles:
         raise BadInput(

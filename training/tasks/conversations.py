@@ -25,7 +25,7 @@ logger = logging.getLogger("muster.data")
 
 IGNORED = -100
 """Target of a token that is excluded from the loss."""
-_NAMED = 5
+_MAX_LISTED = 5
 """Maximum number of unusable rows whose locations are listed in an error."""
 
 Ids = npt.NDArray[np.int64]
@@ -66,19 +66,19 @@ def _conversations(rows: Iterable[tuple[Cells, str]], name: str) -> list[Convers
         except BadInput as error:
             errors.append((error, location))
     if errors:
-        raise _first_of(errors, len(errors) + len(conversations))
+        raise _combined_error(errors, len(errors) + len(conversations))
     for remark, count in Counter(remark for talk in conversations for remark in talk.remarks).items():
         logger.warning("%s: in %d of %d rows, %s", name, count, len(conversations), remark)
     return conversations
 
 
-def _first_of(errors: Sequence[tuple[BadInput, str]], rows: int) -> BadInput:
+def _combined_error(errors: Sequence[tuple[BadInput, str]], rows: int) -> BadInput:
     """Return the first error, with the number and locations of the others."""
     (first_error, _), *others = errors
     if not others:
         return first_error
-    places = ", ".join(location.rpartition(", ")[2] for _, location in others[:_NAMED])
-    unnamed = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    places = ", ".join(location.rpartition(", ")[2] for _, location in others[:_MAX_LISTED])
+    unnamed = f", and {len(others) - _MAX_LISTED} more" if len(others) > _MAX_LISTED else ""
     return BadInput(
         f"{first_error.message}; {len(errors)} of {rows} rows cannot be used, also {places}{unnamed}", first_error.hint
     )

@@ -67,7 +67,7 @@ class CustomTask(Task):
         self.profile = profile
         self.path = profile.model.model_path
         self._factory = factory or find_factory(self.path)
-        self.by_rank = takes_rank(self._factory)
+        self.depends_on_rank = takes_rank(self._factory)
         self._built = False
 
     def prepare(self, progress: Progress) -> None:
@@ -81,7 +81,7 @@ class CustomTask(Task):
 
     def _make(self) -> CustomJob:
         seed_everything(self.profile.training.seed)  # the factory creates the weights: equal on every member
-        if self.by_rank and not self.profile.data.local_data and self.group_position.world_size > 1:
+        if self.depends_on_rank and not self.profile.data.local_data and self.group_position.world_size > 1:
             message = f"{self.path} takes rank or world_size: its data would differ by worker"
             raise BadInput(message, "set local_data = true, or leave them out")
         return run_factory(self._factory, self.path, self.profile, self.group_position)
@@ -124,7 +124,7 @@ class CustomTask(Task):
             message = f"{len(samples)} samples cannot be put together to a batch: {where_it_failed(error)}"
             raise RunFailed(message, hint) from error
 
-    def for_reading(self) -> CustomTask:
+    def reader_copy(self) -> CustomTask:
         """Return a copy that only reads the data set and collates batches."""
         reader = copy.copy(self)
         reader.job = dataclasses.replace(self.job, model=None, train=None, validation=None, loss=None, metrics=None)

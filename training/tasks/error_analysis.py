@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 _DECIBELS = (0.0, 5.0, 10.0, 15.0, 20.0, 30.0)
-_MOST_KINDS = 8
+_MAX_KINDS = 8
 """Maximum number of noise kinds listed by name; more numeric ones are grouped into ranges of dB."""
 RESAMPLES = 10_000
-FEWEST_SPEAKERS = 10
+MIN_SPEAKERS = 10
 """Minimum number of speakers for resampling speakers; with fewer, recordings are resampled."""
-_CELLS = 1 << 21
+_COUNTS_AT_ONCE = 1 << 21
 """Counts drawn at once: 16 MiB."""
-_WORK = 1 << 30
+_MAX_COUNTS = 1 << 30
 """Total counts drawn; with very many recordings there are fewer resamples."""
 
 
@@ -77,7 +77,7 @@ def by_length(predictions: Sequence[Prediction]) -> list[EvaluationSlice]:
 def by_noise(predictions: Sequence[Prediction]) -> list[EvaluationSlice]:
     """Return a slice per kind of noise, or range of speech-to-noise ratios; empty if no noise is given."""
     levels = {prediction.noise: _number(prediction.noise) for prediction in predictions if prediction.noise}
-    if len(levels) > _MOST_KINDS and None not in levels.values():
+    if len(levels) > _MAX_KINDS and None not in levels.values():
         names = _ranges(_DECIBELS, "dB")
         slices = _slices(predictions, lambda prediction: _range(levels.get(prediction.noise) or 0.0, _DECIBELS, names))
         return sorted(slices, key=lambda entry: names.index(entry.name))
@@ -201,7 +201,7 @@ def difference(first: Sequence[Prediction], second: Sequence[Prediction], seed: 
 
     Paired bootstrap: units are drawn with replacement, and the WER of both models is computed on the same draws (Bisani
     and Ney 2004, "Bootstrap estimates for confidence intervals in ASR performance evaluation", section 4). With at
-    least :data:`FEWEST_SPEAKERS` speakers the units are speakers, because recordings of one speaker are correlated (Liu
+    least :data:`MIN_SPEAKERS` speakers the units are speakers, because recordings of one speaker are correlated (Liu
     and Peng 2020, "Statistical testing on ASR performance via blockwise bootstrap"); otherwise recordings.
 
     Raises:
@@ -216,9 +216,9 @@ def difference(first: Sequence[Prediction], second: Sequence[Prediction], seed: 
     if not pairs or not all(sum(prediction.words for prediction in side) for side in zip(*pairs, strict=True)):
         raise BadInput("no recording with words was transcribed by both", "compare evaluations of the same data")
     speakers = {two.speaker for _, two in pairs}
-    by_speaker = "" not in speakers and len(speakers) >= FEWEST_SPEAKERS
+    by_speaker = "" not in speakers and len(speakers) >= MIN_SPEAKERS
     counts = _counts(pairs, by_speaker)
-    drawn = _resampled(counts, np.random.default_rng(seed), min(RESAMPLES, max(1000, _WORK // len(counts))))
+    drawn = _resampled(counts, np.random.default_rng(seed), min(RESAMPLES, max(1000, _MAX_COUNTS // len(counts))))
     total = counts.sum(axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975])
     below, above = int((drawn <= 0).sum()), int((drawn >= 0).sum())
@@ -260,7 +260,7 @@ def _resampled(counts: npt.NDArray[np.float64], rng: np.random.Generator, resamp
     """Return differences in WER, [resamples]; draws without reference words are dropped."""
     units, differences = len(counts), []
     even = np.full(units, 1 / units)
-    for start in range(0, resamples, step := max(1, _CELLS // units)):
+    for start in range(0, resamples, step := max(1, _COUNTS_AT_ONCE // units)):
         sums = rng.multinomial(units, even, size=min(step, resamples - start)) @ counts
         sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
         differences.append(sums[:, 2] / sums[:, 3] - sums[:, 0] / sums[:, 1])

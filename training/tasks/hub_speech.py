@@ -43,12 +43,12 @@ class HubSource:
         if cell["bytes"] is not None:
             return bytes(cell["bytes"])
         path = Path(cell["path"]).resolve()
-        if not any(path.is_relative_to(folder) for folder in _own_folders(self.dataset)):
+        if not any(path.is_relative_to(folder) for folder in _allowed_folders(self.dataset)):
             raise PermissionError(f"the data set names {cell['path']}, a file outside its cache, which is not read")
         return path.read_bytes()
 
 
-def _own_folders(dataset: Any) -> list[Path]:
+def _allowed_folders(dataset: Any) -> list[Path]:
     """Return the folders that a hub data set may read files from, as a row could name any file of this machine."""
     config = datasets.config
     shared = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH)

@@ -27,7 +27,7 @@ _ROLE_KEYS, _CONTENT_KEYS, _WEIGHT_KEYS = (
 _PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")
 """Keys of a message that are passed on to chat templates."""
 _READ = frozenset((*_ROLE_KEYS, *_CONTENT_KEYS, *_WEIGHT_KEYS, *_PASSED_ON, "tool_calls", "function_call"))
-_USUAL = frozenset(("id", "index"))
+_IGNORED = frozenset(("id", "index"))
 """Keys that are ignored without a remark."""
 
 Message = dict[str, Any]
@@ -122,7 +122,7 @@ def _message(entry: Any, location: str) -> Draft | None:
         if role == "system":
             return None
         raise BadInput(f"{location}: a message of the {role} without content", "fill it in or remove the row")
-    unread = tuple(str(key) for key in record if key not in _READ and key not in _USUAL and record[key] is not None)
+    unread = tuple(str(key) for key in record if key not in _READ and key not in _IGNORED and record[key] is not None)
     return Draft(message, _is_learnt(record, role, location), unread)
 
 

@@ -23,7 +23,7 @@ _OPTIONAL = regex.compile(
     r"\u0610-\u061a\u0640\u064b-\u0652\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed"  # of Arabic, and its elongation
     r"\p{Cf}\p{Me}\p{Variation_Selector}]"
 )
-_NOT_SAID = re.compile(r"[<\[][^>\]]*[>\]]|\([^)]+?\)")
+_BRACKETED = re.compile(r"[<\[][^>\]]*[>\]]|\([^)]+?\)")
 _AM = (
     (re.compile("\u0e4d([\u0e48-\u0e4b]?)\u0e32"), "\\1\u0e33"),
     (re.compile("\u0ecd([\u0ec8-\u0ecb]?)\u0eb2"), "\\1\u0eb3"),
@@ -45,7 +45,7 @@ def normalised(text: str, language: str = "") -> str:
 
     In :data:`WITHOUT_SPACES` every character is a word.
     """
-    words = folded(_NOT_SAID.sub("", text), language)
+    words = folded(_BRACKETED.sub("", text), language)
     return " ".join(characters(words)) if language in WITHOUT_SPACES else words
 
 

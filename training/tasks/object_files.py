@@ -30,7 +30,7 @@ from training.tasks.user_code import call_factory, find_factory, name_of, takes_
 
 INDEX = "job.json"
 VERSION = 2
-_AGAIN = "give model as a function (or module:name) that takes nothing and returns it"
+_FACTORY_HINT = "give model as a function (or module:name) that takes nothing and returns it"
 _PLAIN = (
     bool, int, float, complex, str, bytes, set, frozenset, type(None), type, torch.dtype, torch.Size, torch.device,
 )  # fmt: skip
@@ -189,14 +189,14 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
         needed = _needed(type(model))
         if needed:
             message = f"the class of the model, {type(model).__name__}, needs {', '.join(needed)}"
-            raise BadInput(f"{message}: no other machine can build it again", _AGAIN)
+            raise BadInput(f"{message}: no other machine can build it again", _FACTORY_HINT)
         document["weights"] = "model.safetensors"
         safetensors.torch.save_model(model, str(folder / "model.safetensors"))
     # a model that was built with other arguments, or modified afterwards, differs from what its class rebuilds
     mismatch = difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
     if mismatch:
         message = f"{type(model).__name__} does not build this model again on other machines: {mismatch}"
-        raise BadInput(message, _AGAIN)
+        raise BadInput(message, _FACTORY_HINT)
     return document
 
 
@@ -252,7 +252,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         safetensors.torch.load_model(model, path)
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        raise BadInput(f"{type(model).__name__} does not build this model again: {text:.300}", _AGAIN) from None
+        raise BadInput(f"{type(model).__name__} does not build this model again: {text:.300}", _FACTORY_HINT) from None
 
 
 def load_result(model: nn.Module, folder: Path) -> None:

@@ -20,7 +20,7 @@ _SEARCH = "find_packed_sequence_indices"
 @contextmanager
 def unpacked() -> Iterator[None]:
     """Make transformers treat every batch row as a single text within this context, in this thread."""
-    _teach_transformers()
+    _patch_transformers()
     token = _is_unpacked.set(True)
     try:
         yield
@@ -29,7 +29,7 @@ def unpacked() -> Iterator[None]:
 
 
 @functools.cache
-def _teach_transformers() -> None:
+def _patch_transformers() -> None:
     try:
         masks = importlib.import_module("transformers.masking_utils")
     except ImportError:  # a version that builds its masks elsewhere

@@ -24,14 +24,14 @@ from profiles.errors import BadInput
 from profiles.options import hint_for
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
-from training.tasks.stored_files import as_stored
+from training.tasks.stored_files import resolve_path
 from training.tasks.tables import Row, check_size, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of patches, in the order in which they are applied."""
 FOLDER = "patches"
-MOST_FILES, MOST_BYTES = 1000, 1 << 28
+MAX_FILES, MAX_BYTES = 1000, 1 << 28
 """Limits over all patches of one data set."""
 PSEUDO = "pseudo.csv"
 KEPT = "kept"
@@ -40,7 +40,7 @@ PSEUDO_COLUMNS = (
     *("id", "audio_path", "text", KEPT, "left_out", "confidence", "agreement", "compression", "no_speech"),
     *("duration", "cut", "unusable", "heard_by"),
 )
-_LARGEST_PSEUDO = 1 << 30
+_MAX_PSEUDO_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Patch:
     location: str
     """File and line."""
 
-    def meets(self, split: str) -> bool:
+    def applies_to(self, split: str) -> bool:
         """Whether it applies to samples of ``split``; an empty split matches any."""
         return not self.split or not split or self.split == split
 
@@ -71,7 +71,7 @@ class Patches:
 
     def of(self, kind: Kind, split: str, identity: str) -> Patch | None:
         """Return the patch of one kind that applies to a sample, if any."""
-        return next((p for p in self.by_id.get(identity, ()) if p.kind == kind and p.meets(split)), None)
+        return next((p for p in self.by_id.get(identity, ()) if p.kind == kind and p.applies_to(split)), None)
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def read_patches(folder: Path, text_column: str = "") -> Patches:
     if not top.is_dir():
         return patches
     files = _files(top, patches.notes)
-    if len(files) > MOST_FILES or sum(path.stat().st_size for _, path in files) > MOST_BYTES:
-        message = f"{top}: more than {MOST_FILES} files or {MOST_BYTES >> 20} MiB of patches"
+    if len(files) > MAX_FILES or sum(path.stat().st_size for _, path in files) > MAX_BYTES:
+        message = f"{top}: more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB of patches"
         raise BadInput(message, "put what they say into fewer lines, or correct the tables themselves")
     for kind, path in files:
         for patch in _lines(kind, path, text_column):
@@ -138,7 +138,7 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
 
 
 def _lines(kind: Kind, path: Path, text_column: str) -> Iterator[Patch]:
-    table = read_table(path).spelled(("id", "split", *TEXT_COLUMNS))
+    table = read_table(path).with_spelling(("id", "split", *TEXT_COLUMNS))
     table.column(("id",), "samples")
     text = ""
     if kind == "override_text":
@@ -166,7 +166,7 @@ def _add(patches: Patches, patch: Patch) -> None:
     """Add a patch; a duplicate is noted instead."""
     same_id = patches.by_id.setdefault(patch.id, [])
     for earlier in same_id:
-        if earlier.kind == patch.kind and earlier.meets(patch.split):
+        if earlier.kind == patch.kind and earlier.applies_to(patch.split):
             if earlier.text != patch.text:
                 message = f"{patch.location}: another text for {patch.id!r} than in {earlier.location}"
                 raise BadInput(message, "keep one of the two lines")
@@ -261,7 +261,7 @@ class TextBounds:
     no_speech: float = 0.6
     agreement: float = 0.9
 
-    def judged(self, row: PseudoRow) -> PseudoRow:
+    def judge(self, row: PseudoRow) -> PseudoRow:
         """Return the row with the reason why it is left out, if any."""
         reason = row.unusable or ("" if row.text else "nothing was heard") or ("the text has no end" if row.cut else "")
         if reason:
@@ -311,7 +311,7 @@ def read_rows(table: Path) -> Iterator[PseudoRow]:
     Raises:
         BadInput: it cannot be read, or is a different table.
     """
-    check_size(table, _LARGEST_PSEUDO, "move it away")
+    check_size(table, _MAX_PSEUDO_BYTES, "move it away")
     try:
         data = table.read_bytes()
     except OSError as error:
@@ -328,7 +328,7 @@ def _row(row: Row) -> PseudoRow:
     cells = row.cells
     return PseudoRow(
         id=cells["id"],
-        path=as_stored(row.table.parent.resolve(), cells["audio_path"]),
+        path=resolve_path(row.table.parent.resolve(), cells["audio_path"]),
         text=cells["text"],
         confidence=_number(row, "confidence"),
         agreement=_number(row, "agreement"),

@@ -25,7 +25,7 @@ _COLUMNS = (
     *("id", "audio", "speaker", "language", "duration", "noise", "reference", "prediction"),
     *("normalised_reference", "normalised_prediction", *_COUNTS, "cut"),
 )
-_LARGEST = 1 << 28
+_MAX_BYTES = 1 << 28
 """Maximum size in bytes of a file that is read: some millions of short clips."""
 
 
@@ -100,21 +100,21 @@ def write_predictions(path: Path, predictions: Sequence[Prediction], mode: int =
         BadInput: it cannot be written.
     """
     further = list(dict.fromkeys(name for prediction in predictions for name in prediction.columns))
-    rows = list[list[object]]([[*_COLUMNS, *map(_as_text, further)]])
+    rows = list[list[object]]([[*_COLUMNS, *map(_escaped, further)]])
     for prediction in predictions:
         seconds = "" if prediction.duration is None else f"{prediction.duration:.3f}"
         cell_by_column = {**vars(prediction), "duration": seconds, "cut": int(prediction.cut)}
         cells = [*(cell_by_column[name] for name in _COLUMNS), *(prediction.columns.get(name, "") for name in further)]
-        rows.append([_as_text(cell) if isinstance(cell, str) else cell for cell in cells])
+        rows.append([_escaped(cell) if isinstance(cell, str) else cell for cell in cells])
     write_table(path, rows, mode, end="\r\n")  # so that cells containing either character are quoted
 
 
-def _as_text(cell: str) -> str:
+def _escaped(cell: str) -> str:
     """Escape a cell that a spreadsheet would evaluate as a formula, as texts come from untrusted sources."""
     return f"'{cell}" if _is_formula(cell.lstrip("'")) else cell
 
 
-def _as_was(cell: str) -> str:
+def _unescaped(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _is_formula(cell.lstrip("'")) else cell
 
 
@@ -128,7 +128,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises:
         BadInput: missing, too large, a column is missing, an id is duplicated, or a count is invalid.
     """
-    check_size(path, _LARGEST, "name a predictions.csv")
+    check_size(path, _MAX_BYTES, "name a predictions.csv")
     table = read_table(path)
     for name in ("id", "reference", "prediction", "normalised_reference", "normalised_prediction", *_COUNTS):
         table.column((name,), "predictions")
@@ -146,7 +146,7 @@ def _read(row: Row) -> Prediction:
         return int(text)
 
     counts = {name: count(name) for name in _COUNTS}
-    cells = {_as_was(name): _as_was(text) for name, text in row.cells.items()}
+    cells = {_unescaped(name): _unescaped(text) for name, text in row.cells.items()}
     texts = {name: cells.get(name, "") for name in _COLUMNS if name not in (*_COUNTS, "cut", "duration")}
     further = {name: text for name, text in cells.items() if name not in _COLUMNS}
     cut = row.cells.get("cut", "") not in ("", "0")

@@ -115,7 +115,7 @@ def load(path: str, kind: str, read: Callable[[bool], T]) -> T:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError, SafetensorError) as error:
         # from_pretrained raises these for unknown names and damaged folders
-        raise _refused(path, kind, local, online, error) from error
+        raise _read_error(path, kind, local, online, error) from error
 
 
 def load_part(kind: Any, path: str, title: str) -> Any:
@@ -123,7 +123,7 @@ def load_part(kind: Any, path: str, title: str) -> Any:
     return load(path, title, lambda local: kind.from_pretrained(path, local_files_only=local))
 
 
-def _refused(path: str, kind: str, local: bool, online: bool, error: Exception) -> BadInput:
+def _read_error(path: str, kind: str, local: bool, online: bool, error: Exception) -> BadInput:
     reason = " ".join(str(error).split())[:200]
     if local:
         return BadInput(f"{kind} {path} cannot be read: {reason}", "name the folder of a saved model")
@@ -247,7 +247,7 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
         fresh = read_base()
         adapted = {f"{name}.weight": layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
         for name, parameter in fresh.named_parameters():
-            parameter.data = _in_file(parameter.detach().float(), folder)
+            parameter.data = _map_to_file(parameter.detach().float(), folder)
             if name in adapted:
                 _add_adapters(parameter.data, adapted[name])
         fresh.config.dtype = torch.float32
@@ -260,7 +260,7 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
     return fresh
 
 
-def _in_file(tensor: torch.Tensor, folder: Path) -> torch.Tensor:
+def _map_to_file(tensor: torch.Tensor, folder: Path) -> torch.Tensor:
     """Copy a tensor to a file mapping, whose pages the system can write back and evict if memory is tight."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         tensor.contiguous().numpy().tofile(file)  # a full disk raises here; in the mapping it would be a signal
@@ -278,7 +278,7 @@ def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
         owner, _, leaf = name.rpartition(".base_layer.")
         weight = tensor.detach().cpu()
         if owner and leaf == "weight":
-            weight = _in_file(weight, folder)
+            weight = _map_to_file(weight, folder)
             _add_adapters(weight, adapted[owner])
         weights[f"{owner}.{leaf}" if owner else name] = weight
     return weights

@@ -50,7 +50,7 @@ def usable_profile(
         BadInput: the profile cannot be used, or its model cannot be obtained and there is no stand-in.
     """
     resolved = load_profile(name, overrides, config, complete=complete)
-    if not _is_here(resolved.profile.model.model_path):
+    if not _is_local(resolved.profile.model.model_path):
         check(resolved.profile)
     try:
         obtain(resolved.profile.model, tell)
@@ -69,7 +69,7 @@ def obtain(model: ModelSettings, tell: Tell = lambda line: None) -> None:
         BadInput: it is neither local nor on a reachable hub, and its folder cannot be created.
     """
     name = model.model_path
-    if _is_here(name):
+    if _is_local(name):
         return
     if name not in _problems:
         _problems[name] = _problem_of(name, tell)
@@ -78,9 +78,9 @@ def obtain(model: ModelSettings, tell: Tell = lambda line: None) -> None:
         raise problem
 
 
-def _is_here(name: str) -> bool:
+def _is_local(name: str) -> bool:
     """Whether a model needs no fetching, as far as known without reading it."""
-    return name not in SCRIPTS or bool(hub_snapshots(name)) or made_folder(name).is_dir()
+    return name not in SCRIPTS or bool(hub_snapshots(name)) or created_folder(name).is_dir()
 
 
 def with_local_model(profile: Profile) -> Profile:
@@ -92,7 +92,7 @@ def with_local_model(profile: Profile) -> Profile:
 
 def local_folder(model_path: str) -> str:
     """Return the locally created folder of a hub model; ``model_path`` itself for any other."""
-    folder = made_folder(model_path)
+    folder = created_folder(model_path)
     is_made = model_path in SCRIPTS and folder.is_dir() and not hub_snapshots(model_path)
     return str(folder) if is_made else model_path
 
@@ -106,7 +106,7 @@ def model_folder(model_path: str) -> Path | None:
     return snapshots[-1] if snapshots else None
 
 
-def made_folder(name: str) -> Path:
+def created_folder(name: str) -> Path:
     """Return the path in the user's cache folder where the hub model ``name`` is created."""
     return cache_root("") / "models" / name.replace("/", "--")
 

@@ -44,15 +44,15 @@ def row_files(path: str) -> dict[str, Path]:
         return {"train": source} if is_table(source) else {}
     tables = sorted(file for file in without_hidden(source.glob("*")) if is_table(file) and file.is_file())
     tables = [file for file in tables if file.name not in _DESCRIPTIONS]
-    named = by_split(lambda name: _only(source, [file for file in tables if file.stem == name]))
+    named = by_split(lambda name: _only_file(source, [file for file in tables if file.stem == name]))
     if "train" in named or any(without_hidden(source.glob("*.txt"))):
         return named if "train" in named else {}
     taken = {name for names in SPLITS.values() for name in names}
-    lone = _only(source, [file for file in tables if file.stem not in taken])
+    lone = _only_file(source, [file for file in tables if file.stem not in taken])
     return {**named, "train": lone} if lone is not None else {}
 
 
-def _only(folder: Path, files: list[Path]) -> Path | None:
+def _only_file(folder: Path, files: list[Path]) -> Path | None:
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:8])
         raise BadInput(f"data set {folder}: which table is meant? It has: {names}", "name one file, or call it train")

@@ -26,7 +26,7 @@ from training.tasks.base import SizedDataset
 
 LARGEST = 2_000_000_000
 """Maximum size of a serialised data set in bytes."""
-_HELD = "tensors, arrays, numbers, texts, bytes and None in tuples, lists and mappings"
+_SUPPORTED = "tensors, arrays, numbers, texts, bytes and None in tuples, lists and mappings"
 _TYPES = frozenset("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split())
 
 
@@ -46,7 +46,7 @@ def write_samples(data: SizedDataset, path: Path, title: str, largest: int = LAR
             except TypeError as error:
                 raise BadInput(
                     f"{title}: sample {number} holds {error}, which is not sent to machines",
-                    f"samples may hold {_HELD}; or give a module-level function that makes the data set there",
+                    f"samples may hold {_SUPPORTED}; or give a module-level function that makes the data set there",
                 ) from None
             if writer.size > largest:
                 raise BadInput(

@@ -21,7 +21,7 @@ FIRST = "first.json"
 """Outputs of all candidates before the first step, if no predictions of a whole split are kept."""
 MAX_SAMPLES = 64
 """Maximum number of candidate samples."""
-_LARGEST = 4 << 20
+_MAX_BYTES = 4 << 20
 """Maximum size in bytes of a file that is read, as it may come from another machine."""
 
 Kind = Literal["speech", "text", "items"]
@@ -35,7 +35,7 @@ RULES: dict[Kind, str] = {
 """How the samples of each kind are chosen, for display."""
 
 
-class Shown(NamedTuple):
+class SampleOutput(NamedTuple):
     """A model's output for one sample."""
 
     prompt: str = ""
@@ -106,8 +106,8 @@ def read_showcase(path: Path) -> Showcase | None:
     """Read a file written by :meth:`Showcase.write`; ``None`` if it is missing or invalid."""
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-        return Showcase.model_validate_json(content) if len(content) <= _LARGEST else None
+            content = file.read(_MAX_BYTES + 1)
+        return Showcase.model_validate_json(content) if len(content) <= _MAX_BYTES else None
     except (OSError, ValidationError):
         return None
 
@@ -120,7 +120,7 @@ def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequenc
     ]
     if not pairs:
         return None
-    by_gain = sorted(pairs, key=lambda pair: (-_repaired(*pair), -pair[1].words))
+    by_gain = sorted(pairs, key=lambda pair: (-_removed_edits(*pair), -pair[1].words))
     best, others = by_gain[0], sorted(by_gain[1:], key=lambda pair: (_rate(pair[1]), pair[1].words))
     improved = _rate(best[1]) < _rate(best[0])
     chosen = [("improved most" if improved else "none improved", best)]
@@ -132,7 +132,7 @@ def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequenc
     return Showcase(kind="speech", split=split, step=step, of=len(pairs), samples=samples)
 
 
-def _repaired(before: Prediction, after: Prediction) -> int:
+def _removed_edits(before: Prediction, after: Prediction) -> int:
     """Return the number of edits removed by training; edits before are capped at the words (at least 1)."""
     return min(before.edits, max(1, before.words)) - after.edits
 
@@ -154,7 +154,7 @@ def _clip(why: str, before: Prediction, after: Prediction) -> Sample:
     )
 
 
-def of_items(showcase: Showcase, step: int, shown_by_id: dict[str, Shown]) -> Showcase | None:
+def of_items(showcase: Showcase, step: int, shown_by_id: dict[str, SampleOutput]) -> Showcase | None:
     """Choose among samples with outputs before and after training; ``None`` if there are none.
 
     Args:

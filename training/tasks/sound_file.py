@@ -38,22 +38,22 @@ _RAW = ("aac", "ac3", "amr", "dts", "eac3", "gsm", "loas", "mp3", "mpeg", "mpegt
 """Formats without a file header: their length is a guess, and data between frames is no damage."""
 _FORGIVEN = ("mp3", "pcm")
 """Codecs whose undecodable packets are no damage: pieces of tags, and half a sample at the end."""
-_TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
+_WITH_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
 _NO_TIMES = ("aac", "asf", "mpeg", "mpegts")
 """Formats without reliable timestamps after a seek; the same holds for ADPCM, GSM and similar codecs in a WAV."""
-_TELL_PAUSES = ("matroska", "mov")
+_WITH_GAPS = ("matroska", "mov")
 """Formats whose timestamps reveal gaps: silence omitted by Opus, or a track that begins late."""
-_LONGEST_PAUSE = 3600.0  # seconds
+_MAX_GAP = 3600.0  # seconds
 _JITTER = 0.1  # tolerated error of frame timestamps, in seconds
-_MOST_CHANNELS = 64
-_HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
+_MAX_CHANNELS = 64
+_MAX_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
 _BLOCK = 1 << 16  # samples per yielded block
 _SLACK = 0.3  # seconds by which a header may exceed the audio: encoder delay and padding
-_AROUND = 1.0
+_CONTEXT = 1.0
 """Seconds that are also decoded before a range, as codecs need preceding frames, and after it, to detect the end, as
 the length in headers includes encoder padding."""
-_LONGEST_GAP = 60.0  # maximum seconds of damage that are replaced by silence, so that times stay right
-_LOUDEST = 16.0  # 24 dB above full scale
+_MAX_DAMAGE = 60.0  # maximum seconds of damage that are replaced by silence, so that times stay right
+_MAX_LEVEL = 16.0  # 24 dB above full scale
 _CANCELLED = 0.01  # share of the channels' power that their mean keeps; 64 channels, of which one sounds, keep 0.016
 _SILENCE = 1e-6  # power, 60 dB below full scale
 
@@ -90,7 +90,7 @@ class SoundFile:
         self._format = self._container.format.name.split(",")[0]
         self._position = _Position()  # up to where it was decoded
         self._is_at_end = False
-        self._lost = 0.0  # undecodable seconds since the last decoded frame
+        self._lost_seconds = 0.0  # undecodable seconds since the last decoded frame
         self._damaged_at: float | None = None  # seconds
         self._levels = _Levels()
         try:
@@ -99,8 +99,8 @@ class SoundFile:
             self.close()
             raise
         begin = _seconds(self._stream.start_time, self._stream.time_base)
-        self._zero = _seconds(self._container.start_time, _TICK) if self._format in _TELL_PAUSES else begin
-        self._late = begin - self._zero
+        self._origin = _seconds(self._container.start_time, _TICK) if self._format in _WITH_GAPS else begin
+        self._start_delay = begin - self._origin
 
     def __enter__(self) -> SoundFile:
         return self
@@ -127,7 +127,7 @@ class SoundFile:
         codec = stream.codec_context
         if codec is None:
             raise AudioError("not a readable sound file: its codec is unknown")
-        if not 1 <= codec.channels <= _MOST_CHANNELS or not 1 <= codec.sample_rate <= _HIGHEST_RATE:
+        if not 1 <= codec.channels <= _MAX_CHANNELS or not 1 <= codec.sample_rate <= _MAX_RATE:
             raise AudioError(f"not a readable sound file: {codec.channels} channels at {codec.sample_rate} Hz")
         if codec.name == "flac":  # has checksums, which FFmpeg ignores by default
             codec.options = {"err_detect": "crccheck+explode"}
@@ -168,15 +168,15 @@ class SoundFile:
 
     def _decode_range(self, start: float, limit: float | None) -> Iterator[tuple[Samples, int]]:
         """Yield the frames [channels, samples] of a time range, trimmed to it, and their rate."""
-        sought = start > _AROUND and self._seek(start - _AROUND)
+        seek_target = start > _CONTEXT and self._seek(start - _CONTEXT)
         stop = None if limit is None else start + limit
-        for channels, rate in self._decoded(start - _AROUND if sought else None):
+        for channels, rate in self._decoded(start - _CONTEXT if seek_target else None):
             begin = self._position.seconds
             self._position.move(channels.shape[1], rate)
             skipped = max(0, round(start * rate) - round(begin * rate))
             end = None if stop is None else max(0, round(stop * rate) - round(begin * rate))
             yield channels[:, skipped:end], rate
-            if stop is not None and self._position.seconds > stop + _AROUND:
+            if stop is not None and self._position.seconds > stop + _CONTEXT:
                 return
         self._is_at_end = True
 
@@ -187,16 +187,16 @@ class SoundFile:
         if self._is_chained or not has_times or base is None or start > (self._header_seconds() or math.inf):
             return False
         try:
-            self._container.seek(round((start + self._zero) / base), stream=self._stream)
+            self._container.seek(round((start + self._origin) / base), stream=self._stream)
         except (FFmpegError, OSError):  # beyond the end
             return False
         return True
 
-    def _decoded(self, sought: float | None) -> Iterator[tuple[Samples, int]]:
+    def _decoded(self, seek_target: float | None) -> Iterator[tuple[Samples, int]]:
         """Yield samples [channels, samples] and their rate, with silence for damage and gaps.
 
         Args:
-            sought: target of the preceding seek in seconds, if any.
+            seek_target: target of the preceding seek in seconds, if any.
         """
         codec = self._stream.codec_context
         for packet in self._packets():
@@ -205,25 +205,26 @@ class SoundFile:
             except FFmpegError:
                 seconds = _seconds(packet.duration, packet.time_base)
                 if self._format == "amr":  # a silence frame, which FFmpeg does not support
-                    if sought is not None:
-                        self._position, sought = _Position(_seconds(packet.pts, packet.time_base) - self._zero), None
+                    if seek_target is not None:
+                        self._position = _Position(_seconds(packet.pts, packet.time_base) - self._origin)
+                        seek_target = None
                     yield from self._silence(seconds)
                 elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
-                    self._lost += seconds or 1 / codec.sample_rate
+                    self._lost_seconds += seconds or 1 / codec.sample_rate
                 continue
             for frame in frames:
-                time = _seconds(frame.pts, frame.time_base) - self._zero
-                if sought is not None:
-                    self._position = _Position(min(time, sought) if self._format in _TELL_PAUSES else time)
-                    sought = None
-                if self._lost and self._position.seconds:
+                time = _seconds(frame.pts, frame.time_base) - self._origin
+                if seek_target is not None:
+                    self._position = _Position(min(time, seek_target) if self._format in _WITH_GAPS else time)
+                    seek_target = None
+                if self._lost_seconds and self._position.seconds:
                     self._mark_damage()
-                    yield from self._silence_up_to(time, _LONGEST_GAP)
-                elif self._format in _TELL_PAUSES and time > self._position.seconds + _JITTER:
-                    yield from self._silence_up_to(time, _LONGEST_PAUSE)
-                self._lost = 0.0
+                    yield from self._silence_up_to(time, _MAX_DAMAGE)
+                elif self._format in _WITH_GAPS and time > self._position.seconds + _JITTER:
+                    yield from self._silence_up_to(time, _MAX_GAP)
+                self._lost_seconds = 0.0
                 yield self._without_padding(frame, time), frame.sample_rate
-        if self._lost > (0.0 if self._header_seconds() is None else _SLACK):
+        if self._lost_seconds > (0.0 if self._header_seconds() is None else _SLACK):
             self._mark_damage()
 
     def _frames_of(self, packet: Packet[AudioStream]) -> list[AudioFrame]:
@@ -239,7 +240,7 @@ class SoundFile:
 
     def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
         """Return the samples of a frame without the encoder padding that FFmpeg leaves in MP4."""
-        remaining = self._late + _seconds(self._stream.duration, self._stream.time_base) - time
+        remaining = self._start_delay + _seconds(self._stream.duration, self._stream.time_base) - time
         end = round(remaining * frame.sample_rate) if self._format == "mov" and 0 < remaining < _SLACK else None
         return _floats(frame)[:, :end]
 
@@ -249,7 +250,7 @@ class SoundFile:
             yield from self._silence(seconds)
 
     def _mark_damage(self) -> None:
-        self._damaged_at = self._intact
+        self._damaged_at = self._intact_seconds
 
     def _silence(self, seconds: float) -> Iterator[tuple[Samples, int]]:
         codec = self._stream.codec_context
@@ -263,21 +264,21 @@ class SoundFile:
             yield from self._container.demux(self._stream)
         except (FFmpegError, OSError) as error:
             message = f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}"
-            raise AudioError(message, self._intact) from error
+            raise AudioError(message, self._intact_seconds) from error
 
     def _check_whole(self) -> None:
         """If the file was read to its end, compare its length with the header."""
         if self._is_at_end and self.flaw:
-            raise AudioError(self.flaw, self._intact)
+            raise AudioError(self.flaw, self._intact_seconds)
         seconds = self._header_seconds() if self._is_at_end else None
         if seconds is not None and self._position.seconds < seconds - _SLACK:
             message = f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read"
-            raise AudioError(message, self._intact)
+            raise AudioError(message, self._intact_seconds)
         if self._damaged_at is not None:
             raise AudioError(f"damaged at {self._damaged_at:.2f} s", self._damaged_at)
 
     @property
-    def _intact(self) -> float:
+    def _intact_seconds(self) -> float:
         return self._position.seconds if self._damaged_at is None else self._damaged_at
 
     def _header_seconds(self) -> float | None:
@@ -286,15 +287,15 @@ class SoundFile:
         if self._format == "matroska":
             with contextlib.suppress(ValueError):
                 hours, minutes, seconds_text = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
-                return int(hours) * 3600 + int(minutes) * 60 + float(seconds_text) - self._zero
-            return _seconds(container.duration, _TICK) - self._zero or None if len(container.streams) == 1 else None
+                return int(hours) * 3600 + int(minutes) * 60 + float(seconds_text) - self._origin
+            return _seconds(container.duration, _TICK) - self._origin or None if len(container.streams) == 1 else None
         seconds = _seconds(stream.duration, stream.time_base)
         if self._format == "mp3":
             rate = stream.codec_context.sample_rate
             frames = self._mp3_frames * (1152 if rate >= 32_000 else 576) / rate
             # FFmpeg's value excludes encoder delay and padding, but is a guess if other data follows the frames
             return (seconds if abs(seconds - frames) < _SLACK else frames) or None
-        return seconds + self._late or None if self._format in _TELL_LENGTH and not self._is_chained else None
+        return seconds + self._start_delay or None if self._format in _WITH_LENGTH and not self._is_chained else None
 
     @property
     def seconds(self) -> float:
@@ -380,10 +381,9 @@ class _Levels:
         peak = float(np.abs(channels).max(initial=0.0))
         if not np.isfinite(peak):
             raise AudioError("holds samples that are not numbers")
-        if peak > _LOUDEST:
-            raise AudioError(
-                f"its samples reach {peak:.0f} where 1 is full scale: write them as integers, or scale them"
-            )
+        if peak > _MAX_LEVEL:
+            hint = "write them as integers, or scale them"
+            raise AudioError(f"its samples reach {peak:.0f} where 1 is full scale: {hint}")
         self._of_channels += float(np.square(channels).mean(axis=0).sum())
         self._of_mean += float(np.square(mono).sum())
         self._samples += len(mono)

@@ -39,12 +39,12 @@ END_COLUMNS = ("end", "end_time", "stop")
 _FURTHER_COLUMNS = ("id", "utt_id", "duration", *OFFSET_COLUMNS, *END_COLUMNS, "split", "kept", SILENCE)
 COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *NOISE_COLUMNS, *_FURTHER_COLUMNS)
 """All recognised names."""
-_LETTERED = 8
+_MIN_LETTERED = 8
 """Minimum number of rows in ten with letters, for a column to be guessed as transcripts."""
 HELD_OUT = 0.1
 """Share of the training clips that are held out if there is no validation split."""
-IN_TRAIN_TOO = "in the training data too: the WER promises too much"
-HOW_TO_MEND = "repair or remove them, write other formats as WAV (ffmpeg -i OLD NEW.wav), or raise max_broken_share"
+LEAKAGE_REMARK = "in the training data too: the WER promises too much"
+REPAIR_HINT = "repair or remove them, write other formats as WAV (ffmpeg -i OLD NEW.wav), or raise max_broken_share"
 
 SPLITS = {
     "train": ("train", "training"),
@@ -177,10 +177,10 @@ def find_text_column(table: Table, text_column: str, option: str = "text_column"
 def _guess_column(table: Table, option: str) -> str:
     usual = [name for name in TEXT_COLUMNS if name in table.columns]
     column = usual[0] if usual else likely_text_column(table)
-    spelled_so = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
+    variants = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
     others = [
         name
-        for name in (*usual[1:], *spelled_so)
+        for name in (*usual[1:], *variants)
         if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)
     ]
     if others or (column and not usual):
@@ -204,7 +204,7 @@ def likely_text_column(table: Table) -> str:
 
 def _are_texts(cells: Sequence[str]) -> bool:
     lettered = sum(any(map(str.isalpha, cell)) for cell in cells)
-    return lettered * 10 >= max(1, len(cells)) * _LETTERED and not any(map(_leads_to_file, cells))
+    return lettered * 10 >= max(1, len(cells)) * _MIN_LETTERED and not any(map(_leads_to_file, cells))
 
 
 def _leads_to_file(cell: str) -> bool:
@@ -226,13 +226,13 @@ def says_silence(columns: Mapping[str, str]) -> bool:
     return columns.get(SILENCE, "").lower() in ("yes", "true", "1")
 
 
-HEARS_MORE = "whisper-scratch"
+LONG_WINDOW_PROFILE = "whisper-scratch"
 """Profile of a model with a 30 s window that needs no network."""
-USUAL_WINDOW = 30.0
+PUBLISHED_WINDOW = 30.0
 """Window of published Whisper models, in seconds."""
 
 
-def refused_as_long(clips: Sequence[Clip], problem: str, window: float, dataset: str, language: str) -> BadInput:
+def long_clip_error(clips: Sequence[Clip], problem: str, window: float, dataset: str, language: str) -> BadInput:
     """Return the error for clips, in the order of their table, that have ``problem``.
 
     Args:
@@ -241,10 +241,10 @@ def refused_as_long(clips: Sequence[Clip], problem: str, window: float, dataset:
     """
     names = named(clips)
     hint = "divide them (segment), set long_audio = cut or skip"
-    if "window" in problem and window < USUAL_WINDOW:
-        words = [HEARS_MORE, "--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
-        command = program("distributed-train", *words)
-        hint += f", or take a model that hears more ({USUAL_WINDOW:g} s): {command}"
+    if "window" in problem and window < PUBLISHED_WINDOW:
+        options = ["--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
+        command = program("distributed-train", LONG_WINDOW_PROFILE, *options)
+        hint += f", or take a model that hears more ({PUBLISHED_WINDOW:g} s): {command}"
     return BadInput(f"{counted(len(clips), 'clip')} {problem}: {names}", hint)
 
 

@@ -22,8 +22,8 @@ from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched,
 from training.tasks.speech_clips import (
     COLUMNS,
     FILE_COLUMNS,
-    IN_TRAIN_TOO,
     LANGUAGE_COLUMNS,
+    LEAKAGE_REMARK,
     OFFSET_COLUMNS,
     SPLITS,
     Clip,
@@ -38,16 +38,16 @@ from training.tasks.speech_clips import (
     split_named,
     warn_once,
 )
-from training.tasks.stored_files import as_stored, without_hidden, written_path
+from training.tasks.stored_files import path_as_written, resolve_path, without_hidden
 from training.tasks.tables import Row, read_table
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
-_OWN_COLUMNS = ("id", "language", "duration")
-HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
+_CLIP_COLUMNS = ("id", "language", "duration")
+LABEL_HINT = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
 _REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
 _MIN_MILLISECONDS = 100.0  # of a clip, whose duration in seconds would be implausible
-_NAMED = 10  # remarks on patches that are logged individually
+_MAX_LISTED = 10  # remarks on patches that are logged individually
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     return present(_read(path, text_column))
 
 
-def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
+def read_with_validation(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
     """Like :func:`read_speech`, but always with a validation split (:func:`hold_out`).
 
     Which clips are held out does not depend on patches, so that no clip changes its split because of them.
@@ -82,14 +82,14 @@ def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) ->
     """
     tables = _read(path, text_column)
     splits = present(tables, hold_out(tables.splits))
-    if doubled := in_train_too(splits):
-        warn_once(f"{counted(len(doubled), 'held-out recording')} {IN_TRAIN_TOO}, such as {doubled[0].location}")
+    if doubled := leaked_clips(splits):
+        warn_once(f"{counted(len(doubled), 'held-out recording')} {LEAKAGE_REMARK}, such as {doubled[0].location}")
     if pseudo_share:
         splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
     return splits
 
 
-def in_train_too(splits: SpeechSplits) -> list[Clip]:
+def leaked_clips(splits: SpeechSplits) -> list[Clip]:
     """Return the clips of other splits whose recordings are also in the training split."""
     trained = {name for clip in splits.get("train", ()) for name in _files(clip)}
     others = (clip for split, clips in splits.items() if split != "train" for clip in clips)
@@ -107,7 +107,7 @@ def _pseudo(tables: SpeechTables, count: int, share: float) -> list[Clip]:
     """
     path = (tables.folder or Path()) / PSEUDO
     if tables.folder is None or not path.is_file():
-        raise BadInput("pseudo_share is set, but there is no pseudo.csv in the data set's folder", HOW_TO_LABEL)
+        raise BadInput("pseudo_share is set, but there is no pseudo.csv in the data set's folder", LABEL_HINT)
     pseudo_table = _table(path, "text")
     table_names = {(kind, name) for clips in tables.splits.values() for clip in clips for kind, name in _names(clip)}
     clips = patched({"train": pseudo_table.clips}, tables.patches, {})[0]["train"]
@@ -126,10 +126,10 @@ def _names(clip: Clip) -> set[tuple[str, str]]:
 
 def _read(path: str, text_column: str) -> SpeechTables:
     tables = read_tables(path, text_column)
-    for note in tables.notes[:_NAMED]:
+    for note in tables.notes[:_MAX_LISTED]:
         warn_once(note)
-    if len(tables.notes) > _NAMED:
-        warn_once(f"{len(tables.notes) - _NAMED} more remarks on patches; see: patches {path}")
+    if len(tables.notes) > _MAX_LISTED:
+        warn_once(f"{len(tables.notes) - _MAX_LISTED} more remarks on patches; see: patches {path}")
     return tables
 
 
@@ -321,7 +321,7 @@ def _by_first_folder(table: _TableClips, folder: Path) -> dict[str, _TableClips]
 
 def _table(path: Path, text_column: str) -> _TableClips:
     faults = Faults(path)
-    table = read_table(path, faults=faults).spelled(COLUMNS)
+    table = read_table(path, faults=faults).with_spelling(COLUMNS)
     audio = table.column(FILE_COLUMNS, "recordings")
     text = find_text_column(table, text_column)
     clips = list[Clip]()
@@ -355,10 +355,10 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
         raise BadInput(f"{row.location}, column {audio}: empty", _REPAIR)
-    path, written = as_stored(row.table.parent, row.cells[audio]), written_path(row.cells[audio])
+    path, written = resolve_path(row.table.parent, row.cells[audio]), path_as_written(row.cells[audio])
     source = FileSource(path, written.is_absolute() and path == written)
     identity = row.cells.get("id") or row.cells[audio]
-    further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
+    further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_CLIP_COLUMNS)}
     language = next((cell for name in LANGUAGE_COLUMNS if (cell := row.cells.get(name, ""))), "")
     return Clip(identity, source, row.text(text), row.location, language, row.number("duration"), further)
 

@@ -13,11 +13,11 @@ from training.tasks.sound_containers import SOUND_ENDINGS
 
 _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "sounds", "files")
 """Folders beside a table that may hold its recordings, if the table has only their names."""
-_DEEPEST = 6  # trailing components of a path from another computer that are tried
+_MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
 
-def as_stored(folder: Path, cell: str) -> Path:
+def resolve_path(folder: Path, cell: str) -> Path:
     """Return the file that a cell names, relative to ``folder``, in the spelling on disk.
 
     A missing file is searched by the trailing components of its path (for tables from another computer), in usual
@@ -26,12 +26,12 @@ def as_stored(folder: Path, cell: str) -> Path:
     """
     if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
         cell = cell.replace("\\", "/")
-    path = written_path(cell)
+    path = path_as_written(cell)
     if os.path.exists(folder / path):
         return folder / path
-    for path_end in (spelled for end in _ends(cell) for spelled in _with_endings(end)):
+    for path_end in (spelled for end in _path_suffixes(cell) for spelled in _with_extensions(end)):
         for inner in (folder, *(folder / name for name in _INNER)):
-            if (stored := _spelled(inner, path_end)) is not None:
+            if (stored := _find_on_disk(inner, path_end)) is not None:
                 return stored
     return folder / path
 
@@ -48,7 +48,7 @@ def is_saved(folder: Path) -> bool:
     )
 
 
-def written_path(cell: str) -> Path:
+def path_as_written(cell: str) -> Path:
     """Return the path as written in a cell, with ``~`` expanded."""
     try:
         return Path(cell).expanduser()
@@ -56,23 +56,23 @@ def written_path(cell: str) -> Path:
         return Path(cell)
 
 
-def _ends(cell: str) -> list[Path]:
+def _path_suffixes(cell: str) -> list[Path]:
     """Return candidate relative paths, longest first: the trailing components of an absolute path."""
-    path = written_path(cell)
+    path = path_as_written(cell)
     components = path.parts
     if ".." in components:
         return []
     if not _DRIVE.match(cell) and not path.is_absolute():
         return [path]
-    return [Path(*components[start:]) for start in range(max(1, len(components) - _DEEPEST), len(components))]
+    return [Path(*components[start:]) for start in range(max(1, len(components) - _MAX_DEPTH), len(components))]
 
 
-def _with_endings(path: Path) -> list[Path]:
-    has_one = path.suffix.lower() in SOUND_ENDINGS or not path.name
-    return [path] if has_one else [path, *(path.with_name(path.name + ending) for ending in SOUND_ENDINGS)]
+def _with_extensions(path: Path) -> list[Path]:
+    has_extension = path.suffix.lower() in SOUND_ENDINGS or not path.name
+    return [path] if has_extension else [path, *(path.with_name(path.name + ending) for ending in SOUND_ENDINGS)]
 
 
-def _spelled(folder: Path, path: Path) -> Path | None:
+def _find_on_disk(folder: Path, path: Path) -> Path | None:
     """Return ``path`` below ``folder`` in the spelling on disk; ``None`` if it does not exist."""
     for component in path.parts:
         try:

@@ -111,7 +111,7 @@ class Table:
         present = ", ".join(self.columns)
         raise BadInput(f"{self.path}: no column {expected} for the {purpose}; it has: {present}", hint)
 
-    def spelled(self, names: Sequence[str]) -> Table:
+    def with_spelling(self, names: Sequence[str]) -> Table:
         """Return the table with columns renamed to ``names`` where only the spelling differs.
 
         For example ``File name`` becomes ``file_name``, unless that exists too.

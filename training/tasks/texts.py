@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from profiles.errors import BadInput, counted
 from training.tasks.cache import get_or_build
-from training.tasks.conversation_rows import USUAL_COLUMNS
+from training.tasks.conversation_rows import IGNORED_COLUMNS
 from training.tasks.message_rows import text_of
 from training.tasks.row_files import is_table, row_files, rows_of
 from training.tasks.speech_clips import SPLITS, by_split, existing, held_out
@@ -194,7 +194,7 @@ def _documents(path: Path, text_column: str) -> list[str]:
             raise BadInput(f"{location}: no column {column!r}; it has: {columns}", "set text_column")
         text = "" if row[column] is None else text_of(row[column], f"{location}, column {column}")
         documents.append(text)
-        others |= dict.fromkeys(str(name) for name in row if name not in (column, *USUAL_COLUMNS))
+        others |= dict.fromkeys(str(name) for name in row if name not in (column, *IGNORED_COLUMNS))
     if others:
         logger.warning("%s: only column %s is learnt, and not %s", path.name, column, ", ".join(list(others)[:8]))
     filled = [text for text in documents if text.strip()]

@@ -8,7 +8,7 @@ import re
 MODEL_TOKEN = re.compile(r"<\|[^|<>\s]{0,40}\|>")
 """A model's special token in a decoded text: ``<|endoftext|>``, ``<|en|>``, ``<|0.00|>``."""
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
-_UNSEEN = re.compile("[\0-\x08\x0e-\x1b\x7f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+_INVISIBLE = re.compile("[\0-\x08\x0e-\x1b\x7f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 """Control characters, soft hyphens, zero-width spaces, direction marks. Joiners (U+200C, U+200D) are part of the
 spelling and are kept."""
 _WINDOWS = re.compile("[\x80-\x84\x86-\x9f]")
@@ -24,7 +24,7 @@ def plain_text(text: str) -> str:
         text = MODEL_TOKEN.sub(" ", text)
     if not text.isprintable():
         text = _WINDOWS.sub(lambda letter: html.unescape(f"&#{ord(letter[0])};"), text)
-        text = _UNSEEN.sub("", text)
+        text = _INVISIBLE.sub("", text)
     return " ".join(text.split())
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.tasks.audio import BEGINS, SECONDS, Activity
+from training.tasks.audio import SECONDS, SPEECH_THRESHOLD, Activity
 
 _SPEECH_CONTINUES = 0.35
 _SHORTEST = 0.1  # seconds: a shorter sound is a click
@@ -57,7 +57,7 @@ def speech_spans(activity: Activity, pause: float) -> list[TimeSpan]:
     spans: list[TimeSpan] = []
     edges = np.diff(np.concatenate([[False], activity.speech >= _SPEECH_CONTINUES, [False]]).astype(np.int8))
     for first_frame, end_frame in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()):
-        if activity.speech[first_frame:end_frame].max() < BEGINS:
+        if activity.speech[first_frame:end_frame].max() < SPEECH_THRESHOLD:
             continue
         span = TimeSpan(first_frame * SECONDS, end_frame * SECONDS)
         if spans and span.start - spans[-1].end < pause:

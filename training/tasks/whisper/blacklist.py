@@ -22,7 +22,7 @@ from training.device import select_device
 from training.tasks.base import Progress
 from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip
-from training.tasks.speech_dataset import read_divided, read_tables
+from training.tasks.speech_dataset import read_tables, read_with_validation
 from training.tasks.tables import write_table
 from training.tasks.whisper.features import NOISE, augment
 from training.tasks.whisper.listening import DecodingResult, transcribe_clips
@@ -104,16 +104,18 @@ def find_suspects(
         BadInput: a model or the data cannot be used.
     """
     data = profile.data
-    clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
-    results_by_pass = [judge_clips(profile, clips, listen_pass, device, batch_size, progress) for listen_pass in passes]
+    clips = read_with_validation(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
+    results_by_pass = [
+        judge_clips(profile, clips, listening_pass, device, batch_size, progress) for listening_pass in passes
+    ]
     return with_hints([merge_passes(suspects) for suspects in zip(*results_by_pass, strict=True)])
 
 
 def judge_clips(
-    profile: Profile, clips: list[Clip], listen_pass: ListeningPass, device: str, batch_size: int, progress: Progress
+    profile: Profile, clips: list[Clip], listening_pass: ListeningPass, device: str, batch_size: int, progress: Progress
 ) -> list[SuspectClip]:
     """Transcribe clips in one pass; unreadable ones are left out."""
-    settings = ModelSettings(model_path=str(listen_pass.model), language=profile.model.language)
+    settings = ModelSettings(model_path=str(listening_pass.model), language=profile.model.language)
     task = WhisperTask(profile.model_copy(update={"model": settings}))
     data = task.prepare_split(SPLIT, clips, progress)
     model = task.wrapper.build()
@@ -121,11 +123,11 @@ def judge_clips(
     model = model.to(select_device(device))
     languages = [language or task.default_language for language in data.languages]
     bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.text_positions)
-    phase = f"listening with {listen_pass.model}" + ("" if listen_pass.seed is None else ", noisy")
+    phase = f"listening with {listening_pass.model}" + ("" if listening_pass.seed is None else ", noisy")
     rates, suspects = ErrorRates(), list[SuspectClip]()
     for start in range(0, len(data), batch_size):
         indices = range(start, min(start + batch_size, len(data)))
-        batch = np.stack([_features(data, index, listen_pass.seed) for index in indices])
+        batch = np.stack([_features(data, index, listening_pass.seed) for index in indices])
         features = torch.from_numpy(batch).to(next(model.parameters()).device)
         texts = [data.clips[index].text for index in indices]
         results = transcribe_clips(task.wrapper, model, features, [languages[index] for index in indices], bound, texts)

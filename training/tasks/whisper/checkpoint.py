@@ -18,7 +18,7 @@ from profiles.errors import BadInput
 from training.tasks.pretrained import check_model_path, load, read_weights
 
 _WEIGHTS = (".safetensors", ".bin")
-_OF_THE_ENCODER = (
+_ENCODER_FIELDS = (
     "encoder_layers",
     "encoder_attention_heads",
     "encoder_ffn_dim",
@@ -87,7 +87,7 @@ def student_config(base: WhisperConfig, encoder: WhisperConfig | None, layers: S
         if encoder.d_model != base.d_model:
             message = f"encoder_path: that encoder is {encoder.d_model} wide, the model's decoder {base.d_model}"
             raise BadInput(message, "take models of equal width (d_model in their config.json)")
-        values |= {name: getattr(encoder, name) for name in _OF_THE_ENCODER}
+        values |= {name: getattr(encoder, name) for name in _ENCODER_FIELDS}
         values["num_hidden_layers"] = encoder.encoder_layers
     return WhisperConfig.from_dict(values)
 

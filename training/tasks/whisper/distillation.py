@@ -170,8 +170,8 @@ class DistillationTask(WhisperTask):
         super().prepare(progress)
         self._precompute(progress)
 
-    def prepare_some(self, progress: Progress, limit: int) -> int:
-        count = super().prepare_some(progress, limit)
+    def prepare_subset(self, progress: Progress, limit: int) -> int:
+        count = super().prepare_subset(progress, limit)
         self._precompute(progress)
         return count
 

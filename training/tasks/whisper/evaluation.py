@@ -78,7 +78,7 @@ def evaluate_model(
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
     target = select_device(device)
-    precision = Precision(select_precision(mixed_precision, target, task.bf16_pays), target)
+    precision = Precision(select_precision(mixed_precision, target, task.bf16_is_faster), target)
     sums, answers = _sum_over(
         task, model.to(target), data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
     )

@@ -23,7 +23,7 @@ GRID = 0.5
 DECIBEL = 0.025
 LOG_SCALE = 4.0 * np.log(10.0)
 """Factor from features to natural logarithms of power."""
-LONGEST = 1.13
+MAX_STRETCH = 1.13
 """Maximum factor by which a clip is stretched: exp(0.12)."""
 NOISE = 0.3
 """Strength of the augmentation (:func:`augment`) when a model transcribes the same audio again."""
@@ -154,7 +154,7 @@ def augment(features: np.ndarray, strength: float, rng: np.random.Generator) -> 
     strength *= rng.random()
     frames, spoken = window.shape[1], window.shape[1] - padding(window)
     # Frames beyond the maximum stretch are and stay silent; skipping them saves most for short clips in full windows.
-    head = window[:, : min(frames, int(spoken * LONGEST) + 2)]
+    head = window[:, : min(frames, int(spoken * MAX_STRETCH) + 2)]
     head = warp_frequency(head, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
     head = stretch_time(head, float(np.exp(rng.uniform(-0.12, 0.12) * strength)), frames)
     left = frames - head.shape[1] + padding(head)

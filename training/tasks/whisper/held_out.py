@@ -27,7 +27,7 @@ from profiles.schema import Profile
 from training.run_files import explained, write_whole
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
-from training.tasks.speech_dataset import read_divided
+from training.tasks.speech_dataset import read_with_validation
 from training.tasks.tables import write_table
 from training.tasks.whisper.blacklist import SPLIT, ListeningPass, SuspectClip, judge_clips, merge_passes, with_hints
 from training.tasks.whisper.task import NoUsableClips
@@ -64,7 +64,7 @@ def training_clips(profile: Profile) -> list[Clip]:
         BadInput: the tables cannot be used, or recordings are not files.
     """
     data = profile.data
-    clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
+    clips = read_with_validation(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
     if not all(isinstance(clip.audio, FileSource) for clip in clips):
         raise BadInput(f"{data.dataset_path}: recordings of the hub", "save it as a folder with train.csv")
     return clips

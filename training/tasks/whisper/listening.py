@@ -215,23 +215,23 @@ class _Likelihood(LogitsProcessor):
         self._scores: torch.Tensor | None = None
         self._sums = torch.zeros(0)
         self._counts = torch.zeros(0)
-        self._going = torch.zeros(0)
+        self._unfinished = torch.zeros(0)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if self._scores is not None:
             self._add(input_ids[:, -1])
         else:
             self._sums, self._counts = scores.new_zeros(len(scores)), scores.new_zeros(len(scores))
-            self._going = scores.new_ones(len(scores))
+            self._unfinished = scores.new_ones(len(scores))
         self._scores = torch.log_softmax(scores.float(), dim=-1)
         return scores
 
     def _add(self, written: torch.Tensor) -> None:
         assert self._scores is not None
         likely = self._scores.gather(1, written[:, None])[:, 0].clamp(min=-100.0)
-        self._sums = self._sums + likely * self._going
-        self._counts = self._counts + self._going
-        self._going = self._going * (written != self._end)
+        self._sums = self._sums + likely * self._unfinished
+        self._counts = self._counts + self._unfinished
+        self._unfinished = self._unfinished * (written != self._end)
 
     def means(self, last_tokens: torch.Tensor) -> list[float]:
         """Return the mean log probability of each text; ``last_tokens`` [batch] are those generated last."""

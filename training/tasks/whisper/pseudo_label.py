@@ -72,8 +72,8 @@ def label(job: LabellingJob, files: Sequence[tuple[str, Path]], table: Path, pro
     ):  # before anything is written: a model that cannot be read costs no line
         loaded.model  # noqa: B018 - it is read when it is first asked for
     rows_by_id, others = _existing_rows(table, files)
-    done = {name: job.bounds.judged(row) for name, row in rows_by_id.items() if row.heard_by == heard_by}
-    others = [job.bounds.judged(row) for row in others]
+    done = {name: job.bounds.judge(row) for name, row in rows_by_id.items() if row.heard_by == heard_by}
+    others = [job.bounds.judge(row) for row in others]
     waiting = [(name, path) for name, path in files if name not in done]
 
     def write(rows: Iterable[PseudoRow]) -> None:
@@ -84,7 +84,7 @@ def label(job: LabellingJob, files: Sequence[tuple[str, Path]], table: Path, pro
         for start in range(0, len(waiting), job.batch_size):
             progress("listening", len(done), len(files))
             batch = waiting[start : start + job.batch_size]
-            rows = [job.bounds.judged(row) for row in pair.rows(batch)]
+            rows = [job.bounds.judge(row) for row in pair.rows(batch)]
             with table.open("ab") as file:
                 file.write(csv_lines(row.cells(table.parent) for row in rows))
                 file.flush()

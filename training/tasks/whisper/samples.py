@@ -34,7 +34,7 @@ from training.tasks.whisper.features import Features, LogMel, Windows
 from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import WhisperModelWrapper
 
-_HEARD = 30.0  # seconds of Whisper's window
+_WINDOW_SECONDS = 30.0  # seconds of Whisper's window
 _SLICE = 256  # clips submitted to the threads at once, which bounds the memory of results waiting to be written
 
 
@@ -95,7 +95,7 @@ class SpeechData:
     def sound(self, index: int) -> bytes | str:
         """Return the part of a clip that the model hears as MP3, or the error."""
         try:
-            return as_mp3(self.clips[index].audio.read(), _HEARD)
+            return as_mp3(self.clips[index].audio.read(), _WINDOW_SECONDS)
         except (AudioError, OSError) as error:
             return str(error)
 

@@ -23,8 +23,8 @@ from training.tasks.cache import cache_root
 from training.tasks.language_codes import language_code
 from training.tasks.packing import unpacked
 from training.tasks.predictions import Prediction, first_of, prediction_of
-from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
-from training.tasks.speech_dataset import read_divided
+from training.tasks.speech_clips import REPAIR_HINT, SPEAKER_COLUMNS, Clip, long_clip_error, longer_than, named
+from training.tasks.speech_dataset import read_with_validation
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment, fill_row
 from training.tasks.whisper.languages import selected_languages
@@ -35,7 +35,7 @@ from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
 
-_NAMED = 10  # broken clips that are logged individually
+_MAX_LISTED = 10  # broken clips that are logged individually
 _DETECTION_CLIPS = 8  # clips for language detection if no language was given
 _MIN_BF16_WIDTH = 384  # of Whisper tiny, the narrowest model measured with bf16 on a CPU
 _MARGIN = 8  # minimum tokens beyond the longest transcript; else half of its length
@@ -60,9 +60,9 @@ class WhisperTask(Task):
     """Speech recognition (or translation) with Whisper; the loss is per transcript token, excluding the prompt."""
 
     name = "whisper"
-    compiling_pays = True
+    gains_from_compiling = True
     counts = Task.counts | {"word_edits", "words", "char_edits", "chars", "texts", "cut_texts"}
-    draws_globally = False
+    uses_global_rng = False
     train: SpeechData
     evaluation: Mapping[str, SpeechData]
 
@@ -74,9 +74,9 @@ class WhisperTask(Task):
         if setting == "auto" and profile.model.from_scratch:  # it must learn about long silence here
             setting = "full"
         self.windows = Windows(setting, log_mel.frames, log_mel.seconds)
-        self.bf16_pays = self.wrapper.config.d_model >= _MIN_BF16_WIDTH
+        self.bf16_is_faster = self.wrapper.config.d_model >= _MIN_BF16_WIDTH
         self.monitor = "wer" if profile.evaluation.eval_generate else "loss"
-        self.writes_texts = profile.evaluation.eval_generate
+        self.generates_text = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
         self.languages = selected_languages(profile.data.languages)
         self._rates = ErrorRates()
@@ -90,7 +90,7 @@ class WhisperTask(Task):
         if lifted := lift_for(self.wrapper.generation, self.train.tokens, self.wrapper.tokenizer):
             logger.warning("%s", lifted)
 
-    def prepare_some(self, progress: Progress, limit: int) -> int:
+    def prepare_subset(self, progress: Progress, limit: int) -> int:
         clips = self._clips()["train"]
         sampled = self.prepare_split("train", clips[:: -(-len(clips) // limit)], progress)
         self.train, self.evaluation = sampled, {}
@@ -100,7 +100,7 @@ class WhisperTask(Task):
     def _clips(self) -> dict[str, list[Clip]]:
         """Read the tables; return the clips of each split that the settings select."""
         data = self.profile.data
-        splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+        splits = read_with_validation(data.dataset_path, data.text_column, data.pseudo_share)
         splits = {split: self._select_clips(split, clips) for split, clips in splits.items()}
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}
@@ -118,8 +118,8 @@ class WhisperTask(Task):
             self._drop_long(clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long)
         tokens = self.wrapper.tokenise([clip.text for clip in clips])
         long = {i for i, text in enumerate(tokens) if len(text) - 1 > max_tokens}
-        wordy = f"with transcripts of more than {max_tokens} tokens"
-        fitting = self._drop_long(clips, list(range(len(clips))), long, wordy)
+        too_wordy = f"with transcripts of more than {max_tokens} tokens"
+        fitting = self._drop_long(clips, list(range(len(clips))), long, too_wordy)
         root, sources = cache_root(data.cache_dir), [clip.audio for clip in clips]
         store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, f"features ({split})")
         self._check_broken(split, clips, store)
@@ -190,7 +190,7 @@ class WhisperTask(Task):
 
     def _check_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> None:
         share = len(store.errors) / max(1, len(clips))
-        for position, error in list(store.errors.items())[:_NAMED]:
+        for position, error in list(store.errors.items())[:_MAX_LISTED]:
             logger.warning("%s: %s: %s; left out", clips[position].location, clips[position].id, error)
         allowed = self.profile.data.max_broken_share
         broken = f"{len(store.errors)} of {counted(len(clips), 'recording')} broken"
@@ -198,7 +198,7 @@ class WhisperTask(Task):
             first_broken = next(iter(store.errors))
             named = f"first {clips[first_broken].location}: {clips[first_broken].id}: {store.errors[first_broken]}"
             message = f"{split}: {broken}, more than {allowed:.1%}; {named}"
-            raise BadInput(message, HOW_TO_MEND)
+            raise BadInput(message, REPAIR_HINT)
         if store.errors:
             logger.warning("%s: %s and left out", split, broken)
 
@@ -209,7 +209,7 @@ class WhisperTask(Task):
         affected, policy = [clips[i] for i in sorted(long)], self.profile.data.long_audio
         if policy == "refuse":
             settings = (self.profile.data.dataset_path, self.profile.model.language)
-            raise refused_as_long(affected, problem, self.wrapper.log_mel.seconds, *settings)
+            raise long_clip_error(affected, problem, self.wrapper.log_mel.seconds, *settings)
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
         logger.warning("%s %s %s: %s", counted(len(affected), "clip"), problem, done, named(affected))
         return [i for i in positions if i not in long] if policy == "skip" else positions
@@ -302,7 +302,7 @@ class WhisperTask(Task):
         """Transcript lengths in tokens, as a batch generates until its last text ends."""
         return np.array([len(tokens) for tokens in self.evaluation[split].tokens], dtype=np.int64)
 
-    def lengthen(self, batch: Batch, length: int) -> Batch:
+    def pad_to_length(self, batch: Batch, length: int) -> Batch:
         features, silence = batch["input_features"], torch.tensor(batch["silence"])
         count, mels, frames = features.shape
         if frames >= length:

@@ -25,7 +25,7 @@ from training.tasks.whisper.listening import (
 )
 
 _SEARCH = 0.2  # share of the window, to each side, that is searched for the quietest cut
-_FULL = 0.9  # average share of the window that pieces fill, which leaves freedom to choose the cut
+_FILL_SHARE = 0.9  # average share of the window that pieces fill, which leaves freedom to choose the cut
 _QUIET = 0.1  # seconds over which loudness is measured
 _LONGEST_TEXT = 224
 """Maximum tokens of one window with timestamps, as in the paper's code: half of the decoder's positions."""
@@ -83,7 +83,7 @@ def transcribe(
 
 def piece_count(count: int, longest: int) -> int:
     """Return the number of pieces that ``count`` samples are split into."""
-    return 1 if count <= longest else math.ceil(count / (_FULL * longest))
+    return 1 if count <= longest else math.ceil(count / (_FILL_SHARE * longest))
 
 
 def next_cut(head: Samples, remaining: int, rate: int, longest: int, remaining_pieces: int) -> int:
