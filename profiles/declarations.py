@@ -77,9 +77,8 @@ def option(
     ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
     does, ``location`` may be a hub name or ``module:factory`` as well, and ``code`` names, some of them with a
     ``file.py:name``. In an INI file all are relative to its folder.
-    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is another
-    name by which it is known as well, and under which documents have it (:class:`Owning`). ``names``: a section of
-    which it holds an owner's name.
+    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is a
+    short name that a person may write for it. ``names``: a section of which it holds an owner's name.
     """
     extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks, "alias": alias}
     extra["names"] = names
@@ -254,17 +253,8 @@ def changes() -> int:
 S = TypeVar("S", bound=Section)
 
 
-def aliases(options: type[BaseModel]) -> dict[str, str]:
-    """Return the options of a section or an owner that have an alias, with it."""
-    extras = {name: field.json_schema_extra for name, field in options.model_fields.items()}
-    return {name: str(extra["alias"]) for name, extra in extras.items() if isinstance(extra, dict) and extra["alias"]}
-
-
 class Owning(BaseModel):
-    """A document that holds the options of all owners of a section, in :attr:`owned`.
-
-    An owner's option with an alias stands under it beside the document's own fields.
-    """
+    """A document that holds the options of all owners of a section, in :attr:`owned`."""
 
     owned_section: ClassVar[str] = "strategy"
     owned: dict[str, SerializeAsAny[Section]] = Field(default_factory=dict)
@@ -275,14 +265,13 @@ class Owning(BaseModel):
         return next((found for found in self.owned.values() if isinstance(found, options)), None) or options()
 
     def changed(self) -> dict[str, dict[str, Any]]:
-        """Return the options without an alias that are not at their defaults, by owner: what a document that was
-        written before they were declared says by leaving them out."""
-        found = {}
-        for name, options in self.owned.items():
-            given, usual = options.model_dump(mode="json"), type(options)().model_dump(mode="json")
-            own = given.keys() - aliases(type(options)).keys()
-            found[name] = {field: given[field] for field in own if given[field] != usual[field]}
-        return {name: values for name, values in found.items() if values}
+        """Return the options that are not at their defaults, by owner."""
+        changed = {}
+        for owner, options in self.owned.items():
+            defaults = type(options)().model_dump(mode="json")
+            values = options.model_dump(mode="json").items()
+            changed[owner] = {field: value for field, value in values if value != defaults[field]}
+        return {owner: values for owner, values in changed.items() if values}
 
     def with_own(self, name: str, **values: Any) -> Self:
         """Return a copy with other options of the owner ``name``."""
@@ -294,24 +283,19 @@ class Owning(BaseModel):
     def _by_owner(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        rest, given, found = dict(values), dict(values.get("owned") or {}), {}
+        given, owned = dict(values.get("owned") or {}), {}
         for name, owner in owners(cls.owned_section).items():
-            own = given.pop(name, {})
-            flat = {field: rest.pop(alias) for field, alias in aliases(owner.options).items() if alias in rest}
-            found[name] = _read(name, owner.options, {**flat, **own}) if isinstance(own, dict) else own
+            options = given.pop(name, {})
+            owned[name] = _read(name, owner.options, options) if isinstance(options, dict) else options
         for name in given:
-            raise OptionError(name, f"unknown name; known are {', '.join(found)}")
-        return {**rest, "owned": found}
+            raise OptionError(name, f"unknown name; known are {', '.join(owned)}")
+        return {**values, "owned": owned}
 
     @model_serializer(mode="wrap")
-    def _with_aliases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        rest, document = {}, handler(self)
-        for owner, options in document.pop("owned", {}).items():
-            named = aliases(type(self.owned[owner]))
-            document |= {alias: options[name] for name, alias in named.items() if name in options}
-            if others := {name: value for name, value in options.items() if name not in named}:
-                rest[owner] = others
-        return {**document, "owned": rest} if rest else document
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document = handler(self)
+        owned = {owner: options for owner, options in document.pop("owned", {}).items() if options}
+        return {**document, "owned": owned} if owned else document
 
 
 def _read(owner: str, options: type[Section], values: dict[str, Any]) -> Section:

@@ -14,7 +14,8 @@ from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurem
 from distributed.planning.document import Figures, Workload, job_of
 from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
-from profiles.schema import ModelSettings, Profile, StrategySettings
+from profiles.schema import ModelSettings, Profile
+from tests.strategies.settings import strategy_settings
 from training.strategies.allreduce import AllReduceOptions
 
 few = settings(max_examples=30)
@@ -193,7 +194,7 @@ def test_a_plan_counts_the_short_step_of_each_epoch_as_the_run_does() -> None:
 def test_a_custom_model_is_new_unless_the_profile_says_otherwise(
     model: dict[str, Any], planned_as: Any, start: str
 ) -> None:
-    chosen = profile(**model).model_copy(update={"strategy": StrategySettings(planned_as=planned_as, bucket_mb=2.0)})
+    chosen = profile(**model).model_copy(update={"strategy": strategy_settings(planned_as=planned_as, bucket_mb=2.0)})
     found = job_of(chosen, WORKLOAD)
     assert (found.start, found.of(AllReduceOptions).bucket_mb) == (start, 2.0)
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from profiles.schema import StrategySettings
+from tests.strategies.settings import strategy_settings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, JoiningState
 from training.state import prefixed, tensors_under
@@ -46,7 +47,7 @@ class Shapes(nn.Module):
 
 def settings_of(name: str, **more: Any) -> StrategySettings:
     """Return settings with which exchanges are at most :data:`INTERVAL` steps apart."""
-    usual = StrategySettings(**{"strategy": name, "verify_interval": 0} | more)
+    usual = strategy_settings(**{"strategy": name, "verify_interval": 0} | more)
     return rehearsed(usual, INTERVAL)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiles.schema import StrategySettings
+from tests.strategies.settings import strategy_settings
 from tests.training.memory_exchange import Late, RoomExchange, together
 from training.exchange.base import Contribution, Group, MeanResult, Pending
 from training.strategies.base import Strategy, StrategyContext
@@ -27,7 +27,7 @@ def attached(
     make: type[Strategy], member: RoomExchange, model: nn.Module, warnings: list[str], **settings: Any
 ) -> Strategy:
     """Return a strategy for ``model`` that compares no weights unless ``settings`` say so."""
-    chosen = StrategySettings(**{"verify_interval": 0} | settings)
+    chosen = strategy_settings(**{"verify_interval": 0} | settings)
     strategy = make(StrategyContext(chosen, 100, 0, warnings.append))
     strategy.attach(model, member)
     return strategy

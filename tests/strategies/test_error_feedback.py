@@ -10,7 +10,7 @@ import torch
 from small_models import in_a_group
 from torch import nn
 
-from profiles.schema import StrategySettings
+from tests.strategies.settings import strategy_settings
 from tests.training.memory_exchange import RoomExchange
 from training.exchange.codecs import codec_by_name, roundtrip
 from training.strategies.allreduce import AllReduce
@@ -71,7 +71,7 @@ def train(make: type[Strategy], codec: str, late: Late, given: list[torch.Tensor
     """Return by member the sum of what a strategy applied."""
     rounds = len(given[0])
     options = {"error_feedback": True, "codec": codec, "verify_interval": 0}
-    settings = StrategySettings(**options, sync_interval=1, outer_lr=1.0, outer_momentum=0.0)
+    settings = strategy_settings(**options, sync_interval=1, outer_lr=1.0, outer_momentum=0.0)
 
     def body(member: RoomExchange) -> torch.Tensor:
         strategy, model, applied = make(StrategyContext(settings, rounds, 0)), Vector(), torch.zeros(ELEMENTS)

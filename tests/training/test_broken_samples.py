@@ -12,7 +12,8 @@ from test_trainer import losses, steps, train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
-from profiles.schema import DataSettings, StrategySettings
+from profiles.schema import DataSettings
+from tests.strategies.settings import strategy_settings
 from training.batches import Samples
 from training.events import EvaluationEvent, Event, WarningEvent
 from training.orders import Control
@@ -89,7 +90,7 @@ def test_too_many_are_told_also_where_they_were_read_in_vain_before() -> None:
 def test_members_go_on_together_where_one_has_nothing_left_of_a_step(tmp_path: Path, strategy: str) -> None:
     plan = allowing(1.0, 2, batch_size=1)
     profile = plan.profile
-    way = StrategySettings(strategy=strategy, sync_interval=2, codec="fp32")
+    way = strategy_settings(strategy=strategy, sync_interval=2, codec="fp32")
     plan = plan.model_copy(update={"profile": profile.model_copy(update={"strategy": way})})
 
     def start(exchange: Any) -> Any:

@@ -142,7 +142,10 @@ def test_an_option_at_its_default_and_what_carries_the_exchanges_change_no_hash(
     document["engine"] = "nccl"
     document["profile"]["strategy"]["transport"] = "tls"
     assert RunPlan.model_validate(document).hash() == plan.hash()
-    for section, option, value in (("training", "optimizer", "sgd"), ("strategy", "sync_interval", 7)):
+    for section, options in (
+        ("training", {"optimizer": "sgd"}),
+        ("strategy", {"owned": {"diloco": {"sync_delay": 7}}}),
+    ):
         document = json.loads(plan.model_dump_json())
-        document["profile"][section][option] = value
+        document["profile"][section] |= options
         assert RunPlan.model_validate(document).hash() != plan.hash()

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from profiles.optimisation import EvaluationSettings, SnapshotSettings, TrainingSettings
-from profiles.schema import Profile, RunSettings, StrategySettings
+from profiles.schema import Profile, RunSettings
+from tests.strategies.settings import strategy_settings
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
 from training.tasks.base import Batch, Progress, Task
@@ -85,7 +86,7 @@ def toy_plan(
         ),
         evaluation=EvaluationSettings(**{"eval_interval": 0, "eval_before": False} | (evaluation or {})),
         snapshot=SnapshotSettings(**{"snapshot_interval": 0} | (snapshot or {})),
-        strategy=StrategySettings(**{"strategy": "allreduce"} | (strategy or {})),
+        strategy=strategy_settings(**{"strategy": "allreduce"} | (strategy or {})),
         run=RunSettings(**(run or {})),
     )
     return plan_local_run(profile, workers).model_copy(update={"resume": resume})
