@@ -16,7 +16,7 @@ import torch
 from test_listener import exchanged
 from test_mesh import at_once, told
 from test_relay import Loop
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from tests.lab.network import need_root_and_tools
 from training.events import WaysEvent
@@ -47,8 +47,8 @@ class Nets:
             self._ip("netns", "add", self._own[name])
             self.ip(name, "link", "set", "lo", "up")
 
-    def ip(self, name: str, *words: str) -> None:
-        self._ip("-n", self._own[name], *words)
+    def ip(self, name: str, *words: str) -> str:
+        return self._ip("-n", self._own[name], *words)
 
     def cable(self, a: str, b: str, device: str, net: str) -> None:
         """Lay a cable called ``device`` at both ends, with the addresses ``net``.1 and ``net``.2."""
@@ -56,6 +56,11 @@ class Nets:
         for end, number in ((a, 1), (b, 2)):
             self.ip(end, "addr", "add", f"{net}.{number}/24", "dev", device)
             self.ip(end, "link", "set", device, "up")
+        for end in (a, b):  # the kernel lets packets pass only after it has noticed the other end
+            until(functools.partial(self._is_up, end, device))
+
+    def _is_up(self, name: str, device: str) -> bool:
+        return self.ip(name, "-br", "link", "show", "dev", device).split()[1] == "UP"
 
     def forwards(self, name: str, yes: bool) -> None:
         self._ip("netns", "exec", self._own[name], "sh", "-c", f"echo {int(yes)} > /proc/sys/net/ipv4/ip_forward")
@@ -76,8 +81,8 @@ class Nets:
             self._ip("netns", "del", name)
 
     @staticmethod
-    def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
+    def _ip(*words: str) -> str:
+        return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 class Pair:
