@@ -18,5 +18,5 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(certificates: Path) -> Iterator[Site]:
-    with serving(certificates) as found:
-        yield found
+    with serving(certificates) as running_site:
+        yield running_site

@@ -33,30 +33,30 @@ def make_talk(path: Path, pauses: Sequence[float]) -> Talk:
     """Write a recording: a pause, a clip, a pause ... and half a second of silence."""
     with open(CLIPS / "train.csv", newline="", encoding="utf-8") as table:
         rows = [row for row in csv.DictReader(table) if "festival-slt-1.00" in row["audio_path"]][: len(pauses)]
-    parts: list[Samples] = []
-    words, at = [], 0.0
+    sounds: list[Samples] = []
+    words, second = [], 0.0
     for row, pause in zip(rows, pauses):
         sound = decode(CLIPS / row["audio_path"], RATE).samples
-        parts += [np.zeros(round(pause * RATE), np.float32), sound]
-        begin, each = at + pause, len(sound) / RATE / len(row["text"].split())
+        sounds += [np.zeros(round(pause * RATE), np.float32), sound]
+        begin, word_seconds = second + pause, len(sound) / RATE / len(row["text"].split())
         for number, word in enumerate(row["text"].split()):
-            words.append(TimedWord(word, begin + number * each, begin + (number + 1) * each))
-        at = begin + len(sound) / RATE
-    sound = np.concatenate([*parts, np.zeros(RATE // 2, np.float32)])
+            words.append(TimedWord(word, begin + number * word_seconds, begin + (number + 1) * word_seconds))
+        second = begin + len(sound) / RATE
+    sound = np.concatenate([*sounds, np.zeros(RATE // 2, np.float32)])
     soundfile.write(str(path), sound, RATE)
     return Talk(path, words)
 
 
 @dataclass
 class Listening:
-    """Hears exactly what is said in a stretch, but for words that it is told to hear differently."""
+    """Transcribes the spoken words of each piece exactly, except for those in ``otherwise``."""
 
     talk: Talk
     otherwise: dict[int, str] = field(default_factory=dict)
     language: str = "en"
     seconds: float = 30.0
     heard: int = 0
-    """Stretches that were heard so far."""
+    """Number of transcribed pieces."""
 
     def transcribe(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[TimedWord]]:
         self.heard += len(pieces)

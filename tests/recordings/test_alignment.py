@@ -14,13 +14,15 @@ from training.recordings.segments.matching import align
 from training.recordings.segments.transcribing import attention_matrix, warp
 
 
-def opposite(heard: str, said: str) -> list[int]:
-    numbers = {word: number for number, word in enumerate({*heard.split(), *said.split()})}
-    return align(*(np.array([numbers[word] for word in text.split()], np.int64) for text in (heard, said))).tolist()
+def opposite(heard: str, reference: str) -> list[int]:
+    numbers = {word: number for number, word in enumerate({*heard.split(), *reference.split()})}
+    return align(
+        *(np.array([numbers[word] for word in text.split()], np.int64) for text in (heard, reference))
+    ).tolist()
 
 
 @pytest.mark.parametrize(
-    ("heard", "said", "found"),
+    ("heard", "reference", "positions"),
     [
         ("a b c", "a b c", [0, 1, 2]),
         ("a x c", "a b c", [0, 1, 2]),
@@ -31,48 +33,48 @@ def opposite(heard: str, said: str) -> list[int]:
         ("the end the start", "the end of the other the start", [0, 1, 5, 6]),
     ],
 )
-def test_words_lie_opposite_their_likes(heard: str, said: str, found: list[int]) -> None:
-    assert opposite(heard, said) == found
+def test_words_lie_opposite_their_likes(heard: str, reference: str, positions: list[int]) -> None:
+    assert opposite(heard, reference) == positions
 
 
 @given(st.lists(st.integers(0, 3), max_size=25), st.lists(st.integers(0, 3), max_size=25))
-def test_divided_and_whole_it_costs_the_same(heard: list[int], said: list[int]) -> None:
-    pair = np.array(heard, np.int64), np.array(said, np.int64)
-    whole = align(*pair)
+def test_divided_and_whole_it_costs_the_same(heard: list[int], reference: list[int]) -> None:
+    pair = np.array(heard, np.int64), np.array(reference, np.int64)
+    undivided = align(*pair)
     divided = align(*pair, small=4)
-    assert cost(*pair, divided) == cost(*pair, whole)
-    places = [place for place in divided if place >= 0]
-    assert places == sorted(set(places))
+    assert cost(*pair, divided) == cost(*pair, undivided)
+    positions = [position for position in divided if position >= 0]
+    assert positions == sorted(set(positions))
 
 
-def cost(heard: np.ndarray, said: np.ndarray, found: np.ndarray) -> int:
-    costs = alignment._SequencePair(heard, said, None, None)
-    pairs = [(row, place) for row, place in enumerate(found) if place >= 0]
-    gaps = len(heard) + len(said) - 2 * len(pairs)
-    return gaps * alignment._GAP + sum(int(costs.costs(row, place, place + 1)[0]) for row, place in pairs)
+def cost(heard: np.ndarray, reference: np.ndarray, positions: np.ndarray) -> int:
+    costs = alignment._SequencePair(heard, reference, None, None)
+    pairs = [(row, position) for row, position in enumerate(positions) if position >= 0]
+    gaps = len(heard) + len(reference) - 2 * len(pairs)
+    return gaps * alignment._GAP + sum(int(costs.costs(row, position, position + 1)[0]) for row, position in pairs)
 
 
 @pytest.mark.slow
 def test_an_hour_of_words_takes_little_memory() -> None:
     dice = np.random.default_rng(1)
-    said = dice.integers(0, 500, 4_000)
-    heard = np.delete(said, slice(1_000, 1_400))
+    reference = dice.integers(0, 500, 4_000)
+    heard = np.delete(reference, slice(1_000, 1_400))
     tracemalloc.start()
-    found = align(heard, said)
+    positions = align(heard, reference)
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()
-    assert found[:1_000].tolist() == list(range(1_000)) and found[1_000:].tolist() == list(range(1_400, 4_000))
+    assert positions[:1_000].tolist() == list(range(1_000)) and positions[1_000:].tolist() == list(range(1_400, 4_000))
 
 
 def test_words_far_apart_in_time_are_not_the_same() -> None:
-    heard, said = np.array([7]), np.array([7, 7])
-    assert align(heard, said, np.array([50.0]), np.array([1.0, 49.0])).tolist() == [1]
+    heard, reference = np.array([7]), np.array([7, 7])
+    assert align(heard, reference, np.array([50.0]), np.array([1.0, 49.0])).tolist() == [1]
 
 
 def test_warping_finds_where_each_token_begins() -> None:
     matrix = np.full((4, 20), -1.0, np.float32)
-    for row, (first, end) in enumerate([(0, 3), (3, 9), (9, 10), (10, 20)]):
-        matrix[row, first:end] = 1.0
+    for row, (start, end) in enumerate([(0, 3), (3, 9), (9, 10), (10, 20)]):
+        matrix[row, start:end] = 1.0
     assert warp(matrix) == [0, 3, 9, 10]
 
 

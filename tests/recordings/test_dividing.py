@@ -16,8 +16,8 @@ def clip(number: int, speaker: str = "", split: str = "", file: str = "") -> Rec
     return Recording(f"c{number}", MissingSource(file or f"{number}.wav"), "text", f"line {number}", speaker, "", split)
 
 
-def sizes(found: list[Recording]) -> dict[str, int]:
-    splits = [one.split for one in found]
+def sizes(recordings: list[Recording]) -> dict[str, int]:
+    splits = [recording.split for recording in recordings]
     return {split: splits.count(split) for split in ("train", "validation", "test")}
 
 
@@ -27,14 +27,16 @@ def test_no_speaker_is_in_two_splits_and_the_order_does_not_count(speakers: list
     clips = [clip(number, speaker) for number, speaker in enumerate(speakers)]
     if len(set(speakers)) < 3:
         return
-    found = divide(clips, HeldOutShares()).recordings
+    recordings = divide(clips, HeldOutShares()).recordings
     splits: dict[str, set[str]] = defaultdict(set)
-    for one in found:
-        splits[one.speaker].add(one.split)
-    assert all(len(of_one) == 1 for of_one in splits.values())
-    assert all(sizes(found).values())
-    again = divide(clips[::-1], HeldOutShares()).recordings
-    assert {one.id: one.split for one in again} == {one.id: one.split for one in found}
+    for recording in recordings:
+        splits[recording.speaker].add(recording.split)
+    assert all(len(speaker_splits) == 1 for speaker_splits in splits.values())
+    assert all(sizes(recordings).values())
+    from_reversed = divide(clips[::-1], HeldOutShares()).recordings
+    assert {recording.id: recording.split for recording in from_reversed} == {
+        recording.id: recording.split for recording in recordings
+    }
 
 
 def test_without_speakers_clips_are_divided_and_it_is_said() -> None:
@@ -45,16 +47,18 @@ def test_without_speakers_clips_are_divided_and_it_is_said() -> None:
 
 def speakers_of(division: Division) -> dict[str, set[str]]:
     """Return in which splits each speaker is."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for one in division.recordings:
-        found[one.speaker].add(one.split)
-    return found
+    splits: dict[str, set[str]] = defaultdict(set)
+    for recording in division.recordings:
+        splits[recording.speaker].add(recording.split)
+    return splits
 
 
 @pytest.mark.parametrize("names", ["abc", "xyz", "mno", "pqr", "uvw", "ijk"])
 def test_who_speaks_most_of_few_is_trained_on(names: str) -> None:
     many, *few = names
-    clips = [clip(number, many) for number in range(30)] + [clip(30 + number, one) for number, one in enumerate(few)]
+    clips = [clip(number, many) for number in range(30)] + [
+        clip(30 + number, speaker) for number, speaker in enumerate(few)
+    ]
     division = divide(clips, HeldOutShares())
     assert sizes(division.recordings) == {"train": 30, "validation": 1, "test": 1}
     assert division.notes == ["divided by speaker (3): no speaker is in two splits"]
@@ -75,22 +79,23 @@ def test_two_speakers_are_enough_for_two_splits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "note"),
     [
         ("a", "divided by clip: 1 speaker is too few, so the same voice is in all splits"),
         ("ab", "divided by clip: 2 speakers are too few, so the same voices are in all splits"),
     ],
 )
-def test_fewer_speakers_than_splits_are_in_all_of_them(names: str, said: str) -> None:
+def test_fewer_speakers_than_splits_are_in_all_of_them(names: str, note: str) -> None:
     division = divide([clip(number, names[number % len(names)]) for number in range(20)], HeldOutShares())
     assert sizes(division.recordings) == {"train": 16, "validation": 2, "test": 2}
-    assert division.notes == [said]
+    assert division.notes == [note]
 
 
 def test_one_speaker_is_divided_by_file_where_there_are_enough() -> None:
     division = divide([clip(number, "a", file=f"{number // 10}.wav") for number in range(60)], HeldOutShares())
     of_file = {
-        number: {one.split for one in division.recordings[10 * number : 10 * number + 10]} for number in range(6)
+        number: {recording.split for recording in division.recordings[10 * number : 10 * number + 10]}
+        for number in range(6)
     }
     assert all(len(splits) == 1 for splits in of_file.values()) and all(sizes(division.recordings).values())
     assert division.notes == ["divided by file: 1 speaker is too few, so the same voice is in all splits"]
@@ -103,9 +108,11 @@ def test_two_clips_are_too_few_to_hold_one_out(speaker: str) -> None:
 
 
 def test_clips_of_one_file_stay_together() -> None:
-    found = divide([clip(number, file=f"{number // 10}.wav") for number in range(60)], HeldOutShares()).recordings
-    of_file = {number: {one.split for one in found[10 * number : 10 * number + 10]} for number in range(6)}
-    assert all(len(splits) == 1 for splits in of_file.values()) and all(sizes(found).values())
+    recordings = divide([clip(number, file=f"{number // 10}.wav") for number in range(60)], HeldOutShares()).recordings
+    of_file = {
+        number: {recording.split for recording in recordings[10 * number : 10 * number + 10]} for number in range(6)
+    }
+    assert all(len(splits) == 1 for splits in of_file.values()) and all(sizes(recordings).values())
 
 
 def test_splits_of_the_source_are_kept_and_shared_speakers_told() -> None:
@@ -117,9 +124,11 @@ def test_splits_of_the_source_are_kept_and_shared_speakers_told() -> None:
 
 def test_validation_comes_out_of_training_where_there_is_none() -> None:
     clips = [clip(number, f"p{number % 5}", "test" if number < 10 else "train") for number in range(60)]
-    found = divide(clips, HeldOutShares()).recordings
-    assert sizes(found) == {"train": 40, "validation": 10, "test": 10}
-    assert {one.id for one in found if one.split == "test"} == {f"c{number}" for number in range(10)}
+    division = divide(clips, HeldOutShares()).recordings
+    assert sizes(division) == {"train": 40, "validation": 10, "test": 10}
+    assert {recording.id for recording in division if recording.split == "test"} == {
+        f"c{number}" for number in range(10)
+    }
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -128,5 +137,5 @@ def test_too_few_clips_are_all_for_training(count: int) -> None:
 
 
 def test_nothing_is_held_out_where_no_share_is_asked_for() -> None:
-    found = divide([clip(number) for number in range(9)], HeldOutShares(0.0, 0.0)).recordings
-    assert sizes(found) == {"train": 9, "validation": 0, "test": 0}
+    division = divide([clip(number) for number in range(9)], HeldOutShares(0.0, 0.0)).recordings
+    assert sizes(division) == {"train": 9, "validation": 0, "test": 0}

@@ -88,10 +88,10 @@ def test_ssl_cert_file_is_obeyed(site: Site, fetch: Fetch, monkeypatch: pytest.M
 
 
 def test_a_missing_file_is_asked_for_once_and_a_busy_server_again(site: Site, fetch: Fetch) -> None:
-    said = iter([503, 429])
+    answers = iter([503, 429])
 
     def busy(handler: BaseHTTPRequestHandler) -> None:
-        code = next(said, 200)
+        code = next(answers, 200)
         handler.send_response(code)
         handler.send_header("Content-Length", "2")
         handler.end_headers()
@@ -178,12 +178,12 @@ def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(st.sampled_from(["", "https://", "https:", "HTTPS://["]), st.text("[]@:%\\#?/.a0é\0 ", max_size=12) | st.text())
-def test_any_text_is_an_address_or_unusable(begin: str, rest: str) -> None:
+def test_any_text_is_an_address_or_unusable(begin: str, remainder: str) -> None:
     try:
-        parts = check_url(begin + rest)
+        url_parts = check_url(begin + remainder)
     except UnusableRecording:
         return
-    assert (parts.scheme.lower(), parts.username) == ("https", None) and parts.hostname
+    assert (url_parts.scheme.lower(), url_parts.username) == ("https", None) and url_parts.hostname
 
 
 @pytest.mark.parametrize("host", ["xn--", "a" * 70, "ä" * 70, "a..b", "-", "%00", "☃.example.invalid"])

@@ -33,11 +33,11 @@ class ByLength:
 
 
 def source(folder: Path) -> Path:
-    said = ["en", "de", "en-GB", "klingon", ""]
+    languages = ["en", "de", "en-GB", "klingon", ""]
     seconds = [0.3, 0.9, 0.8, 0.7, 0.6]
     rows = [
         (write_tone(folder / f"{i}.wav", i, seconds[i]).name, f"number {i}", language)
-        for i, language in enumerate(said)
+        for i, language in enumerate(languages)
     ]
     return write_rows(folder / "all.csv", "audio_path,text,language", rows)
 

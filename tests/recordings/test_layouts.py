@@ -18,8 +18,8 @@ def read(source: Path, kind: str) -> list[Recording]:
     return list(READERS[kind](ReadRequest(str(source))))
 
 
-def facts(found: Recording) -> tuple[str, ...]:
-    return (found.id, found.text, found.speaker, found.language, found.split)
+def facts(recording: Recording) -> tuple[str, ...]:
+    return (recording.id, recording.text, recording.speaker, recording.language, recording.split)
 
 
 def written(path: Path, *lines: str) -> None:
@@ -39,14 +39,16 @@ def test_ljspeech(table: str, tmp_path: Path) -> None:
 def test_a_list_of_files_with_speakers(tmp_path: Path) -> None:
     write_tone(tmp_path / "wavs/a.wav")
     written(tmp_path / "metadata.csv", "wavs/a.wav|7|hello there")
-    assert [facts(one) for one in read(tmp_path, "ljspeech")] == [("wavs/a.wav", "hello there", "7", "", "")]
+    assert [facts(recording) for recording in read(tmp_path, "ljspeech")] == [
+        ("wavs/a.wav", "hello there", "7", "", "")
+    ]
 
 
 @pytest.mark.parametrize("after", ["", "|f o n|0 1"])
 def test_a_list_of_files_with_speakers_and_languages(tmp_path: Path, after: str) -> None:
     write_tone(tmp_path / "wavs/a.wav")
     written(tmp_path / "filelist.txt", f"wavs/a.wav|anna|EN|hello there{after}", f"wavs/a.wav|bo|JP|hai{after}")
-    assert [facts(one)[1:4] for one in read(tmp_path, "ljspeech")] == [
+    assert [facts(recording)[1:4] for recording in read(tmp_path, "ljspeech")] == [
         ("hello there", "anna", "en"),
         ("hai", "bo", "jp"),
     ]
@@ -55,7 +57,7 @@ def test_a_list_of_files_with_speakers_and_languages(tmp_path: Path, after: str)
 def test_single_words_are_no_speakers(tmp_path: Path) -> None:
     write_tone(tmp_path / "wavs/a.wav")
     written(tmp_path / "metadata.csv", "a|Zero|zero", "a|4|four")
-    assert [facts(one)[1:3] for one in read(tmp_path, "ljspeech")] == [("Zero", ""), ("4", "")]
+    assert [facts(recording)[1:3] for recording in read(tmp_path, "ljspeech")] == [("Zero", ""), ("4", "")]
 
 
 def test_a_text_with_a_bar_is_left_out_not_cut(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_text_with_a_bar_is_left_out_not_cut(tmp_path: Path) -> None:
 def test_a_table_with_bars_and_names_is_none_of_these(tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav")
     written(tmp_path / "metadata.csv", "file_name|text", "a.wav|hello")
-    assert [facts(one) for one in read(tmp_path, "audiofolder")] == [("a.wav", "hello", "", "", "")]
+    assert [facts(recording) for recording in read(tmp_path, "audiofolder")] == [("a.wav", "hello", "", "", "")]
 
 
 def test_kaldi_with_segments_and_speakers(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_kaldi_with_segments_and_speakers(tmp_path: Path) -> None:
     first, second, *others = read(tmp_path, "kaldi")
     assert facts(first) == ("u1", "hello there", "anna", "", "train") and first.exclusion is None
     assert (first.offset, first.duration, second.offset, second.duration) == (0.5, 1.25, 2.0, None)
-    assert [one.exclusion and one.exclusion.reason.value for one in others] == [
+    assert [recording.exclusion and recording.exclusion.reason.value for recording in others] == [
         "outside",
         "bad cell",
         "not there",
@@ -104,8 +106,8 @@ def test_kaldi_without_segments(tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav")
     written(tmp_path / "wav.scp", "a\t/home/other/corpus/a.wav")
     written(tmp_path / "text", "a one two")
-    (found,) = read(tmp_path, "kaldi")
-    assert (facts(found), found.duration, found.exclusion) == (("a", "one two", "", "", ""), None, None)
+    (recording,) = read(tmp_path, "kaldi")
+    assert (facts(recording), recording.duration, recording.exclusion) == (("a", "one two", "", "", ""), None, None)
 
 
 @pytest.mark.parametrize("ending", ["flac", "opus"])
@@ -115,8 +117,10 @@ def test_mls(ending: str, tmp_path: Path) -> None:
     written(folder / "dev/transcripts.txt", "10_20_000001\tguten tag")
     written(folder / "dev/segments.txt", "10_20_000001\thttp://x\t0\t1")
     for source in (folder, tmp_path):
-        (found,) = read(source, "mls")
-        assert facts(found) == ("10_20_000001", "guten tag", "10", "de", "validation") and found.exclusion is None
+        (recording,) = read(source, "mls")
+        assert (
+            facts(recording) == ("10_20_000001", "guten tag", "10", "de", "validation") and recording.exclusion is None
+        )
 
 
 @pytest.mark.parametrize("inner", ["audio/dev", "dev", "audio"])
@@ -124,8 +128,8 @@ def test_fleurs(inner: str, tmp_path: Path) -> None:
     write_tone(tmp_path / "nb_no" / inner / "123.wav")
     written(tmp_path / "nb_no/dev.tsv", '7\t123.wav\tHei "du".\thei du\th e i | d u |\t8000\tMALE')
     for source in (tmp_path, tmp_path / "nb_no"):
-        (found,) = read(source, "fleurs")
-        assert facts(found) == ("dev/123.wav", 'Hei "du".', "", "no", "validation") and found.exclusion is None
+        (recording,) = read(source, "fleurs")
+        assert facts(recording) == ("dev/123.wav", 'Hei "du".', "", "no", "validation") and recording.exclusion is None
 
 
 def test_a_sound_with_a_text_beside_it(tmp_path: Path) -> None:
@@ -134,21 +138,24 @@ def test_a_sound_with_a_text_beside_it(tmp_path: Path) -> None:
     written(tmp_path / "train/a.txt", "\ufeffone", "two\u00a0three")
     written(tmp_path / "test/b.lab", "four")
     written(tmp_path / "readme.txt", "no sound")
-    found = [facts(one) for one in read(tmp_path, "pairs")]
-    assert found == [("test/b.FLAC", "four", "", "", "test"), ("train/a.wav", "one two three", "", "", "train")]
+    recordings = [facts(recording) for recording in read(tmp_path, "pairs")]
+    assert recordings == [("test/b.FLAC", "four", "", "", "test"), ("train/a.wav", "one two three", "", "", "train")]
 
 
 def test_a_list_of_json_objects(tmp_path: Path) -> None:
     write_tone(tmp_path / "clips/a.wav")
     (tmp_path / "all.json").write_text('[\n  {"audio": {"path": "a.wav", "bytes": null},\n   "sentence": "hello"}\n]')
-    (found,) = read(tmp_path / "all.json", "table")
-    assert (facts(found), found.exclusion) == (("a.wav", "hello", "", "", ""), None)
+    (recording,) = read(tmp_path / "all.json", "table")
+    assert (facts(recording), recording.exclusion) == (("a.wav", "hello", "", "", ""), None)
 
 
 def test_lists_with_lengths(tmp_path: Path) -> None:
     write_tone(tmp_path / "book/a_0001.wav")
     written(tmp_path / "transcript.txt", "book/a_0001.wav|In 1455!|in fourteen|3.52", "book/a_0001.wav|No|no|1.0")
-    assert [one.text for one in read(tmp_path, "ljspeech") if one.exclusion is None] == ["In 1455!", "No"]
+    assert [recording.text for recording in read(tmp_path, "ljspeech") if recording.exclusion is None] == [
+        "In 1455!",
+        "No",
+    ]
 
 
 def test_files_that_a_mac_writes_beside_others_are_none(tmp_path: Path) -> None:
@@ -156,11 +163,11 @@ def test_files_that_a_mac_writes_beside_others_are_none(tmp_path: Path) -> None:
     written(tmp_path / "a.txt", "hello")
     for name in ("._a.wav", "._a.txt"):
         (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X\xff")
-    assert [one.id for one in read(tmp_path, "pairs")] == ["a.wav"]
+    assert [recording.id for recording in read(tmp_path, "pairs")] == ["a.wav"]
     (tmp_path / "data").mkdir()
     written(tmp_path / "data/train.csv", "audio_path,text", "../a.wav,hello")
     (tmp_path / "data/._train.csv").write_bytes(b"\0\5\x16\7\xff")
-    assert [one.text for one in read(tmp_path / "data", "table")] == ["hello"]
+    assert [recording.text for recording in read(tmp_path / "data", "table")] == ["hello"]
 
 
 def test_texts_of_timit_begin_after_their_samples(tmp_path: Path) -> None:
@@ -168,7 +175,10 @@ def test_texts_of_timit_begin_after_their_samples(tmp_path: Path) -> None:
     written(tmp_path / "DR1/FCJF0/SA1.TXT", "0 46797 She had your dark suit.")
     write_tone(tmp_path / "b.wav")
     written(tmp_path / "b.txt", "0 46797 1200 are numbers")
-    assert [one.text for one in read(tmp_path, "pairs")] == ["She had your dark suit.", "0 46797 1200 are numbers"]
+    assert [recording.text for recording in read(tmp_path, "pairs")] == [
+        "She had your dark suit.",
+        "0 46797 1200 are numbers",
+    ]
 
 
 @pytest.mark.parametrize("form", ["fetched", "saved", "file", "plain"])

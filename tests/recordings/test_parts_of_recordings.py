@@ -23,14 +23,14 @@ def test_a_part_ends_where_its_column_says(tmp_path: Path, header: str) -> None:
     write_tone(tmp_path / "a.wav", seconds=4.0)
     rows = [("a.wav", "one", "0.5", "1.5"), ("a.wav", "two", "0:02", "2,75")]
     first, second = recordings(write_rows(tmp_path / "all.csv", f"path,text,{header}", rows))
-    assert [(part.offset, part.duration) for part in (first, second)] == [(0.5, 1.0), (2.0, 0.75)]
+    assert [(recording.offset, recording.duration) for recording in (first, second)] == [(0.5, 1.0), (2.0, 0.75)]
     assert first.id != second.id
 
 
 def test_a_part_that_ends_before_it_begins_is_left_out(tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav")
-    (part,) = recordings(write_rows(tmp_path / "all.csv", "path,text,start,end", [("a.wav", "one", 3, 2)]))
-    assert part.exclusion is not None and part.exclusion.reason is ExclusionReason.BAD_CELL
+    (recording,) = recordings(write_rows(tmp_path / "all.csv", "path,text,start,end", [("a.wav", "one", 3, 2)]))
+    assert recording.exclusion is not None and recording.exclusion.reason is ExclusionReason.BAD_CELL
 
 
 def test_a_clip_that_was_cut_out_already_is_not_cut_again(tmp_path: Path) -> None:

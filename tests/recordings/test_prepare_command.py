@@ -38,13 +38,13 @@ def test_it_says_what_became_of_the_recordings_and_what_to_type_next(capsys: Cap
 
 def test_json_is_one_document(capsys: Capture) -> None:
     assert main(["prepare", str(forty(Path("source"))), "--out", "ready", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sum(split["clips"] for split in found["splits"].values()) == 39
-    assert (found["kind"], found["left_out"], found["exit_code"]) == ("table", {"not there": 1}, 0)
+    document = json.loads(capsys.readouterr().out)
+    assert sum(split["clips"] for split in document["splits"].values()) == 39
+    assert (document["kind"], document["left_out"], document["exit_code"]) == ("table", {"not there": 1}, 0)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing.csv"], "source nothing.csv: not there"),
         (["."], "nothing there has a known form"),
@@ -52,9 +52,9 @@ def test_json_is_one_document(capsys: Capture) -> None:
         (["bigquery:nothing"], "not the name of a table"),
     ],
 )
-def test_a_source_that_is_none_is_bad_input(arguments: list[str], said: str, capsys: Capture) -> None:
+def test_a_source_that_is_none_is_bad_input(arguments: list[str], message: str, capsys: Capture) -> None:
     assert main(["prepare", *arguments, "--out", "ready"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not Path("ready").exists()
 
 
@@ -69,8 +69,8 @@ def test_forty_recordings_behind_addresses_are_prepared_and_trained_on(
     rows = [(row["id"], f"{site.url}/{row['id']}.opus", row["text"], row["voice"]) for row in spoken]
     source = write_rows(Path("all.csv"), "id,url,text,speaker", rows)
     assert main(["prepare", str(source), "--out", "ready", "--allow-private", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (sum(split["clips"] for split in found["splits"].values()), found["left_out"]) == (40, {})
+    document = json.loads(capsys.readouterr().out)
+    assert (sum(split["clips"] for split in document["splits"].values()), document["left_out"]) == (40, {})
     settings = ["max_steps=2", "batch_size=4", "eval_generate=false", "workers=1"]
     flags = [word for setting in settings for word in ("--set", setting)]
     assert main(["distributed-train", "demo", "--dataset", "ready", *flags, "--json"]) == 0

@@ -64,13 +64,13 @@ def test_a_prepared_folder_is_a_data_set(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_who_is_left_is_divided_anew_where_a_split_would_be_empty(tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 24)
-    first = run(source, tmp_path / "out")
+    complete = run(source, tmp_path / "out")
     trained = {row["speaker"] for row in read_rows(tmp_path / "out/train.csv")}
     for row in read_rows(source):
         if row["speaker"] in trained:
             (tmp_path / "source" / row["audio_path"]).unlink()
     result = run(source, tmp_path / "other")
-    assert set(result.splits) == set(first.splits)
+    assert set(result.splits) == set(complete.splits)
     assert result.notes[0] == "divided by clip: 2 speakers are too few, so the same voices are in all splits"
 
 
@@ -142,9 +142,9 @@ def test_copies_and_contradictions_are_left_out(tmp_path: Path) -> None:
     rows = [("a", "a.wav", "One, two."), ("b", "b.wav", "one two"), ("x", "x.wav", "yes"), ("y", "y.wav", "no")]
     source = write_rows(tmp_path / "all.csv", "id,audio_path,text", [*rows, ("alone", "alone.wav", "three")])
     run(source, tmp_path / "out")
-    found = left_out(tmp_path / "out")
-    assert sorted(found.values()) == ["contradiction", "contradiction", "duplicate"]
-    assert {"x", "y"} < set(found) < {"a", "b", "x", "y"}
+    reasons = left_out(tmp_path / "out")
+    assert sorted(reasons.values()) == ["contradiction", "contradiction", "duplicate"]
+    assert {"x", "y"} < set(reasons) < {"a", "b", "x", "y"}
     assert len(list((tmp_path / "out/audio").iterdir())) == 2
 
 
@@ -191,27 +191,27 @@ def test_an_interrupted_run_goes_on_to_the_same_folder(after: int, tmp_path: Pat
 def test_a_finished_folder_is_not_heard_again_and_other_limits_only_what_they_change(tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 8)
     write_tone(tmp_path / "source/clips/3.wav", 3, seconds=3.0)
-    heard: list[int] = []
+    progress: list[int] = []
     job = PreparationJob(ReadRequest(str(source)), tmp_path / "out", limits=Limits(longest=1.0))
-    prepare(job, lambda phase, done, total: heard.append(done))
-    first = content(tmp_path / "out")
-    prepare(job, lambda phase, done, total: heard.append(done))
-    assert (len(heard), content(tmp_path / "out")) == (8, first)
-    prepare(dataclasses.replace(job, limits=Limits()), lambda phase, done, total: heard.append(done))
-    assert len(heard) == 9
-    prepare(job, lambda phase, done, total: heard.append(done))
-    assert (len(heard), content(tmp_path / "out")) == (9, first)
+    prepare(job, lambda phase, done, total: progress.append(done))
+    finished = content(tmp_path / "out")
+    prepare(job, lambda phase, done, total: progress.append(done))
+    assert (len(progress), content(tmp_path / "out")) == (8, finished)
+    prepare(dataclasses.replace(job, limits=Limits()), lambda phase, done, total: progress.append(done))
+    assert len(progress) == 9
+    prepare(job, lambda phase, done, total: progress.append(done))
+    assert (len(progress), content(tmp_path / "out")) == (9, finished)
 
 
 def test_a_torn_journal_and_lost_files_are_made_good(tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 8)
     run(source, tmp_path / "out")
-    first = content(tmp_path / "out")
+    finished = content(tmp_path / "out")
     journal = tmp_path / "out/.prepare/journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-30] + b'\n[1]\n"x"\n{"key": 1, "seconds": "a"}\n{"ke')
     next((tmp_path / "out/audio").iterdir()).unlink()
     run(source, tmp_path / "out")
-    assert content(tmp_path / "out") == first
+    assert content(tmp_path / "out") == finished
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -227,16 +227,16 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 3)
-    said: list[str] = []
+    messages: list[str] = []
 
     def meanwhile(phase: str, done: int, total: int | None) -> None:
-        if not said:
+        if not messages:
             with pytest.raises(BadInput) as caught:
                 run(source, tmp_path / "out")
-            said.append(caught.value.message)
+            messages.append(caught.value.message)
 
     prepare(PreparationJob(ReadRequest(str(source)), tmp_path / "out"), meanwhile)
-    assert said[0].endswith("another process is preparing recordings there")
+    assert messages[0].endswith("another process is preparing recordings there")
 
 
 def test_recordings_behind_addresses_are_fetched_once(site: Site, tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_a_recording_of_silence_is_kept_where_its_column_says_so(tmp_path: Path)
     rows = [("a.wav", "one two", ""), ("quiet.wav", "", "yes"), ("other.wav", "", "")]
     table = write_rows(tmp_path / "all.csv", "audio_path,text,silence", rows)
     run(table, tmp_path / "out")
-    kept = kept_rows(tmp_path / "out")
-    assert {(row["id"], row["text"], row.get("silence", "")) for row in kept} == {
+    rows_written = kept_rows(tmp_path / "out")
+    assert {(row["id"], row["text"], row.get("silence", "")) for row in rows_written} == {
         ("a.wav", "one two", ""),
         ("quiet.wav", "", "yes"),
     }
@@ -303,5 +303,5 @@ def test_a_table_with_an_index_without_a_name(tmp_path: Path) -> None:
     names = [write_tone(tmp_path / f"{number}.wav", number, 2.0).name for number in range(3)]
     rows = [(number, name, f"number {number}") for number, name in enumerate(names)]
     run(write_rows(tmp_path / "all.csv", ",audio_path,text", rows), tmp_path / "out")
-    kept = kept_rows(tmp_path / "out")
-    assert [(row["duration"], row["speaker"], row["language"]) for row in kept] == [("2.000", "", "")] * 3
+    accepted = kept_rows(tmp_path / "out")
+    assert [(row["duration"], row["speaker"], row["language"]) for row in accepted] == [("2.000", "", "")] * 3

@@ -23,8 +23,8 @@ def read(source: Path | str, columns: Columns | None = None, kind: str = "") -> 
     return list(READERS[kind_of(str(source), kind)](ReadRequest(str(source), columns or Columns())))
 
 
-def facts(found: Recording) -> tuple[str, ...]:
-    return (found.id, found.text, found.speaker, found.language, found.split)
+def facts(recording: Recording) -> tuple[str, ...]:
+    return (recording.id, recording.text, recording.speaker, recording.language, recording.split)
 
 
 def lines(path: Path, *records: object) -> Path:
@@ -57,24 +57,27 @@ def test_columns_that_are_named_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
 def test_the_parts_of_an_export_are_one_source(ending: str, tmp_path: Path) -> None:
-    for part in range(2):
-        record = {"audio_url": f"gs://bucket/{part}.wav", "text": f"part {part}", "speaker_id": part}
-        path = tmp_path / f"export-{part:012}.{ending}"
+    for number in range(2):
+        record = {"audio_url": f"gs://bucket/{number}.wav", "text": f"part {number}", "speaker_id": number}
+        path = tmp_path / f"export-{number:012}.{ending}"
         if ending == "json":
             lines(path, record)
         elif ending == "csv":
             write_rows(path, ",".join(record), [tuple(record.values())])
         else:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
-    found = read(tmp_path)
-    assert [(one.text, one.speaker) for one in found] == [("part 0", "0"), ("part 1", "1")]
-    assert found[0].audio == UrlSource("https://storage.googleapis.com/bucket/0.wav")
+    recordings = read(tmp_path)
+    assert [(recording.text, recording.speaker) for recording in recordings] == [("part 0", "0"), ("part 1", "1")]
+    assert recordings[0].audio == UrlSource("https://storage.googleapis.com/bucket/0.wav")
 
 
 def test_a_folder_with_a_table_for_each_split(tmp_path: Path) -> None:
     for split in ("train", "dev", "notes"):
         write_rows(tmp_path / f"{split}.csv", "audio_path,text", [("gone.wav", split)])
-    assert [(one.text, one.split) for one in read(tmp_path)] == [("dev", "validation"), ("train", "train")]
+    assert [(recording.text, recording.split) for recording in read(tmp_path)] == [
+        ("dev", "validation"),
+        ("train", "train"),
+    ]
 
 
 def test_an_audiofolder_with_one_table_or_one_in_each_split(tmp_path: Path) -> None:
@@ -83,8 +86,8 @@ def test_an_audiofolder_with_one_table_or_one_in_each_split(tmp_path: Path) -> N
     write_rows(
         tmp_path / "two/train/metadata.csv", "file_name,text", [(write_tone(tmp_path / "two/train/b.wav").name, "b")]
     )
-    assert [facts(one) for one in read(tmp_path / "one")] == [("test/a.wav", "a", "7", "", "test")]
-    assert [facts(one) for one in read(tmp_path / "two")] == [("b.wav", "b", "", "", "train")]
+    assert [facts(recording) for recording in read(tmp_path / "one")] == [("test/a.wav", "a", "7", "", "test")]
+    assert [facts(recording) for recording in read(tmp_path / "two")] == [("b.wav", "b", "", "", "train")]
     assert kind_of(str(tmp_path / "two")) == "audiofolder"
 
 
@@ -95,7 +98,9 @@ def test_common_voice(tmp_path: Path) -> None:
     for name in ("train", "validated"):
         (tmp_path / f"{name}.tsv").write_text("\t".join(header.split(",")) + "\n" + "\t".join(row) + "\n")
     assert kind_of(str(tmp_path)) == "common-voice"
-    assert [facts(one) for one in read(tmp_path)] == [("a.mp3.wav", '"Ja", sagte er.', "f00", "de", "train")]
+    assert [facts(recording) for recording in read(tmp_path)] == [
+        ("a.mp3.wav", '"Ja", sagte er.', "f00", "de", "train")
+    ]
 
 
 def test_a_split_without_a_recording_is_none(tmp_path: Path) -> None:
@@ -103,11 +108,11 @@ def test_a_split_without_a_recording_is_none(tmp_path: Path) -> None:
     header = "client_id\tpath\tsentence\n"
     for name, rows in (("train", "f00\ta.wav\tja\n"), ("dev", ""), ("test", "")):
         (tmp_path / f"{name}.tsv").write_text(header + rows)
-    assert [(kind, [facts(one)[1] for one in read(tmp_path, kind=kind)]) for kind in ("common-voice",)] == [
+    assert [(kind, [facts(recording)[1] for recording in read(tmp_path, kind=kind)]) for kind in ("common-voice",)] == [
         ("common-voice", ["ja"])
     ]
     (tmp_path / "train.tsv").write_text(header + "f00\tclips/a.wav\tja\n")
-    assert [one.text for one in read(tmp_path, kind="table")] == ["ja"]
+    assert [recording.text for recording in read(tmp_path, kind="table")] == ["ja"]
     with pytest.raises(BadInput, match="the table is empty"):
         read(tmp_path / "dev.tsv")
 
@@ -147,7 +152,7 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
     first, second, third = read(manifest)
     assert (kind_of(str(manifest)), facts(first)) == ("nemo", ("a.wav@0.5", "hello", "", "en", "train"))
     assert (first.offset, first.duration, second.duration) == (0.5, 1.25, 2.0)
-    reasons = [one.exclusion and one.exclusion.reason for one in (first, second, third)]
+    reasons = [recording.exclusion and recording.exclusion.reason for recording in (first, second, third)]
     assert reasons == [None, ExclusionReason.TRANSLATION, ExclusionReason.BAD_CELL]
 
 
@@ -156,12 +161,12 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     sound = [{"bytes": b"sound", "path": None}]
     columns = {"audio": sound, "transcript": ["hi"], "speaker_id": [3], "locale": [None]}
-    part = datasets.Dataset.from_dict(columns).cast_column("audio", datasets.Audio())
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"test.other": part, "invalidated": part})
-    (found,) = read("somebody/speech")
-    assert facts(found) == ("test.other-0", "hi", "3", "", "test")
-    assert found.audio.read() == b"sound"
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"all": part})
+    split = datasets.Dataset.from_dict(columns).cast_column("audio", datasets.Audio())
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"test.other": split, "invalidated": split})
+    (recording,) = read("somebody/speech")
+    assert facts(recording) == ("test.other-0", "hi", "3", "", "test")
+    assert recording.audio.read() == b"sound"
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"all": split})
     assert facts(read("somebody/speech")[0]) == ("all-0", "hi", "3", "", "")
 
 
@@ -218,35 +223,41 @@ def test_nothing_outside_of_the_folder_is_followed(cell: str, tmp_path: Path) ->
     (folder / "link.wav").symlink_to(secret)
     (folder / "folder").symlink_to(tmp_path)
     table = write_rows(folder / "all.csv", "audio_path,text", [(cell, "text")])
-    (found,) = read(table)
-    assert (found.audio, found.exclusion and found.exclusion.reason) == (MissingSource(cell), ExclusionReason.OUTSIDE)
+    (recording,) = read(table)
+    assert (recording.audio, recording.exclusion and recording.exclusion.reason) == (
+        MissingSource(cell),
+        ExclusionReason.OUTSIDE,
+    )
 
 
 def test_a_further_folder_is_followed_if_a_person_names_it(tmp_path: Path) -> None:
     sound = write_tone(tmp_path / "elsewhere/a.wav")
     table = write_rows(tmp_path / "table/all.csv", "audio_path,text", [(sound, "whole"), ("a.wav", "relative")])
-    found = READERS["table"](ReadRequest(str(table), roots=(tmp_path / "elsewhere",)))
-    assert [one.audio for one in found] == [FileSource(sound.resolve())] * 2
+    recordings = READERS["table"](ReadRequest(str(table), roots=(tmp_path / "elsewhere",)))
+    assert [recording.audio for recording in recordings] == [FileSource(sound.resolve())] * 2
 
 
 @pytest.mark.parametrize("cell", ["file:///etc/hostname", "http://x.example/a", "ftp://x/a", "s3://b/a", "FILE:///a"])
 def test_no_scheme_but_https_is_followed(cell: str, tmp_path: Path) -> None:
-    (found,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [(cell, "text")]))
-    assert found.exclusion and found.exclusion.reason is ExclusionReason.NOT_HTTPS
+    (recording,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [(cell, "text")]))
+    assert recording.exclusion and recording.exclusion.reason is ExclusionReason.NOT_HTTPS
 
 
 def test_a_split_that_is_none_is_not_trained_on(tmp_path: Path) -> None:
-    (found,) = read(
+    (recording,) = read(
         write_rows(tmp_path / "all.csv", "audio_path,text,split", [("https://x.example/a", "text", "holdout")])
     )
-    assert found.exclusion and found.exclusion.detail == "column split: 'holdout' is none of train, validation, test"
+    assert (
+        recording.exclusion
+        and recording.exclusion.detail == "column split: 'holdout' is none of train, validation, test"
+    )
 
 
 @pytest.mark.parametrize("cell", ["a\0b", "x" * 300, "x" * 5000, "~root", "/dev/zero", ".", "a/" * 400])
 def test_a_cell_that_is_no_file_is_left_out(cell: str, tmp_path: Path) -> None:
     table = lines(tmp_path / "all.jsonl", {"audio_path": cell, "text": "text"})
-    (found,) = read(table)
-    assert found.exclusion is not None
+    (recording,) = read(table)
+    assert recording.exclusion is not None
 
 
 LAYOUTS = {
@@ -301,9 +312,14 @@ def test_any_parquet_gives_recordings_or_bad_input(tmp_path: Path, data: bytes, 
 def check(source: Path, kind: str) -> None:
     """Whatever was read can be written."""
     try:
-        found = read(source, kind=kind)
+        recordings = read(source, kind=kind)
     except BadInput:
         return
-    for one in found:
-        one.id.encode(), one.text.encode(), one.shown_source.encode(), one.audio.stamp().encode()
-        assert one.offset >= 0 and "\n" not in one.id + one.text
+    for recording in recordings:
+        (
+            recording.id.encode(),
+            recording.text.encode(),
+            recording.shown_source.encode(),
+            recording.audio.stamp().encode(),
+        )
+        assert recording.offset >= 0 and "\n" not in recording.id + recording.text

@@ -50,14 +50,14 @@ def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
     table = read_rows(folder / "train.csv")
     assert " ".join(row["text"] for row in table) == talk.text and len(table) == outcome.clips >= 2
     for row in table:
-        about = soundfile.info(str(folder / row["audio_path"]))
-        assert (about.samplerate, about.channels, about.format) == (RATE, 1, "FLAC")
+        sound_info = soundfile.info(str(folder / row["audio_path"]))
+        assert (sound_info.samplerate, sound_info.channels, sound_info.format) == (RATE, 1, "FLAC")
         assert (
-            about.duration == pytest.approx(float(row["end"]) - float(row["start"]), abs=0.002)
-            and about.duration <= 4.0
+            sound_info.duration == pytest.approx(float(row["end"]) - float(row["start"]), abs=0.002)
+            and sound_info.duration <= 4.0
         )
-        said = [w.text for w in talk.words if float(row["start"]) < (w.start + w.end) / 2 < float(row["end"])]
-        assert row["text"].split() == said
+        spoken = [w.text for w in talk.words if float(row["start"]) < (w.start + w.end) / 2 < float(row["end"])]
+        assert row["text"].split() == spoken
     assert outcome.given_words == outcome.transcript_words == len(talk.words)
     assert [clip.text for clip in read_speech(str(folder))["train"]] == [row["text"] for row in table]
     words = read_rows(folder / "words.csv")
@@ -67,30 +67,30 @@ def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
 
 @pytest.mark.slow
 def test_casing_and_numbers_are_those_of_the_transcript(talk: Talk) -> None:
-    wanted = talk.text.upper().replace(" ", ", ")
-    folder, _ = segmented(talk, wanted, Listening(talk))
-    assert ", ".join(row["text"].rstrip(",") for row in read_rows(folder / "train.csv")) == wanted
+    transcript = talk.text.upper().replace(" ", ", ")
+    folder, _ = segmented(talk, transcript, Listening(talk))
+    assert ", ".join(row["text"].rstrip(",") for row in read_rows(folder / "train.csv")) == transcript
 
 
 @pytest.mark.slow
 def test_words_that_nobody_says_are_in_no_clip(talk: Talk) -> None:
     listener = Listening(talk)
-    first = [word.text for word in talk.words if word.end < talk.words[0].start + 5.0]
-    rest = [word.text for word in talk.words[len(first) :]]
-    folder, outcome = segmented(talk, " ".join([*first, *["never"] * 9, *rest]), listener)
+    beginning = [word.text for word in talk.words if word.end < talk.words[0].start + 5.0]
+    remainder = [word.text for word in talk.words[len(beginning) :]]
+    folder, outcome = segmented(talk, " ".join([*beginning, *["never"] * 9, *remainder]), listener)
     assert " ".join(row["text"] for row in read_rows(folder / "train.csv")) == talk.text
     assert outcome.transcript_words - outcome.given_words == 9
 
 
 @pytest.mark.slow
 def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: Talk) -> None:
-    last = [number for number, word in enumerate(talk.words) if word.start > talk.words[-1].start - 0.8]
-    listener = Listening(talk, dict.fromkeys(last, "elephantine"))
+    last_words = [number for number, word in enumerate(talk.words) if word.start > talk.words[-1].start - 0.8]
+    listener = Listening(talk, dict.fromkeys(last_words, "elephantine"))
     folder, outcome = segmented(talk, talk.text, listener, agreement=0.75)
-    (lost,) = read_rows(folder / "left_out.csv")
-    assert lost["reason"].startswith("agreement ") and "elephantine" in lost["heard"]
+    (rejected,) = read_rows(folder / "left_out.csv")
+    assert rejected["reason"].startswith("agreement ") and "elephantine" in rejected["heard"]
     assert outcome.reasons == {"agreement below 0.75": 1} and outcome.clips >= 3
-    assert float(lost["start"]) > 8.0
+    assert float(rejected["start"]) > 8.0
 
 
 def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> None:
@@ -114,14 +114,14 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
     listener, real = Listening(talk), dataset.segment_recording
     calls: list[Path] = []
 
-    def interrupted_at_second(path: Path, *rest: object) -> object:
+    def interrupted_at_second(path: Path, *arguments: object) -> object:
         calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(path, *rest)
+        return real(path, *arguments)
 
     monkeypatch.setattr(dataset, "segment_recording", interrupted_at_second)
-    given = (
+    arguments = (
         find_sources(tmp_path / "in", None),
         tmp_path / "out",
         "m",
@@ -131,13 +131,16 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
         silent,
     )
     with pytest.raises(KeyboardInterrupt):
-        segment_all(*given)
+        segment_all(*arguments)
     assert not (tmp_path / "out").exists()
-    outcomes = segment_all(*given)
-    assert [path.name for path in calls] == ["a.wav", "b.wav", "b.wav"] and [one.clips for one in outcomes] == [1, 1]
+    outcomes = segment_all(*arguments)
+    assert [path.name for path in calls] == ["a.wav", "b.wav", "b.wav"] and [outcome.clips for outcome in outcomes] == [
+        1,
+        1,
+    ]
     assert {row["speaker"] for row in read_rows(tmp_path / "out" / "train.csv")} == {"a", "b"}
     with pytest.raises(BadInput, match="is there already"):
-        segment_all(*given)
+        segment_all(*arguments)
 
 
 @pytest.mark.slow
@@ -146,8 +149,8 @@ def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: py
     (folder / "broken.wav").write_bytes(b"RIFF but no more")
     assert main(["segment", str(folder), "--out", str(folder / "made"), "--json"]) == 2
     captured = capsys.readouterr()
-    said = {one["name"]: one for one in json.loads(captured.out)["recordings"]}
-    assert said["talk"]["clips"] >= 2 and "not a readable sound file" in said["broken"]["error"]
+    outcomes = {outcome["name"]: outcome for outcome in json.loads(captured.out)["recordings"]}
+    assert outcomes["talk"]["clips"] >= 2 and "not a readable sound file" in outcomes["broken"]["error"]
     assert "Traceback" not in captured.err
 
 
@@ -167,8 +170,8 @@ def test_of_a_recording_that_broke_off_the_segments_before_are_used(tmp_path: Pa
     talk = make_talk(tmp_path / f"talk.{kind}", [0.5, 0.6, 0.7, 3.0, 0.6, 0.8])
     data = talk.path.read_bytes()
     cut_word = next(word for word in talk.words if word.start > 9.0)  # in the middle of this word
-    whole = soundfile.info(str(talk.path)).duration
-    talk.path.write_bytes(data[: round(len(data) * (cut_word.start + cut_word.end) / 2 / whole)])
+    duration = soundfile.info(str(talk.path)).duration
+    talk.path.write_bytes(data[: round(len(data) * (cut_word.start + cut_word.end) / 2 / duration)])
     folder, outcome = segmented(talk, talk.text, Listening(talk))
     assert not outcome.error and "broken off" in outcome.damage
     texts = " ".join(row["text"] for row in read_rows(folder / "train.csv"))
@@ -213,37 +216,37 @@ def test_a_real_model_listens_through_the_command(
     assert table and all(row["text"] in talk.text for row in table)
 
 
-def activity(*parts: tuple[float, float]) -> Activity:
+def activity(*turns: tuple[float, float]) -> Activity:
     """Speech and silence in turns, of so many seconds, each with its loudness."""
-    frames = [round(seconds / SECONDS) for seconds, _ in parts]
+    frames = [round(seconds / SECONDS) for seconds, _ in turns]
     speech = [float(number % 2 == 0) for number, count in enumerate(frames) for _ in range(count)]
-    loud = [level for count, (_, level) in zip(frames, parts) for _ in range(count)]
+    loud = [level for count, (_, level) in zip(frames, turns) for _ in range(count)]
     return Activity(np.array(speech, np.float32), np.array(loud, np.float32))
 
 
 def test_segments_are_as_long_as_fits_and_cut_at_the_longest_pause() -> None:
-    found = cut_at_pauses(
+    spans = cut_at_pauses(
         activity((4, 1), (0.3, 0), (4, 1), (0.8, 0), (4, 1), (0.3, 0), (4, 1), (3, 0), (2, 1)), 15.0, None
     )
-    assert all(0 < span.seconds <= 15.0 for span in found)
-    assert all(before.end <= after.start for before, after in pairwise(found))
-    assert [round(span.end) for span in found] == [8, 18, 22]
+    assert all(0 < span.seconds <= 15.0 for span in spans)
+    assert all(before.end <= after.start for before, after in pairwise(spans))
+    assert [round(span.end) for span in spans] == [8, 18, 22]
 
 
 def test_speech_without_a_pause_is_cut_where_it_is_told() -> None:
-    found = cut_at_pauses(activity((25, 1)), 10.0, lambda part: part.start + 1)
-    assert max(span.seconds for span in found) <= 10.0 and len(found) >= 3
+    spans = cut_at_pauses(activity((25, 1)), 10.0, lambda uncut: uncut.start + 1)
+    assert max(span.seconds for span in spans) <= 10.0 and len(spans) >= 3
 
 
 def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
     sound = np.random.default_rng(1).normal(0, 0.1, (44_100 * 3, 2)).astype(np.float32)
     soundfile.write(str(tmp_path / "a.wav"), sound, 44_100, subtype="FLOAT")
-    whole, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav", RATE)))
-    assert len(streamed) == len(whole) and np.abs(streamed - whole).max() < 1e-3
-    wanted = [TimeSpan(0.1, 0.5), TimeSpan(0.5, 1.2), TimeSpan(2.0, 9.0)]
-    for span, found in zip(wanted, pieces(tmp_path / "a.wav", wanted)):
-        first, last = round(span.start * RATE), round(span.end * RATE)
-        assert np.array_equal(found, streamed[first:last])
+    decoded, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav", RATE)))
+    assert len(streamed) == len(decoded) and np.abs(streamed - decoded).max() < 1e-3
+    spans = [TimeSpan(0.1, 0.5), TimeSpan(0.5, 1.2), TimeSpan(2.0, 9.0)]
+    for span, samples in zip(spans, pieces(tmp_path / "a.wav", spans)):
+        start, end = round(span.start * RATE), round(span.end * RATE)
+        assert np.array_equal(samples, streamed[start:end])
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\0" * 5000])
@@ -257,10 +260,10 @@ def test_no_sound_is_an_audio_error(tmp_path: Path, content: bytes) -> None:
 def test_a_damaged_note_of_an_earlier_start_is_made_anew(tmp_path: Path, note: bytes) -> None:
     sound = tmp_path / "talk.wav"
     sound.write_bytes(b"x")
-    made: list[Path] = []
+    calls: list[Path] = []
 
     def make() -> dict[str, object]:
-        made.append(sound)
+        calls.append(sound)
         return {"outcome": asdict(RecordingResult("talk", clips=3)), "train": [], "left_out": [], "words": []}
 
     source = dataset.RecordingSource("talk", sound, None)
@@ -268,4 +271,4 @@ def test_a_damaged_note_of_an_earlier_start_is_made_anew(tmp_path: Path, note: b
     (tmp_path / "done" / "talk.json").write_bytes(note)
     for _ in range(2):
         assert dataset.segment_once(source, tmp_path, [], make).clips == 3
-    assert len(made) == 2
+    assert len(calls) == 2
