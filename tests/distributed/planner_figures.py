@@ -16,10 +16,10 @@ from distributed.planning.prediction import Predictor
 TINY, LARGE = 39_000_000, 1_550_000_000
 
 
-def machine(name: str, speed: float = 8.0, **more: Any) -> ClusterMachine:
+def machine(name: str, speed: float = 8.0, **fields: Any) -> ClusterMachine:
     """A machine that does a step of 8 samples in ``8 / speed`` seconds."""
     measured = (Measurement(batch=8, seconds=8 / speed),) if speed else ()
-    return ClusterMachine(name=name, measurements=measured, **more)
+    return ClusterMachine(name=name, measurements=measured, **fields)
 
 
 def cluster(speeds: Sequence[float], mbit: float = 950.0, slow: dict[str, float] | None = None) -> Cluster:
@@ -42,17 +42,17 @@ def joined(machines: Sequence[ClusterMachine], mbit: float = 950.0, slow: dict[s
     return Cluster(machines=tuple(machines), links=links)
 
 
-def job(parameters: int = TINY, **more: Any) -> Job:
+def job(parameters: int = TINY, **fields: Any) -> Job:
     """A fine-tune of 1000 steps for 4 machines."""
-    return Job(**{"trainable": parameters, "total": parameters, "samples": 32_000} | more)
+    return Job(**{"trainable": parameters, "total": parameters, "samples": 32_000} | fields)
 
 
-def measured_pair(source: str = "a", target: str = "b", mbit: float = 100.0, **more: Any) -> PairFigures:
+def measured_pair(source: str = "a", target: str = "b", mbit: float = 100.0, **overrides: Any) -> PairFigures:
     """A pair of machines as measured; ``more`` are other figures."""
-    usual = {"mbit_back": 90, "rtt_ms": 0.5, "interface": "eth0", "interface_back": "eth0", "address": "10.0.0.2"}
+    defaults = {"mbit_back": 90, "rtt_ms": 0.5, "interface": "eth0", "interface_back": "eth0", "address": "10.0.0.2"}
     zero = dict.fromkeys(("jitter_ms", "loss", "loss_back", "other_mbit"), 0.0)
     figures = LinkFigures(
-        mbit=mbit, **{"wireless": False, "wireless_back": False, "paths": (), **usual, **zero, **more}
+        mbit=mbit, **{"wireless": False, "wireless_back": False, "paths": (), **defaults, **zero, **overrides}
     )
     return PairFigures(source=source, target=target, figures=figures)
 

@@ -54,23 +54,34 @@ def jobs() -> dict[str, Job]:
 
 def document(candidate: Candidate) -> dict[str, Any]:
     """Return all figures of a prediction."""
-    one = candidate
-    times = [one.compute, one.exchange, one.exposed, one.skew, one.step, one.samples_per_second]
-    worth = [one.token_efficiency, one.useful_speed_up, one.loss_increase, one.bytes_per_hour]
-    members = [[member.micro_batch, member.busy, member.memory, member.share] for member in one.members]
-    return {"times": times, "worth": worth, "members": members, "sources": one.sources}
+    times = [
+        candidate.compute,
+        candidate.exchange,
+        candidate.exposed,
+        candidate.skew,
+        candidate.step,
+        candidate.samples_per_second,
+    ]
+    worth = [candidate.token_efficiency, candidate.useful_speed_up, candidate.loss_increase, candidate.bytes_per_hour]
+    members = [[member.micro_batch, member.busy, member.memory, member.share] for member in candidate.members]
+    return {"times": times, "worth": worth, "members": members, "sources": candidate.sources}
 
 
-def planned(where: Cluster, what: Job) -> dict[str, Any]:
+def planned(cluster: Cluster, job: Job) -> dict[str, Any]:
     """Return the first of a ranking, the number of all, and what follows."""
-    planning = plan(where, what)
+    planning = plan(cluster, job)
     settings = planning.settings.model_dump(mode="json") if planning.settings else {}
     options = settings.get("options", {})
     settings["options"] = {name.rpartition(".")[2]: value for name, value in options.items()}
     return {
         "ranking": [
-            ["".join(map(str, one.choice.model_dump().values())), one.step, one.useful_speed_up, one.loss_increase]
-            for one in planning.ranking[:4]
+            [
+                "".join(map(str, candidate.choice.model_dump().values())),
+                candidate.step,
+                candidate.useful_speed_up,
+                candidate.loss_increase,
+            ]
+            for candidate in planning.ranking[:4]
         ],
         "candidates": len(planning.ranking),
         "settings": settings,
@@ -80,25 +91,27 @@ def planned(where: Cluster, what: Job) -> dict[str, Any]:
 
 def cells() -> dict[str, Any]:
     """Return everything that is recorded, by name."""
-    found: dict[str, Any] = {}
-    for (where, machines), (what, job_) in itertools.product(clusters().items(), jobs().items()):
-        found[f"plan: {what} on {where}"] = planned(machines, job_)
-    for (where, machines), engine, codec in itertools.product(clusters().items(), ("mesh", "nccl"), CODECS):
-        members = tuple(sorted(one.name for one in machines.machines))
+    recorded: dict[str, Any] = {}
+    for (cluster_name, machines), (job_name, planned_job) in itertools.product(clusters().items(), jobs().items()):
+        recorded[f"plan: {job_name} on {cluster_name}"] = planned(machines, planned_job)
+    for (cluster_name, machines), engine, codec in itertools.product(clusters().items(), ("mesh", "nccl"), CODECS):
+        members = tuple(sorted(member.name for member in machines.machines))
         for strategy, interval, delay in (("allreduce", 1, 0), ("diloco", 20, 0), ("diloco", 50, 5)):
             choice = Choice(
                 strategy=strategy, codec=codec, engine=engine, members=members, interval=interval, delay=delay
             )
-            name = f"predict: {strategy} {codec} {engine} H={interval}+{delay} on {where}"
+            name = f"predict: {strategy} {codec} {engine} H={interval}+{delay} on {cluster_name}"
             try:
-                found[name] = document(predict(machines, job(), choice))
+                recorded[name] = document(predict(machines, job(), choice))
             except BadInput as error:
-                found[name] = str(error)
-    for where, machines in clusters().items():
+                recorded[name] = str(error)
+    for cluster_name, machines in clusters().items():
         predictor = Predictor(machines, job())
         names = predictor.workable
-        found[f"caps on {where}"] = {way: predictor.caps(names, way) for way in ("", "allreduce", "diloco")}
-    return found
+        recorded[f"caps on {cluster_name}"] = {
+            strategy: predictor.caps(names, strategy) for strategy in ("", "allreduce", "diloco")
+        }
+    return recorded
 
 
 def compact(value: Any) -> Any:

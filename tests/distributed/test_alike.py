@@ -11,14 +11,14 @@ from distributed.planning.planner import plan
 def machines(*seconds: float, error: float = 0.02) -> Cluster:
     """Machines ``a``, ``b``, ... that took so long for a step of 32 samples."""
 
-    def one(name: str, whole: float) -> ClusterMachine:
-        found = tuple(
-            Measurement(batch=batch, seconds=part * whole, error=part * error, peak=1_000 * batch)
-            for batch, part in ((16, 0.55), (32, 1.0))
+    def machine(name: str, step_seconds: float) -> ClusterMachine:
+        measurements = tuple(
+            Measurement(batch=batch, seconds=share * step_seconds, error=share * error, peak=1_000 * batch)
+            for batch, share in ((16, 0.55), (32, 1.0))
         )
-        return ClusterMachine(name=name, measurements=found)
+        return ClusterMachine(name=name, measurements=measurements)
 
-    return joined([one("abcd"[index], each) for index, each in enumerate(seconds)])
+    return joined([machine("abcd"[index], step_seconds) for index, step_seconds in enumerate(seconds)])
 
 
 @pytest.mark.parametrize(
@@ -33,17 +33,19 @@ def test_differences_within_their_errors_are_none(seconds: tuple[float, float], 
 
 
 def test_who_is_really_slower_stays_slower() -> None:
-    found = average_equal_machines(machines(1.0, 1.03, 2.0, 2.04))
-    times = [one.measurements[1].seconds for one in found.machines]
+    averaged = average_equal_machines(machines(1.0, 1.03, 2.0, 2.04))
+    times = [machine.measurements[1].seconds for machine in averaged.machines]
     assert times == pytest.approx([1.015, 1.015, 2.02, 2.02])
-    assert [one.measurements[1].peak for one in found.machines] == [32_000] * 4
+    assert [machine.measurements[1].peak for machine in averaged.machines] == [32_000] * 4
 
 
 def test_a_chain_of_small_differences_is_not_one_group() -> None:
-    times = [one.measurements[1].seconds for one in average_equal_machines(machines(1.0, 1.05, 1.10, 1.15)).machines]
+    times = [
+        machine.measurements[1].seconds for machine in average_equal_machines(machines(1.0, 1.05, 1.10, 1.15)).machines
+    ]
     assert times[0] < times[-1]
 
 
 def test_figures_without_errors_are_taken_as_they_are() -> None:
-    found = machines(1.0, 1.01, error=0.0)
-    assert average_equal_machines(found) is found
+    cluster = machines(1.0, 1.01, error=0.0)
+    assert average_equal_machines(cluster) is cluster

@@ -43,28 +43,28 @@ def reasons(cluster: Cluster, parameters: int = LARGE) -> list[Reason]:
 
 @pytest.mark.slow
 def test_a_cable_is_predicted_by_the_planner_with_the_figures_of_a_measured_cable() -> None:
-    there = home("ab", "c")
-    found = next(iter(reasons(there)))
+    cluster = home("ab", "c")
+    reason = next(iter(reasons(cluster)))
     as_wired = planner.plan(home("abc", ""), job(LARGE)).best
-    before = planner.plan(there, job(LARGE)).best
+    before = planner.plan(cluster, job(LARGE)).best
     assert as_wired is not None and before is not None
-    assert (found.code, found.subject, found.numbers["mbit"]) == ("cable-to", "c", 600)
-    assert found.numbers["wired"] == pytest.approx(as_wired.useful_speed_up)
-    assert found.numbers["useful"] == before.useful_speed_up
-    assert sentence(found) == (
+    assert (reason.code, reason.subject, reason.numbers["mbit"]) == ("cable-to", "c", 600)
+    assert reason.numbers["wired"] == pytest.approx(as_wired.useful_speed_up)
+    assert reason.numbers["useful"] == before.useful_speed_up
+    assert sentence(reason) == (
         f"with a cable to c (600 Mbit/s): {before.useful_speed_up:.2f}x -> {as_wired.useful_speed_up:.2f}x"
     )
 
 
 def test_two_machines_on_wifi_get_one_cable_of_gigabit() -> None:
-    found = reasons(home("", "ab"))
-    assert [(one.code, one.subject, one.other, one.numbers["mbit"]) for one in found] == [
+    suggestions = reasons(home("", "ab"))
+    assert [(reason.code, reason.subject, reason.other, reason.numbers["mbit"]) for reason in suggestions] == [
         ("cable-between", "a", "b", 940)
     ]
 
 
 def test_where_all_are_on_wifi_all_get_one() -> None:
-    assert [(one.code, one.subject) for one in reasons(home("", "abc"))] == [("cables-to", "a, b, c")]
+    assert [(reason.code, reason.subject) for reason in reasons(home("", "abc"))] == [("cables-to", "a, b, c")]
 
 
 @pytest.mark.parametrize(("cluster", "parameters"), [(home("ab", ""), LARGE), (home("a", "b", 300), TINY)])
@@ -73,8 +73,8 @@ def test_a_cable_that_would_change_nothing_is_not_named(cluster: Cluster, parame
 
 
 def test_a_link_whose_other_end_stays_on_wifi_keeps_its_figures() -> None:
-    there = home("a", "bc")
-    wired = with_cables(there, [there.machine("b").host], home("ab", "").links[0])
+    cluster = home("a", "bc")
+    wired = with_cables(cluster, [cluster.machine("b").host], home("ab", "").links[0])
     assert [(link.source, link.target, link.mbit, link.medium) for link in wired.links] == [
         ("a", "b", 600, "ethernet"), ("a", "c", 40, "wifi"), ("b", "c", 40, "wifi")
     ]  # fmt: skip
@@ -93,8 +93,8 @@ def test_plan_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_it_is_among_the_reasons_of_a_plan_and_beside_a_ranking() -> None:
     profile = load_profile("demo-scratch").profile
-    found = SimpleNamespace(figures=Figures(cluster=home("ab", "c", 1.5), workload=SMALL), pairs=(), here="")
+    measured = SimpleNamespace(figures=Figures(cluster=home("ab", "c", 1.5), workload=SMALL), pairs=(), here="")
     machines = [(undialled(name, carries_coordinator=True), None) for name in "abc"]
-    planning = choose(cast("MeasurementResult", found), cast("Any", machines), profile, PlanOptions())
+    planning = choose(cast("MeasurementResult", measured), cast("Any", machines), profile, PlanOptions())
     assert SAID.fullmatch(sentence(planning.reasons[-1]))
     assert ranked(planning, None).cables == (sentence(planning.reasons[-1]),)

@@ -40,9 +40,9 @@ machines = st.builds(
 def clusters(draw: st.DrawFn) -> Cluster:
     members = draw(st.lists(machines, min_size=1, max_size=4, unique_by=lambda machine: machine.name))
     pairs = [(a.name, b.name) for index, a in enumerate(members) for b in members[index + 1 :]]
-    some = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    linked_pairs = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     links = [Link(source=a, target=b, mbit=draw(rates), mbit_back=draw(rates), air=draw(st.text("xy", max_size=1)))
-             for a, b in some]  # fmt: skip
+             for a, b in linked_pairs]  # fmt: skip
     return Cluster(machines=tuple(members), links=tuple(links), here=draw(st.sampled_from(["", members[0].name])))
 
 
@@ -57,12 +57,12 @@ def test_a_cluster_survives_json(cluster: Cluster) -> None:
 @few
 @given(clusters())
 def test_a_link_is_the_same_from_both_ends(cluster: Cluster) -> None:
-    for one, other in itertools.permutations([machine.name for machine in cluster.machines], 2):
-        there, back = cluster.link(one, other), cluster.link(other, one)
-        assert (there is None) == (back is None)
-        if there is not None and back is not None:
-            assert (there.mbit, there.mbit_back) == (back.mbit_back, back.mbit)
-            assert cluster.interface(one) >= there.mbit
+    for source, target in itertools.permutations([machine.name for machine in cluster.machines], 2):
+        link, reverse = cluster.link(source, target), cluster.link(target, source)
+        assert (link is None) == (reverse is None)
+        if link is not None and reverse is not None:
+            assert (link.mbit, link.mbit_back) == (reverse.mbit_back, reverse.mbit)
+            assert cluster.interface(source) >= link.mbit
 
 
 @few
@@ -178,8 +178,8 @@ def test_the_job_of_a_profile() -> None:
 def test_a_plan_counts_the_short_step_of_each_epoch_as_the_run_does() -> None:
     few = profile().model_copy(update={"training": TrainingSettings(epochs=3, batch_size=8)})
     assert job_of(few, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 9
-    whole = few.model_copy(update={"training": few.training.model_copy(update={"drop_last": True})})
-    assert job_of(whole, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 6
+    dropping = few.model_copy(update={"training": few.training.model_copy(update={"drop_last": True})})
+    assert job_of(dropping, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 6
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_a_custom_model_is_new_unless_the_profile_says_otherwise(
     model: dict[str, Any], planned_as: Any, start: str
 ) -> None:
     chosen = profile(**model).model_copy(update={"strategy": strategy_settings(planned_as=planned_as, bucket_mb=2.0)})
-    found = job_of(chosen, WORKLOAD)
-    assert (found.start, found.of(AllReduceOptions).bucket_mb) == (start, 2.0)
+    job = job_of(chosen, WORKLOAD)
+    assert (job.start, job.of(AllReduceOptions).bucket_mb) == (start, 2.0)
 
 
 @pytest.mark.parametrize("model", [{"model_path": "other"}, {"tuning": "lora", "model_path": "mine"}])

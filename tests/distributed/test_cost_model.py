@@ -56,8 +56,8 @@ def test_measured_steps_of_three_machines(line: float, codec: str, measured: flo
 def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
     import torch
 
-    made = codec_by_name(codec)
-    assert made.expected_bytes(elements) == made.encode(torch.ones(elements)).numel()
+    codec_under_test = codec_by_name(codec)
+    assert codec_under_test.expected_bytes(elements) == codec_under_test.encode(torch.ones(elements)).numel()
 
 
 def test_one_bucket_hides_nothing() -> None:
@@ -101,13 +101,16 @@ def network(mbit: float, wireless: str = "") -> Cluster:
 
 
 def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
-    return max(bottlenecks_of(cluster, flows).values(), key=lambda part: part.seconds)
+    return max(bottlenecks_of(cluster, flows).values(), key=lambda bottleneck: bottleneck.seconds)
 
 
 def by_owner(size: float) -> Flows:
     """What equal shares send: the mean of the stars."""
     flows = [star_flows(NAMES, owner, size, size) for owner in NAMES]
-    return {(a, b): sum(one.get((a, b), 0.0) for one in flows) / 4 for a, b in itertools.permutations(NAMES, 2)}
+    return {
+        (a, b): sum(star_of_owner.get((a, b), 0.0) for star_of_owner in flows) / 4
+        for a, b in itertools.permutations(NAMES, 2)
+    }
 
 
 def test_flows_of_a_star_take_what_the_formula_says() -> None:
@@ -116,27 +119,27 @@ def test_flows_of_a_star_take_what_the_formula_says() -> None:
 
 
 def test_flows_by_owner_take_what_the_formula_says() -> None:
-    part = slowest_part(network(100), by_owner(1e6))
-    assert part.seconds == pytest.approx(ring(1e6, 4, 100))
+    slowest = slowest_part(network(100), by_owner(1e6))
+    assert slowest.seconds == pytest.approx(ring(1e6, 4, 100))
 
 
 def test_an_owner_with_a_fast_interface_is_not_held_up_by_slow_members() -> None:
     cluster = network(100)
     fast = tuple(m.model_copy(update={"interface_mbit": 1000.0}) if m.name == "a" else m for m in cluster.machines)
-    part = slowest_part(cluster.model_copy(update={"machines": fast}), star_flows(NAMES, "a", 1e6, 1e6))
-    assert (part.kind, part.seconds) == ("link", pytest.approx(0.08))
+    slowest = slowest_part(cluster.model_copy(update={"machines": fast}), star_flows(NAMES, "a", 1e6, 1e6))
+    assert (slowest.kind, slowest.seconds) == ("link", pytest.approx(0.08))
 
 
 @pytest.mark.parametrize(("wireless", "owner_wired"), [("abcd", False), ("bcd", True)])
 def test_wifi_is_shared_and_crossed_twice(wireless: str, owner_wired: bool) -> None:
-    part = slowest_part(network(100, wireless), star_flows(NAMES, "a", 1e6, 1e6))
-    assert (part.kind, part.mbit) == ("air", pytest.approx(100))
-    assert part.seconds == pytest.approx(transfer_seconds((2 if owner_wired else 4) * 3 * 1e6, 100))
+    slowest = slowest_part(network(100, wireless), star_flows(NAMES, "a", 1e6, 1e6))
+    assert (slowest.kind, slowest.mbit) == ("air", pytest.approx(100))
+    assert slowest.seconds == pytest.approx(transfer_seconds((2 if owner_wired else 4) * 3 * 1e6, 100))
 
 
 def test_wifi_by_owner_costs_what_a_ring_costs() -> None:
-    part = slowest_part(network(100, "abcd"), by_owner(1e6))
-    assert part.seconds == pytest.approx(transfer_seconds(4 * 3 * 1e6, 100))
+    slowest = slowest_part(network(100, "abcd"), by_owner(1e6))
+    assert slowest.seconds == pytest.approx(transfer_seconds(4 * 3 * 1e6, 100))
 
 
 def test_members_on_one_machine_cross_no_network() -> None:
@@ -148,35 +151,35 @@ def test_members_on_one_machine_cross_no_network() -> None:
 speeds = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
 
 
-@given(speeds=speeds, each=st.integers(1, 64), overhead=st.floats(0, 1))
-def test_shares_are_whole_and_follow_speed(speeds: list[float], each: int, overhead: float) -> None:
+@given(speeds=speeds, batch=st.integers(1, 64), overhead=st.floats(0, 1))
+def test_shares_are_whole_and_follow_speed(speeds: list[float], batch: int, overhead: float) -> None:
     n = len(speeds)
-    found = split_samples(each * n, [overhead] * n, speeds, [10**6] * n)
-    assert found is not None
-    assert sum(found) == each * n
-    assert min(found) >= 1
+    batches = split_samples(batch * n, [overhead] * n, speeds, [10**6] * n)
+    assert batches is not None
+    assert sum(batches) == batch * n
+    assert min(batches) >= 1
     order = sorted(range(n), key=lambda i: speeds[i])
     pairs = [(slow, fast) for slow, fast in itertools.pairwise(order) if speeds[slow] < speeds[fast]]
-    assert all(found[slow] <= found[fast] for slow, fast in pairs)
+    assert all(batches[slow] <= batches[fast] for slow, fast in pairs)
 
 
 @given(speeds=speeds, caps=st.lists(st.integers(1, 20), min_size=6, max_size=6), total=st.integers(1, 200))
 def test_shares_keep_within_memory(speeds: list[float], caps: list[int], total: int) -> None:
     caps = caps[: len(speeds)]
-    found = split_samples(total, [0.0] * len(speeds), speeds, caps)
+    batches = split_samples(total, [0.0] * len(speeds), speeds, caps)
     if total < len(speeds) or total > sum(caps):
-        assert found is None
+        assert batches is None
     else:
-        assert found is not None
-        assert sum(found) == total
-        assert all(1 <= batch <= cap for batch, cap in zip(found, caps, strict=True))
+        assert batches is not None
+        assert sum(batches) == total
+        assert all(1 <= batch <= cap for batch, cap in zip(batches, caps, strict=True))
 
 
 def test_shares_of_unequal_machines_end_together() -> None:
     """Speeds 1, .5, .25, .1: proportional shares are worth 1.85 of the fastest, equal ones 0.4."""
-    found = split_samples(74, [0.0] * 4, [1, 0.5, 0.25, 0.1], [1000] * 4)
-    assert found == [40, 20, 10, 4]
-    assert 74 / max(b / v for b, v in zip(found, [1, 0.5, 0.25, 0.1], strict=True)) == pytest.approx(1.85)
+    batches = split_samples(74, [0.0] * 4, [1, 0.5, 0.25, 0.1], [1000] * 4)
+    assert batches == [40, 20, 10, 4]
+    assert 74 / max(b / v for b, v in zip(batches, [1, 0.5, 0.25, 0.1], strict=True)) == pytest.approx(1.85)
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
@@ -204,13 +207,13 @@ def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
 
 @pytest.mark.parametrize("start", ["pretrained", "scratch"])
 def test_sparta_beside_diloco_loses_no_more_than_diloco(start: Any) -> None:
-    sparta, diloco, both = map(cost_model, ("sparta", "diloco", "sparta + diloco"))
-    assert sparta is not None and diloco is not None and both is not None
-    course, each = Course(500, start, texts=True), Rhythm(50)
-    alone, found = diloco.learning(course, each, 4.0), both.learning(course, Rhythm(), 4.0)
+    sparta, diloco, composition = map(cost_model, ("sparta", "diloco", "sparta + diloco"))
+    assert sparta is not None and diloco is not None and composition is not None
+    course, rhythm = Course(500, start, texts=True), Rhythm(50)
+    diloco_alone, combined = diloco.learning(course, rhythm, 4.0), composition.learning(course, Rhythm(), 4.0)
     exchanged = sparta.learning(course, Rhythm(), 4.0)
-    assert 0.02 < found.loss == min(alone.loss, exchanged.loss)
-    assert found.share == max(alone.share, exchanged.share)
+    assert 0.02 < combined.loss == min(diloco_alone.loss, exchanged.loss)
+    assert combined.share == max(diloco_alone.share, exchanged.share)
 
 
 @pytest.mark.parametrize(("interval", "loss"), [(25, 0.028), (100, 0.063), (500, 0.094)])
@@ -223,7 +226,7 @@ def loss_increase(interval: int, rounds: int, start: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "delay", "start", "last"),
+    ("name", "delay", "start", "longest_measured"),
     [
         ("diloco", 0, "pretrained", 50),
         ("streaming_diloco", 5, "pretrained", 50),
@@ -232,13 +235,15 @@ def loss_increase(interval: int, rounds: int, start: Any) -> float:
         ("diloco", 0, "scratch", 500),
     ],
 )
-def test_an_interval_beyond_all_that_were_measured_costs_more(name: str, delay: int, start: Any, last: int) -> None:
+def test_an_interval_beyond_all_that_were_measured_costs_more(
+    name: str, delay: int, start: Any, longest_measured: int
+) -> None:
     costs = cost_model(name)
     assert costs is not None
-    rhythms = [Rhythm(times * last, delay) for times in (1, 2, 10)]
-    known, beyond, far = (costs.learning(Course(10**6, start, texts=True), rhythm, 4.0) for rhythm in rhythms)
-    assert known.loss < beyond.loss < far.loss
-    assert known.share >= beyond.share >= far.share >= 0.25
+    rhythms = [Rhythm(times * longest_measured, delay) for times in (1, 2, 10)]
+    measured, beyond, far = (costs.learning(Course(10**6, start, texts=True), rhythm, 4.0) for rhythm in rhythms)
+    assert measured.loss < beyond.loss < far.loss
+    assert measured.share >= beyond.share >= far.share >= 0.25
 
 
 @given(st.integers(1, 500), st.integers(1, 2000), st.sampled_from(["pretrained", "scratch"]))
@@ -255,5 +260,5 @@ def test_batch_efficiency_without_a_larger_batch_is_one() -> None:
 @pytest.mark.parametrize("steps", [100, 1499, 1500, 40_000])
 def test_a_plan_sets_the_outer_optimizer_of_the_strategy(steps: int) -> None:
     planned = DiLoCo.costs.settings(Course(steps), Rhythm(50))
-    own = DiLoCoOptions().outer_rates(steps // 50, "pretrained")
-    assert (planned["diloco.outer_lr"], planned["diloco.outer_momentum"]) == own
+    defaults = DiLoCoOptions().outer_rates(steps // 50, "pretrained")
+    assert (planned["diloco.outer_lr"], planned["diloco.outer_momentum"]) == defaults

@@ -18,8 +18,8 @@ FP32 = EVERY_STEP.model_copy(update={"codec": "fp32"})
 TWO = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b"))
 
 
-def on_fast_links(parameters: int, mbit: float = 100_000, **more: Any) -> Candidate:
-    return predict(joined([machine("a", **more), machine("b", **more)], mbit), job(parameters), TWO)
+def on_fast_links(parameters: int, mbit: float = 100_000, **fields: Any) -> Candidate:
+    return predict(joined([machine("a", **fields), machine("b", **fields)], mbit), job(parameters), TWO)
 
 
 def test_all_processes_of_a_machine_share_its_cores() -> None:
@@ -62,16 +62,16 @@ def test_an_exchange_may_take_longer_than_its_bytes_with_many_flows() -> None:
 )
 def test_what_goes_from_every_member_to_all_is_owned_by_nobody(strategy: str, codec: str, size: float) -> None:
     machines = [machine(name, cores=4) for name in "abcd"]
-    way = FP32.model_copy(update={"strategy": strategy, "codec": codec})
-    found = predict(joined(machines, 100), job(200_000_000), way)
-    assert found.exchange == pytest.approx(8e-6 * 3 * size / 100 * contention_factor(4), rel=0.05)
-    assert {member.share for member in found.members} == {0.25}
+    choice = FP32.model_copy(update={"strategy": strategy, "codec": codec})
+    candidate = predict(joined(machines, 100), job(200_000_000), choice)
+    assert candidate.exchange == pytest.approx(8e-6 * 3 * size / 100 * contention_factor(4), rel=0.05)
+    assert {member.share for member in candidate.members} == {0.25}
 
 
 @pytest.mark.parametrize(("weights", "times"), [(6_000, 3.0), (60_000, 1.5)])
 def test_a_short_vector_goes_in_one_round_to_all(weights: int, times: float) -> None:
-    found = predict(joined([machine(name) for name in "abcd"], 100), job(weights), FP32)
-    moved = found.members[0].bytes_per_hour * found.step / 3600
+    candidate = predict(joined([machine(name) for name in "abcd"], 100), job(weights), FP32)
+    moved = candidate.members[0].bytes_per_hour * candidate.step / 3600
     assert moved == pytest.approx(2 * times * 4 * weights, rel=0.02)
 
 
@@ -82,60 +82,60 @@ def test_each_part_of_a_composition_has_its_own_codec_unless_one_is_asked_for(
     asked: str, codec: str, size: float
 ) -> None:
     """Four bits for DiLoCo beside SPARTA's weights; a plan sets what both have."""
-    way = FP32.model_copy(update={"strategy": "sparta + diloco", "codec": codec})
-    found = predict(joined([machine(name) for name in "abcd"], 100), job(20_000_000, codec=asked), way)
-    moved = found.members[0].bytes_per_hour * found.step / 3600
+    choice = FP32.model_copy(update={"strategy": "sparta + diloco", "codec": codec})
+    candidate = predict(joined([machine(name) for name in "abcd"], 100), job(20_000_000, codec=asked), choice)
+    moved = candidate.members[0].bytes_per_hour * candidate.step / 3600
     assert moved == pytest.approx(3 * 20e6 * (0.005 * (2 if codec == "bf16" else 4) + size / 50), rel=0.02)
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])
 def test_pairs_move_as_much_however_many_there_are(members: int) -> None:
     names = "abcdefgh"[:members]
-    way = FP32.model_copy(update={"strategy": "noloco", "interval": 50, "members": tuple(names)})
-    found = predict(joined([machine(name) for name in names], 100), job(20_000_000), way)
-    assert found.exchange == pytest.approx(8e-6 * 2 * 80e6 / 100 * contention_factor(2), rel=0.02)
+    choice = FP32.model_copy(update={"strategy": "noloco", "interval": 50, "members": tuple(names)})
+    candidate = predict(joined([machine(name) for name in names], 100), job(20_000_000), choice)
+    assert candidate.exchange == pytest.approx(8e-6 * 2 * 80e6 / 100 * contention_factor(2), rel=0.02)
 
 
 def test_islands_move_what_groups_of_their_size_do() -> None:
     def exchange(size: int, names: str) -> float:
-        own = {"fedavg": {"island_size": size}}
-        way = FP32.model_copy(update={"strategy": "fedavg", "interval": 50, "members": tuple(names)})
-        return predict(joined([machine(name) for name in names], 100), job(20_000_000, owned=own), way).exchange
+        owned = {"fedavg": {"island_size": size}}
+        choice = FP32.model_copy(update={"strategy": "fedavg", "interval": 50, "members": tuple(names)})
+        return predict(joined([machine(name) for name in names], 100), job(20_000_000, owned=owned), choice).exchange
 
     assert exchange(3, "abcdef") == pytest.approx(exchange(0, "abc"), rel=0.02)
     assert exchange(8, "abcdef") == exchange(0, "abcdef")
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 3)), min_size=1, max_size=6), st.integers(1, 500))
-def test_the_last_of_a_group_is_never_earlier_than_its_slowest(each: list[tuple[float, float]], steps: int) -> None:
-    means, deviations = zip(*each, strict=True)
-    last = expected_slowest(means, deviations, steps)
-    assert last >= max(means) * (1 - 1e-6)
-    assert last <= expected_slowest(means, deviations) * (1 + 1e-6)
+def test_the_last_of_a_group_is_never_earlier_than_its_slowest(members: list[tuple[float, float]], steps: int) -> None:
+    means, deviations = zip(*members, strict=True)
+    expected = expected_slowest(means, deviations, steps)
+    assert expected >= max(means) * (1 - 1e-6)
+    assert expected <= expected_slowest(means, deviations) * (1 + 1e-6)
     assert expected_slowest(means, [0.0] * len(means), steps) == pytest.approx(max(means))
 
 
 def test_the_last_of_equal_members() -> None:
     # Order statistics of the normal distribution: 0.564, 0.846, 1.029 standard deviations with 2, 3, 4 members.
-    found = [expected_slowest([1.0] * members, [0.1] * members) for members in (2, 3, 4)]
-    assert found == pytest.approx([1.0564, 1.0846, 1.1029], abs=0.002)
+    expected = [expected_slowest([1.0] * members, [0.1] * members) for members in (2, 3, 4)]
+    assert expected == pytest.approx([1.0564, 1.0846, 1.1029], abs=0.002)
 
 
 def test_members_whose_steps_vary_wait_for_each_other() -> None:
     measured = (Measurement(batch=8, seconds=1.0, spread=0.1),)
     machines = [ClusterMachine(name=name, measurements=measured) for name in "abcd"]
-    every = predict(joined(machines, 1000), job(1_000_000), EVERY_STEP)
+    every_step = predict(joined(machines, 1000), job(1_000_000), EVERY_STEP)
     merged = EVERY_STEP.model_copy(update={"strategy": "diloco", "interval": 100})
-    assert every.skew == pytest.approx(0.103, abs=0.001)
+    assert every_step.skew == pytest.approx(0.103, abs=0.001)
     assert predict(joined(machines, 1000), job(1_000_000), merged).skew == pytest.approx(0.0103, abs=0.001)
 
 
 def test_a_slow_processor_owns_less_and_holds_up_the_others() -> None:
-    way = TWO.model_copy(update={"members": ("a", "b", "c"), "codec": "mxfp4"})
+    choice = TWO.model_copy(update={"members": ("a", "b", "c"), "codec": "mxfp4"})
 
     def exchange(cores: float) -> Candidate:
         members = [machine("a", 8, cores=8), machine("b", 8, cores=8), machine("c", 8, cores=cores)]
-        return predict(joined(members, 10_000), job(4_000_000), way)
+        return predict(joined(members, 10_000), job(4_000_000), choice)
 
     assert exchange(0.1).exchange > 2 * exchange(8).exchange
     assert exchange(0.1).members[2].share < 0.2 < exchange(8).members[2].share

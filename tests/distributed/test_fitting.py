@@ -29,17 +29,19 @@ SHAPES = {
 def whispers(tmp_path: Path) -> Path:
     for name, (width, layers, wide, mels) in SHAPES.items():
         config = {"model_type": "whisper", "d_model": width, "vocab_size": 51866, "num_mel_bins": mels}
-        config |= {f"{part}_layers": layers for part in ("encoder", "decoder")}
-        config |= {f"{part}_ffn_dim": wide for part in ("encoder", "decoder")}
+        config |= {f"{stack}_layers": layers for stack in ("encoder", "decoder")}
+        config |= {f"{stack}_ffn_dim": wide for stack in ("encoder", "decoder")}
         config |= {"max_source_positions": 1500, "max_target_positions": 448}
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
-def fitted(profile: Profile, size: ModelSize | None, rooms: list[MemoryBudget], with_8_bits: bool = False) -> FitResult:
+def fitted(
+    profile: Profile, size: ModelSize | None, budgets: list[MemoryBudget], with_8_bits: bool = False
+) -> FitResult:
     """Whatever is installed on this machine."""
-    return fitting.fit_to_budgets(profile, size, rooms, with_8_bits=lambda: with_8_bits)
+    return fitting.fit_to_budgets(profile, size, budgets, with_8_bits=lambda: with_8_bits)
 
 
 def fit(
@@ -69,13 +71,13 @@ def fit(
     ],
 )
 def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, changed: set[str]) -> None:
-    room = MemoryBudget("studio", gigabytes * GB)
-    found = fit(whispers / name, gigabytes)
-    assert set(found.changes) == changed
-    assert found.bytes_after <= room.usable < room.total
-    training = found.profile.training
+    budget = MemoryBudget("studio", gigabytes * GB)
+    result = fit(whispers / name, gigabytes)
+    assert set(result.changes) == changed
+    assert result.bytes_after <= budget.usable < budget.total
+    training = result.profile.training
     assert training.batch_size * training.gradient_accumulation == 8
-    assert bool(found.line) == bool(changed) and (not changed or "studio has" in found.line)
+    assert bool(result.line) == bool(changed) and (not changed or "studio has" in result.line)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +97,15 @@ def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, cha
 def test_starter_profiles_use_a_gpu(
     whispers: Path, name: str, gigabytes: int, batch: int, passes: int, checkpointing: bool
 ) -> None:
-    found = fit_starter(whispers, name, gigabytes)
-    training = found.profile.training
+    result = fit_starter(whispers, name, gigabytes)
+    training = result.profile.training
     assert (training.batch_size, training.gradient_accumulation) == (batch, passes)
-    assert found.profile.model.gradient_checkpointing is checkpointing
+    assert result.profile.model.gradient_checkpointing is checkpointing
 
 
-def fit_starter(whispers: Path, name: str, gigabytes: int, device: str = "cuda", **given: str) -> FitResult:
+def fit_starter(whispers: Path, name: str, gigabytes: int, device: str = "cuda", **options: str) -> FitResult:
     folder = whispers / ("small" if "small" in name else "large-v3")
-    profile = load_profile(name, {"model_path": str(folder), "dataset_path": "/nowhere", **given}).profile
+    profile = load_profile(name, {"model_path": str(folder), "dataset_path": "/nowhere", **options}).profile
     return fitted(profile, size_for(profile), [MemoryBudget("tower", gigabytes * GB, device, bf16=True)])
 
 
@@ -113,8 +115,13 @@ def test_one_line_tells_what_a_roomy_gpu_is_used_for(whispers: Path) -> None:
 
 
 def test_what_a_person_set_is_not_loosened(whispers: Path) -> None:
-    given = {"gradient_checkpointing": "true", "batch_size": "2", "gradient_accumulation": "3", "eval_batch_size": "1"}
-    assert not fit_starter(whispers, "whisper-small-full", 80, **given).changes
+    options = {
+        "gradient_checkpointing": "true",
+        "batch_size": "2",
+        "gradient_accumulation": "3",
+        "eval_batch_size": "1",
+    }
+    assert not fit_starter(whispers, "whisper-small-full", 80, **options).changes
 
 
 def test_processors_keep_their_batches(whispers: Path) -> None:
@@ -122,9 +129,9 @@ def test_processors_keep_their_batches(whispers: Path) -> None:
 
 
 def test_what_is_chosen_for_there_is_room_leaves_some(whispers: Path) -> None:
-    room = MemoryBudget("tower", 24 * GB, "cuda")
+    budget = MemoryBudget("tower", 24 * GB, "cuda")
     for name in ("whisper-small-full", "whisper-large-v3-lora"):
-        assert fit_starter(whispers, name, 24).bytes_after <= 0.85 * room.usable
+        assert fit_starter(whispers, name, 24).bytes_after <= 0.85 * budget.usable
 
 
 def test_nothing_is_loosened_where_activations_are_unknown() -> None:
@@ -167,20 +174,20 @@ def test_evaluations_follow_whether_or_not_the_batch_does(whispers: Path, set_by
         f"[profile:p]\ngroup = g\nmodel = {whispers / 'small'}\ndataset = /nowhere\n{set_by_person}"
     )
     profile = load_profile("p", config=config).profile
-    found = fitted(profile, size_for(profile), [MemoryBudget("studio", 12 * GB)])
-    assert set(found.changes) == {"eval_batch_size"}
-    assert found.bytes_after <= found.bytes_before / 2
-    size = found.profile.evaluation.eval_batch_size
+    result = fitted(profile, size_for(profile), [MemoryBudget("studio", 12 * GB)])
+    assert set(result.changes) == {"eval_batch_size"}
+    assert result.bytes_after <= result.bytes_before / 2
+    size = result.profile.evaluation.eval_batch_size
     assert (
-        fitted(found.profile, size_for(profile), [MemoryBudget("studio", 12 * GB)]).profile is found.profile
+        fitted(result.profile, size_for(profile), [MemoryBudget("studio", 12 * GB)]).profile is result.profile
         and size > 1
     )
 
 
 def test_what_the_person_set_stays(whispers: Path) -> None:
-    found = fit(whispers / "medium", 16, tuning="full", batch_size=8)
-    assert set(found.changes) == {"gradient_checkpointing"}
-    assert (found.profile.model.tuning, found.profile.training.batch_size) == ("full", 8)
+    result = fit(whispers / "medium", 16, tuning="full", batch_size=8)
+    assert set(result.changes) == {"gradient_checkpointing"}
+    assert (result.profile.model.tuning, result.profile.training.batch_size) == ("full", 8)
     assert not fit(whispers / "small", 16, fit_memory="off").changes
 
 
@@ -195,15 +202,15 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, installed: bool) -> None:
-    found = fit(whispers / "large-v3", 10, with_8_bits=installed)
-    tight = "which is tight" in found.line
-    assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("auto", True))
-    assert found.profile.model.tuning == "lora"
+    result = fit(whispers / "large-v3", 10, with_8_bits=installed)
+    tight = "which is tight" in result.line
+    assert (result.profile.model.base_precision, tight) == (("int8", False) if installed else ("auto", True))
+    assert result.profile.model.tuning == "lora"
 
 
 def test_a_rate_that_the_person_set_is_not_raised_for_adapters(whispers: Path) -> None:
-    found = [fit(whispers / "medium", 8), fit(whispers / "medium", 8, learning_rate=3e-5)]
-    rates = [one.profile.training.learning_rate for one in found]
+    results = [fit(whispers / "medium", 8), fit(whispers / "medium", 8, learning_rate=3e-5)]
+    rates = [result.profile.training.learning_rate for result in results]
     assert rates == [pytest.approx(1e-3), 3e-5]
 
 
@@ -227,12 +234,12 @@ def test_what_is_advised_fits_a_gpu_and_the_memory_beside_it() -> None:
     size = ModelSize(parameters=244 * 10**6, layers=12, activations=60 * 10**6, working=300_000, matrices=195 * 10**6)
     options = {"model_path": "owner/model", "batch_size": 64, "strategy": "diloco", "fit_memory": "off"}
     profile = profile_from_options("mine", {**options, "gradient_checkpointing": False, "tuning": "full"})
-    rooms = [MemoryBudget("tower", int(6.5e9), "cuda"), MemoryBudget("studio", int(8.6e9))]
+    budgets = [MemoryBudget("tower", int(6.5e9), "cuda"), MemoryBudget("studio", int(8.6e9))]
     with pytest.raises(BadInput, match="studio has 8.0 GB") as refused:
-        fitted(profile, size, rooms)
-    advised = dict(part.split(" = ") for part in refused.value.hint[4:].partition(" (")[0].split(", "))
+        fitted(profile, size, budgets)
+    advised = dict(setting.split(" = ") for setting in refused.value.hint[4:].partition(" (")[0].split(", "))
     open_ = profile_from_options("mine", {**options, **advised})
-    assert fitted(open_, size, rooms).tightest is None
+    assert fitted(open_, size, budgets).tightest is None
 
 
 def test_what_is_not_known_changes_nothing() -> None:
@@ -243,8 +250,8 @@ def test_what_is_not_known_changes_nothing() -> None:
 
 def test_the_machine_with_the_least_memory_decides(whispers: Path) -> None:
     profile = profile_from_options("mine", {"model_path": str(whispers / "small")})
-    found = fitted(profile, size_for(profile), [MemoryBudget("tower", 64 * GB), MemoryBudget("studio", 8 * GB)])
-    assert "studio has" in found.line
+    result = fitted(profile, size_for(profile), [MemoryBudget("tower", 64 * GB), MemoryBudget("studio", 8 * GB)])
+    assert "studio has" in result.line
 
 
 def test_a_base_in_fewer_bits_needs_less(whispers: Path) -> None:

@@ -48,8 +48,8 @@ def test_nccl_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> Non
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(1, 50), min_size=1, max_size=3), st.floats(10, 10_000))
 def test_no_plan_is_in_clear_unasked(speeds: list[float], mbit: float) -> None:
-    there = joined([machine("abc"[index], speed, device="cuda") for index, speed in enumerate(speeds)], mbit)
-    planning = plan(there, job())
+    cluster = joined([machine("abc"[index], speed, device="cuda") for index, speed in enumerate(speeds)], mbit)
+    planning = plan(cluster, job())
     assert best(planning) == "mesh"
 
 
@@ -60,12 +60,12 @@ def test_devices_of_one_machine_may_use_nccl() -> None:
     assert "faster-in-clear" not in {reason.code for reason in planning.reasons}
 
 
-def forced(there: Cluster, engine: str) -> Planning:
+def forced(cluster: Cluster, engine: str) -> Planning:
     """A plan that chose nccl, as one of an earlier time or of somebody else may have."""
-    wanted = job(engine=engine)
-    planning = plan(there, wanted)
+    requested = job(engine=engine)
+    planning = plan(cluster, requested)
     index = next(i for i, c in enumerate(planning.ranking) if c.choice.engine == "nccl")
-    chosen = settings_of(planning.ranking[index], Predictor(there, wanted))
+    chosen = settings_of(planning.ranking[index], Predictor(cluster, requested))
     return planning.model_copy(update={"chosen": index, "settings": chosen})
 
 
@@ -89,9 +89,9 @@ def at_plan(*in_clear: str) -> WizardState:
 
 
 @pytest.mark.parametrize("action", [do.confirm, do.save_only])
-@pytest.mark.parametrize("said", ["", "y", "yes"])
-def test_the_set_up_goes_on_in_clear_only_after_the_words(said: str, action: Callable[[str], Action]) -> None:
+@pytest.mark.parametrize("answer", ["", "y", "yes"])
+def test_the_set_up_goes_on_in_clear_only_after_the_words(answer: str, action: Callable[[str], Action]) -> None:
     before = at_plan("whoever is on that network can read it")
-    assert "not encrypted" in apply(before, action(said)).notice
+    assert "not encrypted" in apply(before, action(answer)).notice
     assert "not encrypted" not in apply(before, action("Unencrypted ")).notice
     assert "not encrypted" not in apply(at_plan(), action("")).notice

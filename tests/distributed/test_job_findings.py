@@ -55,7 +55,10 @@ def profile(**options: Any) -> Profile:
 def test_what_a_custom_job_refuses_is_not_advised() -> None:
     size = ModelSize(parameters=10**9, layers=2, activations=0)
     custom = profile_from_options("p", {"task": "custom", "model_path": "m:build"})
-    fixes = {one.model.task: judge_memory(one, size, None, health(10, 10)).fix for one in (custom, profile())}
+    fixes = {
+        candidate.model.task: judge_memory(candidate, size, None, health(10, 10)).fix
+        for candidate in (custom, profile())
+    }
     assert "lora" not in fixes["custom"] and "check" not in fixes["custom"]
     assert fixes["causal_lm"].startswith("set tuning = lora, gradient_checkpointing = true")
 
@@ -66,12 +69,12 @@ def test_what_was_left_open_is_fitted_before_it_is_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "level"),
+    ("memory", "level"),
     [((64, 64), "ok"), ((8, 64), "warning"), ((8, 10), "problem")],
     ids=["fits", "other programs have it", "too small"],
 )
-def test_a_model_of_a_billion_parameters(room: tuple[float, float], level: str) -> None:
-    finding = judge_memory(profile(), ModelSize(10**9), None, health(*room))
+def test_a_model_of_a_billion_parameters(memory: tuple[float, float], level: str) -> None:
+    finding = judge_memory(profile(), ModelSize(10**9), None, health(*memory))
     assert (finding.check, finding.level) == ("model", level)
     if level != "problem":  # weights, gradients, two moments, buckets: 20 bytes each; torch; 0.1 GB of the mesh
         assert "about 19.3 GB needed (estimated)" in finding.seen
@@ -85,10 +88,10 @@ def test_what_trains_is_what_counts() -> None:
 
 def test_a_measurement_stands_before_an_estimate() -> None:
     points = tuple(Measurement(batch=b, seconds=1, peak=b * 2**30 + 2**30) for b in (1, 2))
-    there = SpeedFigures(
+    speed = SpeedFigures(
         machine=ClusterMachine(name="m", measurements=points), workload=Workload(trainable=9, total=9, samples=9)
     )
-    finding = judge_memory(profile(batch_size=8), ModelSize(10), there, health(4, 16))
+    finding = judge_memory(profile(batch_size=8), ModelSize(10), speed, health(4, 16))
     assert (finding.level, finding.seen) == ("warning", "about 9.0 GB needed (as measured there), 4.0 of 16.0 GB free")
 
 
@@ -137,30 +140,30 @@ def test_a_configuration_tells_the_number_of_parameters(folder: str) -> None:
     kind = AutoModelForSpeechSeq2Seq if config.model_type == "whisper" else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config)
-    found = size_of(REPOSITORY / folder)
-    assert found is not None and found.activations > 0
-    assert found.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.001)
+    size = size_of(REPOSITORY / folder)
+    assert size is not None and size.activations > 0
+    assert size.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.001)
     if config.model_type == "whisper":
-        assert found.encoder == sum(p.numel() for p in model.model.encoder.parameters())
+        assert size.encoder == sum(p.numel() for p in model.model.encoder.parameters())
 
 
 def test_llamas_are_counted_too(tmp_path: Path) -> None:
     tiny_llama = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632,
                   "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
-    found = size_of(tmp_path, 256)
-    assert found is not None and found.parameters == pytest.approx(1_100_048_384, rel=0.001)
+    size = size_of(tmp_path, 256)
+    assert size is not None and size.parameters == pytest.approx(1_100_048_384, rel=0.001)
 
 
 def test_a_frozen_encoder_needs_no_memory_for_backward() -> None:
-    found = size_of(REPOSITORY / "examples" / "scratch_whisper")
-    assert found is not None
+    size = size_of(REPOSITORY / "examples" / "scratch_whisper")
+    assert size is not None
     needs = [
-        need_of(load_profile("demo", {"batch_size": "8", "freeze_encoder": frozen}).profile, found).total
+        need_of(load_profile("demo", {"batch_size": "8", "freeze_encoder": frozen}).profile, size).total
         for frozen in ("false", "true")
     ]
-    least = found.encoder * (8 + 4) + 8 * 4 * (found.encoder_activations - found.working)
-    assert needs[0] - needs[1] > least
+    least_saved = size.encoder * (8 + 4) + 8 * 4 * (size.encoder_activations - size.working)
+    assert needs[0] - needs[1] > least_saved
 
 
 def test_memory_follows_the_optimizer() -> None:
@@ -178,13 +181,13 @@ def test_memory_follows_the_optimizer() -> None:
 
 def test_a_student_is_smaller_and_its_teacher_counts(tmp_path: Path) -> None:
     folder = str(REPOSITORY / "examples" / "scratch_whisper")
-    whole = size_for(profile_from_options("p", {"model_path": folder}))
+    full_size = size_for(profile_from_options("p", {"model_path": folder}))
     student = profile_from_options("p", {"teacher_path": folder, "student_layers": 1})
     size = size_for(student)
-    assert whole is not None and size is not None and size.teacher == whole
-    assert (whole.layers - size.layers, whole.parameters > size.parameters) == (3, True)
+    assert full_size is not None and size is not None and size.teacher == full_size
+    assert (full_size.layers - size.layers, full_size.parameters > size.parameters) == (3, True)
     alone, live = replace(size, teacher=None), profile_from_options("p", {"teacher_path": folder, "augmentation": 0.5})
-    assert need_of(live, size).total - need_of(live, alone).total == 4 * whole.parameters
+    assert need_of(live, size).total - need_of(live, alone).total == 4 * full_size.parameters
     assert need_of(student, size).total == need_of(student, alone).total
     large = replace(size, teacher=ModelSize(10**9))
     assert need_of(student, large).total == 4 * 10**9 + RUNTIME_BYTES
@@ -208,8 +211,8 @@ def test_no_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, weights: by
     folder = tmp_path_factory.mktemp("model")
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "config.json").write_text(json.dumps(config))
-    found = size_of(folder)
-    assert found is None or found.parameters > 0
+    size = size_of(folder)
+    assert size is None or size.parameters > 0
 
 
 @pytest.mark.slow
@@ -237,12 +240,12 @@ def test_a_gpu_holds_neither_the_process_nor_what_the_exchange_keeps() -> None:
     lora = profile_from_options("p", {"model_path": folder, "tuning": "lora", "batch_size": 4, "strategy": "diloco"})
     size = size_for(lora)
     assert size is not None
-    here, there = need_of(lora, size), need_of(lora, size, on_gpu=True)
-    assert (here.runtime, there.runtime) == (RUNTIME_BYTES, 0)
-    assert there.optimizer == need_of(lora, size, alone=True).optimizer < here.optimizer
+    on_cpu, on_gpu = need_of(lora, size), need_of(lora, size, on_gpu=True)
+    assert (on_cpu.runtime, on_gpu.runtime) == (RUNTIME_BYTES, 0)
+    assert on_gpu.optimizer == need_of(lora, size, alone=True).optimizer < on_cpu.optimizer
     nccl = lora.model_copy(update={"strategy": lora.strategy.model_copy(update={"engine": "nccl"})})
-    assert there.optimizer < need_of(nccl, size, on_gpu=True).optimizer < here.optimizer
-    assert 1.3 < here.step / there.step < 1.8  # the C library's holes
+    assert on_gpu.optimizer < need_of(nccl, size, on_gpu=True).optimizer < on_cpu.optimizer
+    assert 1.3 < on_cpu.step / on_gpu.step < 1.8  # the C library's holes
 
 
 def test_mixed_precision_is_bf16_by_itself_only_where_all_gpus_have_it() -> None:
@@ -254,16 +257,18 @@ def test_mixed_precision_is_bf16_by_itself_only_where_all_gpus_have_it() -> None
     size = size_for(auto)
     assert size is not None
     machine = health(8, 8, ((7, 8), (6, 8)))
-    for has_it, like in (((True, True), bf16), ((True, False), off)):
-        devices = tuple(one.model_copy(update={"bf16": has}) for one, has in zip(machine.devices, has_it, strict=True))
-        room = free_memory(machine.model_copy(update={"devices": devices}), "auto")
-        assert room.need(auto, size) == room.need(like, size)
-    assert room.need(bf16, size) < room.need(off, size)
+    for has_it, equivalent in (((True, True), bf16), ((True, False), off)):
+        devices = tuple(
+            device.model_copy(update={"bf16": has}) for device, has in zip(machine.devices, has_it, strict=True)
+        )
+        memory = free_memory(machine.model_copy(update={"devices": devices}), "auto")
+        assert memory.need(auto, size) == memory.need(equivalent, size)
+    assert memory.need(bf16, size) < memory.need(off, size)
 
 
 @pytest.mark.parametrize(
     ("device", "taken"), [("auto", (7, "cuda")), ("cuda", (7, "cuda")), ("cpu", (4, "cpu")), ("mps", (4, "mps"))]
 )
 def test_memory_is_that_of_the_device_that_the_job_wants(device: str, taken: tuple[int, str]) -> None:
-    found = free_memory(health(4, 8, ((7, 8),)), device)
-    assert (found.free // 2**30, found.device) == taken
+    memory = free_memory(health(4, 8, ((7, 8),)), device)
+    assert (memory.free // 2**30, memory.device) == taken

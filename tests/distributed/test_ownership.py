@@ -17,16 +17,19 @@ from distributed.planning.exchange_cost import WORTH, ExchangeCosts, best_shares
 SMALL = 2_000_000
 
 
-def longest(parts: Sequence[Sequence[float]], shares: Sequence[float]) -> float:
-    return max(sum(second * share for second, share in zip(part, shares, strict=True)) for part in parts)
+def longest(resources: Sequence[Sequence[float]], shares: Sequence[float]) -> float:
+    return max(
+        sum(second * share for second, share in zip(seconds_by_member, shares, strict=True))
+        for seconds_by_member in resources
+    )
 
 
-def of_a_grid(parts: Sequence[Sequence[float]], steps: int = 20) -> float:
+def of_a_grid(resources: Sequence[Sequence[float]], steps: int = 20) -> float:
     """Return the time of the best shares among all multiples of ``1 / steps``."""
-    members = len(parts[0])
+    members = len(resources[0])
     cuts = itertools.combinations_with_replacement(range(steps + 1), members - 1)
     grid = ([b - a for a, b in itertools.pairwise((0, *cut, steps))] for cut in cuts)
-    return min(longest(parts, [count / steps for count in counts]) for counts in grid)
+    return min(longest(resources, [count / steps for count in counts]) for counts in grid)
 
 
 seconds = st.one_of(st.just(0.0), st.floats(0.01, 10))
@@ -34,19 +37,19 @@ seconds = st.one_of(st.just(0.0), st.floats(0.01, 10))
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(2, 4).flatmap(lambda n: st.lists(st.lists(seconds, min_size=n, max_size=n), min_size=1, max_size=9)))
-def test_no_shares_are_much_better(parts: list[list[float]]) -> None:
-    shares = best_shares(parts)
+def test_no_shares_are_much_better(resources: list[list[float]]) -> None:
+    shares = best_shares(resources)
     members = len(shares)
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
-    equal = longest(parts, [1 / members] * members)
+    equal = longest(resources, [1 / members] * members)
     # Within 5 % equal shares stay; those that own next to nothing own nothing, which moves at most 5 % of the vector.
-    most = 0.05 * max(max(part) for part in parts)
-    assert longest(parts, shares) <= min(equal, WORTH * of_a_grid(parts)) + most
+    tolerance = 0.05 * max(max(seconds_by_member) for seconds_by_member in resources)
+    assert longest(resources, shares) <= min(equal, WORTH * of_a_grid(resources)) + tolerance
 
 
 @given(st.integers(2, 8), st.floats(0.1, 10))
 def test_equal_parts_have_equal_shares(members: int, rate: float) -> None:
-    stars = [[rate * (members - 1 if owner == one else 1) for owner in range(members)] for one in range(members)]
+    stars = [[rate * (members - 1 if owner == member else 1) for owner in range(members)] for member in range(members)]
     assert best_shares(stars) == pytest.approx([1 / members] * members)
 
 
@@ -56,21 +59,21 @@ def test_a_matrix_whose_value_is_known() -> None:
     assert best_shares([[1, 3], [3, 1], [9, 0]]) == pytest.approx([3 / 11, 8 / 11], abs=0.01)
 
 
-def shares_of(there: Cluster, codec: str = "fp32") -> tuple[float, ...]:
-    members = tuple(sorted(one.name for one in there.machines))
-    way = Choice(strategy="allreduce", codec=codec, engine="mesh", members=members)
-    return ExchangeCosts(there, SMALL).forecast(way).shares
+def shares_of(cluster: Cluster, codec: str = "fp32") -> tuple[float, ...]:
+    members = tuple(sorted(machine.name for machine in cluster.machines))
+    choice = Choice(strategy="allreduce", codec=codec, engine="mesh", members=members)
+    return ExchangeCosts(cluster, SMALL).forecast(choice).shares
 
 
-def seconds_with(there: Cluster, shares: Sequence[float]) -> float:
+def seconds_with(cluster: Cluster, shares: Sequence[float]) -> float:
     """Return how long the network is busy with a vector, worked out link by link: ``U s_j + D s_i`` from i to j."""
-    names = sorted(one.name for one in there.machines)
+    names = sorted(machine.name for machine in cluster.machines)
     size = 4.0 * SMALL
     sent = {(i, j): size * (shares[b] + shares[a]) for (a, i), (b, j) in itertools.permutations(enumerate(names), 2)}
-    times = [8e-6 * sent[i, j] / link.mbit for i, j in sent if (link := there.link(i, j)) is not None]
+    times = [8e-6 * sent[i, j] / link.mbit for i, j in sent if (link := cluster.link(i, j)) is not None]
     for name in names:
         for end in (0, 1):
-            times.append(8e-6 * sum(sent[pair] for pair in sent if pair[end] == name) / there.interface(name))
+            times.append(8e-6 * sum(sent[pair] for pair in sent if pair[end] == name) / cluster.interface(name))
     return max(times)
 
 
@@ -80,20 +83,20 @@ def test_shares_of_four_machines_with_any_links(rates: list[float]) -> None:
     names = "abcd"
     pairs = zip(itertools.combinations(names, 2), rates, strict=True)
     links = tuple(Link(source=a, target=b, mbit=rate, mbit_back=rate / 2) for (a, b), rate in pairs)
-    there = Cluster(machines=tuple(machine(name) for name in names), links=links)
-    found = seconds_with(there, shares_of(there))
+    cluster = Cluster(machines=tuple(machine(name) for name in names), links=links)
+    best = seconds_with(cluster, shares_of(cluster))
     cuts = itertools.combinations_with_replacement(range(13), 3)
     grid = ([(b - a) / 12 for a, b in itertools.pairwise((0, *cut, 12))] for cut in cuts)
-    assert found <= 1.08 * min(seconds_with(there, shares) for shares in grid)
+    assert best <= 1.08 * min(seconds_with(cluster, shares) for shares in grid)
 
 
 def test_a_wifi_member_makes_the_exchange_half_as_long_again_with_equal_shares() -> None:
-    there = joined([machine(name) for name in "abcd"], 1000, {"d": 50})
-    shares = shares_of(there)
+    cluster = joined([machine(name) for name in "abcd"], 1000, {"d": 50})
+    shares = shares_of(cluster)
     assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-    assert seconds_with(there, [0.25] * 4) / seconds_with(there, shares) == pytest.approx(1.5)
+    assert seconds_with(cluster, [0.25] * 4) / seconds_with(cluster, shares) == pytest.approx(1.5)
 
 
 def test_who_codes_slowly_owns_less() -> None:
-    there = joined([machine("a", cores=4), machine("b", cores=4), machine("c", cores=0.1)], 10_000)
-    assert shares_of(there, "mxfp4")[2] < 0.2
+    cluster = joined([machine("a", cores=4), machine("b", cores=4), machine("c", cores=0.1)], 10_000)
+    assert shares_of(cluster, "mxfp4")[2] < 0.2

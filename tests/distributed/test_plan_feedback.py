@@ -24,7 +24,7 @@ from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, StepEvent
 
-some = settings(max_examples=25, deadline=None)
+few_examples = settings(max_examples=25, deadline=None)
 ratios = st.floats(0.05, 20)
 MACHINES = cluster([8.0, 4.0], mbit=100)
 JOB = job(10_000_000, batch=8)
@@ -42,38 +42,47 @@ def run(candidate: Candidate, steps: int, compute: float = 1.0, exchange: float 
     """A run in which every member's compute and every exchange take so many times what was predicted."""
     choice = candidate.choice
     events: list[Event] = [MemberEvent(member=r, status="ready", name=n) for r, n in enumerate(choice.members)]
-    slowest = max(one.busy for one in candidate.members) * compute
+    slowest = max(member.busy for member in candidate.members) * compute
     hidden = candidate.exchange - (candidate.step - slowest / compute) * choice.interval
     wait = max(0.0, candidate.exchange * exchange - hidden)
-    for rank, one in enumerate(candidate.members):
-        own = one.busy * compute
+    for rank, member in enumerate(candidate.members):
+        member_seconds = member.busy * compute
         for number in range(1, steps + 1):
             if choice.interval == 1:
-                events.append(step(rank, number, own, slowest - own + wait))
+                events.append(step(rank, number, member_seconds, slowest - member_seconds + wait))
             else:
-                last = number % choice.interval == 0
-                events.append(step(rank, number, own, (slowest - own) * choice.interval + wait if last else 0.0))
+                exchanges = number % choice.interval == 0
+                events.append(
+                    step(
+                        rank,
+                        number,
+                        member_seconds,
+                        (slowest - member_seconds) * choice.interval + wait if exchanges else 0.0,
+                    )
+                )
     return events
 
 
 def compared(candidate: Candidate, events: list[Event]) -> PredictionComparison:
-    found = compare(candidate, events, JOB.trainable)
-    assert found is not None
-    return found
+    comparison = compare(candidate, events, JOB.trainable)
+    assert comparison is not None
+    return comparison
 
 
 # -------------------------------------------------------------------------------------------------------------- compare
 
 
-@some
+@few_examples
 @given(st.sampled_from([EVERY_STEP, MERGED]), st.floats(0.3, 3), st.floats(1, 3))
 def test_a_run_tells_by_how_much_it_was_off(choice: Choice, compute: float, exchange: float) -> None:
     candidate = predict(MACHINES, JOB, choice)
-    found = compared(candidate, run(candidate, 40, compute, exchange))
-    assert [one.ratio for one in found.members] == pytest.approx([compute] * 2)
-    assert found.exchange_ratio == pytest.approx(exchange)
-    assert found.measured_step == pytest.approx(found.measured_wait + max(one.measured for one in found.members))
-    assert json.loads(json.dumps(found.document()))["ratio"] == round(found.ratio, 4)
+    comparison = compared(candidate, run(candidate, 40, compute, exchange))
+    assert [member.ratio for member in comparison.members] == pytest.approx([compute] * 2)
+    assert comparison.exchange_ratio == pytest.approx(exchange)
+    assert comparison.measured_step == pytest.approx(
+        comparison.measured_wait + max(member.measured for member in comparison.members)
+    )
+    assert json.loads(json.dumps(comparison.document()))["ratio"] == round(comparison.ratio, 4)
 
 
 def test_a_run_as_predicted_has_ratio_one() -> None:
@@ -88,8 +97,8 @@ def test_the_warm_up_is_left_out() -> None:
         e.model_copy(update={"compute": 100.0}) if isinstance(e, StepEvent) and e.step <= 10 else e
         for e in run(candidate, 34)
     ]
-    found = compared(candidate, events)
-    assert (found.steps, round(found.ratio, 6)) == (20, 1.0)
+    comparison = compared(candidate, events)
+    assert (comparison.steps, round(comparison.ratio, 6)) == (20, 1.0)
 
 
 @pytest.mark.parametrize(("choice", "steps"), [(EVERY_STEP, 7), (MERGED, 9)])
@@ -102,8 +111,10 @@ def test_a_run_that_is_too_short_tells_nothing(choice: Choice, steps: int) -> No
 def test_members_with_a_pace_of_their_own_advance_by_its_mean_and_tell_nothing() -> None:
     choice = Choice(strategy="async_diloco", codec="bf16", engine="mesh", members=("a", "b"), interval=10)
     candidate = predict(cluster([8.0, 0.5], mbit=1e6), JOB, choice)
-    assert {one.micro_batch for one in candidate.members} == {8}  # the slower one takes fewer parts, not smaller ones
-    assert candidate.step == pytest.approx(2 / sum(1 / one.busy for one in candidate.members), rel=0.01)
+    assert {member.micro_batch for member in candidate.members} == {
+        8
+    }  # the slower one takes fewer parts, not smaller ones
+    assert candidate.step == pytest.approx(2 / sum(1 / member.busy for member in candidate.members), rel=0.01)
     assert candidate.exposed >= 0
     assert compare(candidate, run(candidate, 30)) is None
 
@@ -142,29 +153,31 @@ def test_members_whose_steps_are_long_and_short_by_turns_take_the_mean_of_both()
     events: list[Event] = [
         step(rank, number, seconds, 0.0, moved=500) for rank in turns for number, seconds in enumerate(turns[rank], 1)
     ]
-    found = compared(candidate, events)
-    assert found.measured_step == pytest.approx(0.235)
-    assert found.measured_bytes_per_hour == pytest.approx(1000 * 3600 / 0.235)
+    comparison = compared(candidate, events)
+    assert comparison.measured_step == pytest.approx(0.235)
+    assert comparison.measured_bytes_per_hour == pytest.approx(1000 * 3600 / 0.235)
 
 
 # ------------------------------------------------------------------------------------------------------------- remember
 
 
-@some
+@few_examples
 @given(st.lists(ratios, max_size=20))
-def test_a_factor_is_drawn_towards_one_and_bounded(found: list[float]) -> None:
-    factor = shrunk_mean(found, [1.0] * len(found))
+def test_a_factor_is_drawn_towards_one_and_bounded(observed: list[float]) -> None:
+    factor = shrunk_mean(observed, [1.0] * len(observed))
     assert 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR
     plain = (
-        math.exp(sum(math.log(min(LARGEST_FACTOR, max(1 / LARGEST_FACTOR, one))) for one in found) / len(found))
-        if found
+        math.exp(
+            sum(math.log(min(LARGEST_FACTOR, max(1 / LARGEST_FACTOR, ratio))) for ratio in observed) / len(observed)
+        )
+        if observed
         else 1.0
     )
     assert abs(math.log(factor)) <= abs(math.log(plain)) + 1e-12
 
 
 @pytest.mark.slow
-@some
+@few_examples
 @given(st.lists(st.tuples(ratios, ratios), max_size=5), st.sampled_from([EVERY_STEP, MERGED]))
 def test_what_is_learnt_brings_the_prediction_closer(
     tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[float, float]], choice: Choice
@@ -210,16 +223,16 @@ def test_age_and_another_model_count_less(tmp_path: Path) -> None:
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     remember(MACHINES, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
     fresh, old = (corrections(MACHINES, JOB, cache, at).compute.get("a", 1.0) for at in (NOW, NOW + HALF_LIFE))
-    other = corrections(MACHINES, JOB.model_copy(update={"trainable": 5}), cache, NOW).compute.get("a", 1.0)
-    assert 1.0 < other < old < fresh < 2.0
+    other_model = corrections(MACHINES, JOB.model_copy(update={"trainable": 5}), cache, NOW).compute.get("a", 1.0)
+    assert 1.0 < other_model < old < fresh < 2.0
 
 
 def test_machines_are_known_by_their_keys(tmp_path: Path) -> None:
     cache = MeasurementCache(tmp_path)
-    first = Cluster(machines=(machine("a", identity="K1"), machine("b", identity="K2")), links=MACHINES.links)
+    original = Cluster(machines=(machine("a", identity="K1"), machine("b", identity="K2")), links=MACHINES.links)
     renamed = Cluster(machines=(machine("x", identity="K1"), machine("a", identity="K3")))
-    candidate = predict(first, JOB, EVERY_STEP)
-    remember(first, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
+    candidate = predict(original, JOB, EVERY_STEP)
+    remember(original, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
     learnt = corrections(renamed, JOB, cache, NOW)
     assert (learnt.compute.get("x", 1.0) > 1.0, learnt.compute.get("a", 1.0)) == (True, 1.0)
 
@@ -260,14 +273,16 @@ def test_without_corrections_a_plan_is_as_it_was() -> None:
 
 def test_a_machine_that_proved_slow_gets_less_to_do() -> None:
     slow = Corrections(compute={"a": 2.0})
-    batches = [one.micro_batch for one in predict(MACHINES, JOB, EVERY_STEP, slow).members]
-    assert batches == [one.micro_batch for one in predict(cluster([4.0, 4.0], mbit=100), JOB, EVERY_STEP).members]
+    batches = [member.micro_batch for member in predict(MACHINES, JOB, EVERY_STEP, slow).members]
+    assert batches == [member.micro_batch for member in predict(cluster([4.0, 4.0], mbit=100), JOB, EVERY_STEP).members]
 
 
 def test_an_exchange_that_proved_slow_can_change_the_plan() -> None:
     fast = cluster([8.0, 8.0], mbit=1000)
-    way = {"strategy": "diloco", "engine": "mesh"}
-    learnt = Corrections(exchange=tuple(ExchangeCorrection(machine=name, factor=3.0, **way) for name in "ab"))
+    strategy_and_engine = {"strategy": "diloco", "engine": "mesh"}
+    learnt = Corrections(
+        exchange=tuple(ExchangeCorrection(machine=name, factor=3.0, **strategy_and_engine) for name in "ab")
+    )
     merged = MERGED.model_copy(update={"codec": "bf16"})
     assert predict(fast, JOB, merged, learnt).step > predict(fast, JOB, merged).step
     assert predict(fast, JOB, EVERY_STEP, learnt).step == predict(fast, JOB, EVERY_STEP).step

@@ -11,6 +11,6 @@ from prediction_grid import RECORDED, cells, compact
 @pytest.mark.slow
 def test_predictions_are_the_recorded_ones() -> None:
     recorded = json.loads(RECORDED.read_text())
-    found = json.loads(json.dumps({name: compact(cell) for name, cell in cells().items()}))
-    assert found.keys() == recorded.keys()
-    assert [name for name in found if found[name] != recorded[name]] == []
+    predicted = json.loads(json.dumps({name: compact(cell) for name, cell in cells().items()}))
+    assert predicted.keys() == recorded.keys()
+    assert [name for name in predicted if predicted[name] != recorded[name]] == []

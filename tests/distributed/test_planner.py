@@ -29,7 +29,7 @@ from training.strategies.costs import Course
 from training.strategies.registry import forget, register, strategies
 
 ROOT = Path(__file__).parents[2]
-some = settings(max_examples=12, deadline=None)
+few_examples = settings(max_examples=12, deadline=None)
 
 
 def best_of(planning: Planning) -> Candidate:
@@ -43,25 +43,25 @@ def codes(planning: Planning, subject: str | None = None) -> set[str]:
 
 def test_a_plan_says_whose_speed_was_measured_while_others_used_it() -> None:
     busy = machine("b").model_copy(update={"measurements": (Measurement(batch=8, seconds=1.0, others=0.5),)})
-    found = plan(joined((machine("a"), busy)), job())
-    (reason,) = [reason for reason in found.reasons if reason.code == "measured-in-use"]
+    planning = plan(joined((machine("a"), busy)), job())
+    (reason,) = [reason for reason in planning.reasons if reason.code == "measured-in-use"]
     assert sentence(reason).startswith("other programs used 50 % of the processors of b while it was measured")
 
 
 # ----------------------------------------------------------------------------------------------------------- properties
 
 
-@some
+@few_examples
 @given(speeds, rates, st.floats(1, 10), jobs, st.data())
 def test_more_bandwidth_makes_no_candidate_slower(
-    speeds: list[float], mbit: float, more: float, job: Job, data: st.DataObject
+    speeds: list[float], mbit: float, factor: float, job: Job, data: st.DataObject
 ) -> None:
-    slow, fast = cluster(speeds, mbit), cluster(speeds, mbit * more)
+    slow, fast = cluster(speeds, mbit), cluster(speeds, mbit * factor)
     candidate = data.draw(st.sampled_from(plan(slow, job).ranking))
     assert predict(fast, job, candidate.choice).step <= predict(slow, job, candidate.choice).step * (1 + 1e-9)
 
 
-@some
+@few_examples
 @given(speeds, rates, jobs)
 def test_every_machine_alone_is_a_candidate(speeds: list[float], mbit: float, job: Job) -> None:
     alone = [c for c in plan(cluster(speeds, mbit), job).ranking if c.choice.alone]
@@ -69,31 +69,31 @@ def test_every_machine_alone_is_a_candidate(speeds: list[float], mbit: float, jo
     assert max(c.speed_up for c in alone) == pytest.approx(1.0)
 
 
-@some
+@few_examples
 @given(speeds, rates, jobs)
 def test_shares_sum_to_the_global_batch_and_follow_speed(speeds: list[float], mbit: float, job: Job) -> None:
-    found = cluster(speeds, mbit)
-    for candidate in plan(found, job).ranking:
+    machines = cluster(speeds, mbit)
+    for candidate in plan(machines, job).ranking:
         assert sum(m.micro_batch for m in candidate.members) * candidate.accumulation == candidate.global_batch
-        order = sorted(candidate.members, key=lambda member: found.machine(member.name).speed)
+        order = sorted(candidate.members, key=lambda member: machines.machine(member.name).speed)
         for slower, faster in itertools.pairwise(order):
-            if found.machine(slower.name).speed < found.machine(faster.name).speed:
+            if machines.machine(slower.name).speed < machines.machine(faster.name).speed:
                 assert slower.micro_batch <= faster.micro_batch
 
 
-@some
+@few_examples
 @given(speeds, rates, jobs, st.randoms(use_true_random=False))
 def test_the_order_of_machines_and_links_changes_nothing(
     speeds: list[float], mbit: float, job: Job, chance: random.Random
 ) -> None:
-    there = cluster(speeds, mbit)
-    machines, links = list(there.machines), [link.reversed() for link in there.links]
+    original = cluster(speeds, mbit)
+    machines, links = list(original.machines), [link.reversed() for link in original.links]
     chance.shuffle(machines)
     chance.shuffle(links)
-    assert plan(Cluster(machines=tuple(machines), links=tuple(links)), job) == plan(there, job)
+    assert plan(Cluster(machines=tuple(machines), links=tuple(links)), job) == plan(original, job)
 
 
-@some
+@few_examples
 @given(speeds, rates, jobs)
 def test_every_reason_can_be_said(speeds: list[float], mbit: float, job: Job) -> None:
     planning = plan(cluster(speeds, mbit), job)
@@ -109,8 +109,8 @@ def test_a_large_model_over_a_slow_link_trains_alone_and_says_so() -> None:
     assert best_of(planning).choice.alone
     assert planning.settings is not None
     assert planning.settings.left_out == ("b",)
-    first = sentence(planning.reasons[0])
-    assert first.startswith("a alone is the fastest: 2 machines would be slower (an exchange takes")
+    decisive = sentence(planning.reasons[0])
+    assert decisive.startswith("a alone is the fastest: 2 machines would be slower (an exchange takes")
 
 
 def test_adapters_over_gigabit_are_averaged_exactly() -> None:
@@ -144,30 +144,32 @@ def test_a_plan_says_whether_the_rate_follows_the_batch(asked: dict[str, Any], w
 
 def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
     def interval(bound: float) -> int:
-        wanted = job(
+        bounded = job(
             samples=32_000, start="scratch", strategy="diloco", preference="least-traffic", max_loss_increase=bound
         )
-        return best_of(plan(cluster([8, 8, 8, 8], 500), wanted)).choice.interval
+        return best_of(plan(cluster([8, 8, 8, 8], 500), bounded)).choice.interval
 
     assert [interval(0.03), interval(0.05), interval(0.07)] == [10, 20, 100]
 
 
-@some
+@few_examples
 @given(speeds, rates, jobs)
 def test_the_simplest_of_those_that_are_about_equal_is_chosen(speeds: list[float], mbit: float, job: Job) -> None:
-    wanted = job.model_copy(update={"preference": "fastest", "engine": "mesh"})
-    ranking = [one for one in plan(cluster(speeds, mbit), wanted).ranking if one.fits]
-    best, fastest = ranking[0], max(one.useful_speed_up for one in ranking)
+    fastest_job = job.model_copy(update={"preference": "fastest", "engine": "mesh"})
+    ranking = [candidate for candidate in plan(cluster(speeds, mbit), fastest_job).ranking if candidate.fits]
+    best, fastest = ranking[0], max(candidate.useful_speed_up for candidate in ranking)
     assert best.useful_speed_up * WORTH >= fastest * 0.99
-    assert simplicity(best) == min(simplicity(one) for one in ranking if one.useful_speed_up * WORTH > fastest * 1.01)
+    assert simplicity(best) == min(
+        simplicity(candidate) for candidate in ranking if candidate.useful_speed_up * WORTH > fastest * 1.01
+    )
 
 
 def test_a_near_tie_is_told() -> None:
-    told = [reason for mbit in (300, 350, 400) for reason in plan(cluster([8, 8, 8], mbit), job()).reasons
+    ties = [reason for mbit in (300, 350, 400) for reason in plan(cluster([8, 8, 8], mbit), job()).reasons
             if reason.code == "about-equal"]  # fmt: skip
-    assert told
-    assert all(1 / WORTH < one.numbers["rival"] / one.numbers["useful"] < 1.06 for one in told)
-    assert "predictions cannot tell differences below 5 %" in sentence(told[0])
+    assert ties
+    assert all(1 / WORTH < reason.numbers["rival"] / reason.numbers["useful"] < 1.06 for reason in ties)
+    assert "predictions cannot tell differences below 5 %" in sentence(ties[0])
 
 
 def test_a_fine_tune_of_texts_is_merged_only_by_whom_a_higher_loss_suits() -> None:
@@ -192,28 +194,31 @@ def coordinator(planning: Planning) -> str:
 
 
 def test_between_equals_the_coordinator_is_where_the_run_starts() -> None:
-    there = cluster([8, 8, 8], 950)
-    assert coordinator(plan(there.model_copy(update={"here": "b"}), job(engine="mesh"))) == "b"
+    equals = cluster([8, 8, 8], 950)
+    assert coordinator(plan(equals.model_copy(update={"here": "b"}), job(engine="mesh"))) == "b"
 
 
 def test_the_coordinator_stays_where_it_is_allowed() -> None:
     assert coordinator(plan(cluster([8, 8, 8], 950, slow={"a": 400}), job(engine="mesh"), carriers=["b"])) == "b"
 
 
-def without(there: Cluster, *pair: str) -> Cluster:
+def without(cluster: Cluster, *pair: str) -> Cluster:
     """The cluster less the link of a pair."""
-    links = tuple(link for link in there.links if {link.source, link.target} != set(pair))
-    return there.model_copy(update={"links": links})
+    links = tuple(link for link in cluster.links if {link.source, link.target} != set(pair))
+    return cluster.model_copy(update={"links": links})
 
 
 def test_the_coordinator_is_where_most_reach_it_and_passes_on_what_others_cannot_send() -> None:
-    whole = cluster([8, 8, 8], 300)
-    planning = plan(without(whole, "a", "b"), job(strategy="diloco", codec="bf16"))
+    all_linked = cluster([8, 8, 8], 300)
+    planning = plan(without(all_linked, "a", "b"), job(strategy="diloco", codec="bf16"))
     assert coordinator(planning) == "c"
     assert len(best_of(planning).choice.members) == 3
     assert "relayed" in codes(planning, "a")
-    way = best_of(planning).choice
-    assert predict(without(whole, "a", "b"), job(), way).exchange > 1.2 * predict(whole, job(), way).exchange
+    choice = best_of(planning).choice
+    assert (
+        predict(without(all_linked, "a", "b"), job(), choice).exchange
+        > 1.2 * predict(all_linked, job(), choice).exchange
+    )
 
 
 def test_a_slow_link_owns_little_and_the_plan_says_so() -> None:
@@ -260,9 +265,9 @@ def test_a_machine_without_speed_is_left_out_with_a_reason() -> None:
 
 
 def test_a_machine_without_a_link_is_left_out_with_a_reason() -> None:
-    there = cluster([8, 8, 8])
-    cut = there.model_copy(
-        update={"links": tuple(link for link in there.links if "c" not in (link.source, link.target))}
+    linked = cluster([8, 8, 8])
+    cut = linked.model_copy(
+        update={"links": tuple(link for link in linked.links if "c" not in (link.source, link.target))}
     )
     planning = plan(cut, job(1_000_000))
     assert best_of(planning).choice.members == ("a", "b")
@@ -270,8 +275,8 @@ def test_a_machine_without_a_link_is_left_out_with_a_reason() -> None:
 
 
 def test_nccl_takes_cuda_devices_only() -> None:
-    there = joined((machine("a", device="cuda"), machine("b", device="cuda"), machine("mac", 8, system="darwin")))
-    planning = plan(there, job(engine="nccl"))
+    mixed = joined((machine("a", device="cuda"), machine("b", device="cuda"), machine("mac", 8, system="darwin")))
+    planning = plan(mixed, job(engine="nccl"))
     assert all("mac" not in c.choice.members for c in planning.ranking if not c.choice.alone)
     assert "no-cuda" in codes(planning, "mac")
     assert {c.choice.engine for c in plan(cluster([8, 8]), job()).ranking} == {"mesh"}
@@ -279,16 +284,16 @@ def test_nccl_takes_cuda_devices_only() -> None:
 
 @pytest.mark.parametrize("preference", ["closest-to-exact", "least-traffic"])
 def test_preferences(preference: str) -> None:
-    wanted = job(20_000_000, samples=320_000, start="scratch")
-    there = cluster([8, 8, 8, 8], 950)
-    found = best_of(plan(there, wanted.model_copy(update={"preference": preference})))
-    fastest = best_of(plan(there, wanted))
-    assert not found.choice.alone
-    assert found.useful_speed_up <= fastest.useful_speed_up * 1.05  # what differs by less is not told apart
+    from_scratch = job(20_000_000, samples=320_000, start="scratch")
+    equals = cluster([8, 8, 8, 8], 950)
+    preferred = best_of(plan(equals, from_scratch.model_copy(update={"preference": preference})))
+    fastest = best_of(plan(equals, from_scratch))
+    assert not preferred.choice.alone
+    assert preferred.useful_speed_up <= fastest.useful_speed_up * 1.05  # what differs by less is not told apart
     if preference == "closest-to-exact":
-        assert (found.choice.codec, found.loss_increase) == ("fp32", 0)
+        assert (preferred.choice.codec, preferred.loss_increase) == ("fp32", 0)
     else:
-        assert found.bytes_per_hour < fastest.bytes_per_hour / 2
+        assert preferred.bytes_per_hour < fastest.bytes_per_hour / 2
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -301,8 +306,8 @@ def with_memory(free: int, per_sample: int) -> Cluster:
 
 
 def test_gradient_accumulation_makes_a_step_fit_without_changing_it() -> None:
-    wanted = job(1_000_000, batch=8)
-    planning = plan(with_memory(100_000_000, 20_000_000), wanted)
+    eight_samples = job(1_000_000, batch=8)
+    planning = plan(with_memory(100_000_000, 20_000_000), eight_samples)
     best = best_of(planning)
     assert (best.accumulation, best.global_batch) == (4, 16)
     assert "accumulation-for-memory" in codes(planning)
@@ -340,24 +345,24 @@ def test_nothing_helps_is_said_too() -> None:
 
 def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
     profile = Profile(name="p")
-    there = cluster([8, 4, 4], 95)
-    planning = with_hashes(plan(there, job(samples=100_000)), there, profile)
+    machines = cluster([8, 4, 4], 95)
+    planning = with_hashes(plan(machines, job(samples=100_000)), machines, profile)
     planning.write(tmp_path / "plan.json")
-    again = Planning.read(tmp_path / "plan.json")
-    assert again == planning
-    assert again.settings is not None
-    changed = again.overlay(profile)
-    assert changed.strategy.strategy == best_of(again).choice.strategy
-    assert changed.training.gradient_accumulation == best_of(again).accumulation
-    assert sum(member.batch_size for member in again.settings.members) == 24
+    restored = Planning.read(tmp_path / "plan.json")
+    assert restored == planning
+    assert restored.settings is not None
+    changed = restored.overlay(profile)
+    assert changed.strategy.strategy == best_of(restored).choice.strategy
+    assert changed.training.gradient_accumulation == best_of(restored).accumulation
+    assert sum(member.batch_size for member in restored.settings.members) == 24
 
 
 def test_a_plan_is_refused_for_another_profile() -> None:
-    there = cluster([8, 8])
-    planning = with_hashes(plan(there, job()), there, Profile(name="p"))
-    other = Profile.model_validate({"name": "p", "training": {"batch_size": 3}})
+    machines = cluster([8, 8])
+    planning = with_hashes(plan(machines, job()), machines, Profile(name="p"))
+    changed = Profile.model_validate({"name": "p", "training": {"batch_size": 3}})
     with pytest.raises(BadInput, match="a profile other than"):
-        planning.overlay(other)
+        planning.overlay(changed)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version": 1, "job": 3}'])
@@ -369,16 +374,16 @@ def test_files_that_are_no_plan(text: str, tmp_path: Path) -> None:
 
 
 def test_choices_that_cannot_be_are_refused() -> None:
-    there = cluster([8, 8, 0])
-    way = Choice(strategy="allreduce", codec="fp32", engine="nccl", members=("a", "c"))
+    machines = cluster([8, 8, 0])
+    choice = Choice(strategy="allreduce", codec="fp32", engine="nccl", members=("a", "c"))
     with pytest.raises(BadInput, match="c has no measured speed"):
-        predict(there, job(), way)
+        predict(machines, job(), choice)
     with pytest.raises(BadInput, match="no link"):
-        predict(Cluster(machines=there.machines), job(), way.model_copy(update={"members": ("a", "b")}))
+        predict(Cluster(machines=machines.machines), job(), choice.model_copy(update={"members": ("a", "b")}))
     with pytest.raises(BadInput, match="cost of strategy 'no-such'"):
-        predict(there, job(), way.model_copy(update={"strategy": "no-such"}))
+        predict(machines, job(), choice.model_copy(update={"strategy": "no-such"}))
     with pytest.raises(BadInput, match="fewer samples"):
-        predict(there, job(global_batch=1), way.model_copy(update={"members": ("a", "b")}))
+        predict(machines, job(global_batch=1), choice.model_copy(update={"members": ("a", "b")}))
 
 
 @pytest.fixture
@@ -406,8 +411,8 @@ def test_strategies_of_the_registry_whose_cost_is_known_are_candidates() -> None
 @pytest.mark.usefixtures("unknown")
 @pytest.mark.parametrize("engine", ["auto", "nccl"])
 def test_a_strategy_of_unknown_cost_is_carried_out_and_not_predicted(engine: str) -> None:
-    there = joined([machine("a", 8, device="cuda"), machine("b", 4, device="cuda")])
-    planning = plan(there, job(strategy="unknown", engine=engine))
+    machines = joined([machine("a", 8, device="cuda"), machine("b", 4, device="cuda")])
+    planning = plan(machines, job(strategy="unknown", engine=engine))
     best = best_of(planning)
     assert (best.predicted, best.choice.strategy, best.choice.members) == (False, "unknown", ("a", "b"))
     assert [member.micro_batch for member in best.members] == [11, 5]
@@ -437,11 +442,11 @@ RANKED = {
 @pytest.mark.parametrize("name", RANKED)
 def test_all_that_are_sound_for_a_job_are_ranked_and_the_others_have_a_reason(name: str) -> None:
     start: Any = "scratch" if name == "scratch" else "pretrained"
-    wanted = job(max_loss_increase=0.2, start=start, texts=name in ("texts", "adapters"), lora=name == "adapters")
-    planning = plan(cluster([8, 8], 20), wanted)
-    assert {one.choice.strategy for one in planning.ranking} == RANKED[name]
-    why_not = {one.subject for one in planning.reasons if one.code in ("no-cost-model", "no-interval")}
-    assert why_not == set(strategies()) - RANKED[name]
+    bounded = job(max_loss_increase=0.2, start=start, texts=name in ("texts", "adapters"), lora=name == "adapters")
+    planning = plan(cluster([8, 8], 20), bounded)
+    assert {candidate.choice.strategy for candidate in planning.ranking} == RANKED[name]
+    excluded = {reason.subject for reason in planning.reasons if reason.code in ("no-cost-model", "no-interval")}
+    assert excluded == set(strategies()) - RANKED[name]
 
 
 def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_asked_for() -> None:
@@ -452,9 +457,9 @@ def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_as
     register(type("Own", (AllReduce,), {"name": "guessed", "options": Section, "costs": Guessed(), "is_usual": False}))
     try:
         short, long = (plan(cluster([8, 8]), job(samples=16 * steps)) for steps in (1999, 2000))
-        said = "guessed was not considered: it is a guess"
-        assert said in map(sentence, short.reasons) and said not in map(sentence, long.reasons)
-        assert "guessed" in {one.choice.strategy for one in long.ranking}
+        note = "guessed was not considered: it is a guess"
+        assert note in map(sentence, short.reasons) and note not in map(sentence, long.reasons)
+        assert "guessed" in {candidate.choice.strategy for candidate in long.ranking}
         asked = best_of(plan(cluster([8, 8]), job(strategy="guessed")))
         assert (asked.predicted, asked.choice.strategy) == (True, "guessed")
     finally:
@@ -464,27 +469,34 @@ def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_as
 @pytest.mark.parametrize("codec", ["mxfp4", "topk:0.05"])
 def test_a_strategy_that_refuses_the_codec_is_not_proposed(codec: str) -> None:
     planning = plan(cluster([8, 8], 20), job(samples=100_000, texts=True, max_loss_increase=0.2, codec=codec))
-    assert {one.choice.strategy for one in planning.ranking if not one.choice.alone} >= {"diloco", "streaming_diloco"}
-    assert not {"noloco", "sparta"} & {one.choice.strategy for one in planning.ranking}
-    said = f"sparta was not considered: codec = {codec} is made for differences"
-    assert said in " ".join(map(sentence, planning.reasons))
+    assert {candidate.choice.strategy for candidate in planning.ranking if not candidate.choice.alone} >= {
+        "diloco",
+        "streaming_diloco",
+    }
+    assert not {"noloco", "sparta"} & {candidate.choice.strategy for candidate in planning.ranking}
+    note = f"sparta was not considered: codec = {codec} is made for differences"
+    assert note in " ".join(map(sentence, planning.reasons))
 
 
 def test_a_strategy_that_needs_more_exchanges_is_not_proposed() -> None:
-    own = {"sparseloco": {"sync_interval": 30}}
+    owned = {"sparseloco": {"sync_interval": 30}}
     few, many = (
-        plan(cluster([8, 8], 20), job(steps=steps, strategy="sparta + sparseloco", owned=own, max_loss_increase=0.5))
+        plan(cluster([8, 8], 20), job(steps=steps, strategy="sparta + sparseloco", owned=owned, max_loss_increase=0.5))
         for steps in (600, 6000)
     )
-    assert all(one.choice.alone for one in few.ranking) and not all(one.choice.alone for one in many.ranking)
-    said = "it has sparseloco, which needs 100 exchanges, and 600 steps have 20"
-    assert f"sparta + sparseloco was not considered: {said}" in map(sentence, few.reasons)
+    assert all(candidate.choice.alone for candidate in few.ranking) and not all(
+        candidate.choice.alone for candidate in many.ranking
+    )
+    refusal = "it has sparseloco, which needs 100 exchanges, and 600 steps have 20"
+    assert f"sparta + sparseloco was not considered: {refusal}" in map(sentence, few.reasons)
 
 
 def test_strategies_without_a_common_codec_keep_their_own_in_a_plan() -> None:
-    own = job(steps=6000, strategy="sparseloco + sparta", max_loss_increase=0.5)
-    group = next(one for one in plan(cluster([8, 8], 20), own).ranking if not one.choice.alone)
-    assert settings_of(group, Predictor(cluster([8, 8], 20), own)).options["codec"] == "auto"
+    composition = job(steps=6000, strategy="sparseloco + sparta", max_loss_increase=0.5)
+    group = next(
+        candidate for candidate in plan(cluster([8, 8], 20), composition).ranking if not candidate.choice.alone
+    )
+    assert settings_of(group, Predictor(cluster([8, 8], 20), composition)).options["codec"] == "auto"
 
 
 def test_a_bound_of_all_is_said_in_plain_figures() -> None:
@@ -498,11 +510,11 @@ def test_an_exchange_in_every_step_is_said_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "words"),
     [(0.0, "the final loss should be no higher (at most"), (0.21, "the final loss may be 0.2 % higher")],
 )
-def test_a_loss_of_nothing_is_not_a_percentage(loss: float, said: str) -> None:
-    assert said in sentence(Reason.of("interval", interval=50, rounds=3, loss=loss, bound=1.0))
+def test_a_loss_of_nothing_is_not_a_percentage(loss: float, words: str) -> None:
+    assert words in sentence(Reason.of("interval", interval=50, rounds=3, loss=loss, bound=1.0))
 
 
 def test_an_unknown_strategy_is_bad_input() -> None:

@@ -28,9 +28,9 @@ def figures(tmp_path: Path) -> Path:
     return written(tmp_path, cluster([8, 8, 2], 95))
 
 
-def written(folder: Path, found: Cluster, workload: Workload = WORKLOAD) -> Path:
+def written(folder: Path, cluster: Cluster, workload: Workload = WORKLOAD) -> Path:
     path = folder / "figures.json"
-    Figures(cluster=found, workload=workload).write(path)
+    Figures(cluster=cluster, workload=workload).write(path)
     return path
 
 
@@ -101,8 +101,14 @@ def test_figures_tell_whether_a_gpu_computes_in_bf16(bf16: bool, tmp_path: Path,
     profile = load_profile("demo-scratch", {}).profile
     size = size_for(profile)
     assert size is not None
-    less, more = (need_of(profile, size, alone=True, on_gpu=True, bf16=halves).total for halves in (True, False))
-    total = next(one for one in range(less, 2**34, 2**20) if MemoryBudget("a", one, "cuda").usable > (less + more) / 2)
+    half_bytes, full_bytes = (
+        need_of(profile, size, alone=True, on_gpu=True, bf16=halves).total for halves in (True, False)
+    )
+    total = next(
+        size_in_bytes
+        for size_in_bytes in range(half_bytes, 2**34, 2**20)
+        if MemoryBudget("a", size_in_bytes, "cuda").usable > (half_bytes + full_bytes) / 2
+    )
     gpu = machine("a", device="cuda", memory_total=total, bf16=bf16)
     assert run("demo-scratch", "--figures", written(tmp_path, joined([gpu]))) == 0
     assert ("instead of" in capsys.readouterr().err) is not bf16
@@ -124,8 +130,8 @@ def test_names_from_the_network_stay_in_their_column() -> None:
 
     long = joined([machine("x" * 100), machine("b" * 60)], 10)
     planning = plan(long, job())
-    said = (*table_lines(planning), *explanation_lines(planning), *summary_lines(planning))
-    assert all(len(line) <= 80 for line in said)
+    output_lines = (*table_lines(planning), *explanation_lines(planning), *summary_lines(planning))
+    assert all(len(line) <= 80 for line in output_lines)
 
 
 def test_the_example_in_the_docs_can_be_planned(tmp_path: Path, capsys: Capture) -> None:

@@ -39,9 +39,9 @@ def plan_with(groups: Any, **options: Any) -> RunPlan:
 
 
 def clock(plan: RunPlan) -> ClusterClock:
-    found = clock_of(plan)
-    assert isinstance(found, ClusterClock)
-    return found
+    created = clock_of(plan)
+    assert isinstance(created, ClusterClock)
+    return created
 
 
 def equal_links(count: int, mbit: float, rtt: float, speeds: list[float]) -> Cluster:
@@ -63,24 +63,24 @@ def test_a_step_of_equal_machines_costs_what_the_planner_says(strategy: str) -> 
     plan = plan_with([LAPTOP], strategy=strategy)
     job = job_after(plan.profile, SIZE, 100, 100 * plan.global_batch)
     cluster = equal_links(4, 100, 20, [40.0] * 4)
-    told = Predictor(cluster, job).predict(choice_of(plan.profile, tuple(m.name for m in cluster.machines)))
-    found = clock(plan).cost((0, 1, 2, 3), SIZE, 100)
-    assert found.seconds == pytest.approx(told.step) and found.exchange == pytest.approx(told.exchange)
-    assert found.wait(2) == pytest.approx(told.step - told.members[2].busy) and found.busy[2] >= 8 / 40
+    predicted = Predictor(cluster, job).predict(choice_of(plan.profile, tuple(m.name for m in cluster.machines)))
+    cost = clock(plan).cost((0, 1, 2, 3), SIZE, 100)
+    assert cost.seconds == pytest.approx(predicted.step) and cost.exchange == pytest.approx(predicted.exchange)
+    assert cost.wait(2) == pytest.approx(predicted.step - predicted.members[2].busy) and cost.busy[2] >= 8 / 40
 
 
 def test_as_few_members_as_are_there_exchange_sooner() -> None:
-    found = clock(plan_with([LAPTOP]))
-    alone, three, all_four = (found.cost(ranks, SIZE, 100).seconds for ranks in [(2,), (0, 1, 3), (0, 1, 2, 3)])
+    ticking = clock(plan_with([LAPTOP]))
+    alone, three, all_four = (ticking.cost(ranks, SIZE, 100).seconds for ranks in [(2,), (0, 1, 3), (0, 1, 2, 3)])
     assert alone == pytest.approx(8 / 40) and alone < three < all_four
-    assert found.cost((1, 2, 3), SIZE, 100).busy.keys() == {1, 2, 3}
+    assert ticking.cost((1, 2, 3), SIZE, 100).busy.keys() == {1, 2, 3}
 
 
 def test_the_slowest_member_decides_where_all_have_as_many_samples() -> None:
     slow = {**LAPTOP, "name": "old", "count": 1, "samples_per_s": 10}
-    found = clock(plan_with([{**LAPTOP, "count": 3}, slow], shares="1,1,1,1")).cost((0, 1, 2, 3), SIZE, 100)
-    assert found.busy[3] == pytest.approx(8 / 10) == 4 * found.busy[0]
-    assert found.wait(0) - found.wait(3) == pytest.approx(8 / 10 - 8 / 40)
+    cost = clock(plan_with([{**LAPTOP, "count": 3}, slow], shares="1,1,1,1")).cost((0, 1, 2, 3), SIZE, 100)
+    assert cost.busy[3] == pytest.approx(8 / 10) == 4 * cost.busy[0]
+    assert cost.wait(0) - cost.wait(3) == pytest.approx(8 / 10 - 8 / 40)
 
 
 def test_the_batch_is_shared_by_speed() -> None:
@@ -94,10 +94,10 @@ def test_members_with_a_pace_of_their_own_have_that_of_their_machines() -> None:
     slow = {**LAPTOP, "name": "slow", "count": 1, "samples_per_s": 10}
     plan = plan_with([{**LAPTOP, "count": 2}, slow], strategy="async_diloco")
     assert plan.profile.strategy.of(AsyncDiLoCoOptions).speeds == "1,1,0.25"
-    found = clock(plan).cost((0, 1, 2), SIZE, 100)
-    assert found.seconds < 0.4 < found.busy[2] and found.wait(2) == 0.0
-    given = plan_with([LAPTOP], strategy="async_diloco", **{"async_diloco.speeds": "1,2,3,4"})
-    assert given.profile.strategy.of(AsyncDiLoCoOptions).speeds == "1,2,3,4"
+    cost = clock(plan).cost((0, 1, 2), SIZE, 100)
+    assert cost.seconds < 0.4 < cost.busy[2] and cost.wait(2) == 0.0
+    with_speeds = plan_with([LAPTOP], strategy="async_diloco", **{"async_diloco.speeds": "1,2,3,4"})
+    assert with_speeds.profile.strategy.of(AsyncDiLoCoOptions).speeds == "1,2,3,4"
     with pytest.raises(BadInput, match="that are lost on the way"):
         plan_with([{**LAPTOP, "lost_per_hour": 1}], strategy="async_diloco")
 
@@ -105,8 +105,8 @@ def test_members_with_a_pace_of_their_own_have_that_of_their_machines() -> None:
 def test_a_slow_line_decides() -> None:
     slow = {**LAPTOP, "name": "far", "count": 1, "link": {"mbit": 10, "latency_ms": 100}}
     fast, mixed = (
-        clock(plan_with([{**LAPTOP, "count": 3}, one])).cost((0, 1, 2, 3), SIZE, 100)
-        for one in ({**LAPTOP, "name": "near", "count": 1}, slow)
+        clock(plan_with([{**LAPTOP, "count": 3}, last_group])).cost((0, 1, 2, 3), SIZE, 100)
+        for last_group in ({**LAPTOP, "name": "near", "count": 1}, slow)
     )
     assert mixed.exchange > 3 * fast.exchange
 
@@ -122,7 +122,7 @@ def test_measured_figures_are_a_file_of_machines_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"count": 0}, "groups.0.count: Input should be greater than or equal to 1"),
         ({"count": 2000}, "groups.0.count: Input should be less than or equal to 1024"),
@@ -139,15 +139,15 @@ def test_measured_figures_are_a_file_of_machines_too(tmp_path: Path) -> None:
         ({"speed": 3}, "groups.0.speed: Extra inputs are not permitted"),
     ],
 )
-def test_a_wrong_field_is_named_in_one_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_a_wrong_field_is_named_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = written(tmp_path, {"groups": [{**LAPTOP, **change}]})
     with pytest.raises(BadInput, match="docs/how-to/scale.md") as caught:
         Machines.read(path)
-    assert f"{path}: {said}" in caught.value.message and "\n" not in str(caught.value)
+    assert f"{path}: {message}" in caught.value.message and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "Invalid JSON"),
         ("[]", "Input should be an object"),
@@ -159,12 +159,12 @@ def test_a_wrong_field_is_named_in_one_line(tmp_path: Path, change: dict[str, An
         ('{"cluster": {}}', "cluster.machines: Field required"),
     ],
 )
-def test_a_file_that_is_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "machines.json"
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
         Machines.read(path)
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_another_number_of_members_is_refused() -> None:
