@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from profiles.resolve import load_profile
 from training.events import EvaluationEvent, Event, StepEvent, SyncEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.run_folder import RunFolder
 
 
@@ -62,7 +62,7 @@ def train(
         options = {key: str(value) for key, value in overrides.items()} | {"output_dir": folder}
         plan = plan_local_run(load_profile(profile, options).profile, workers, simulated=simulated)
         with RunFolder.create(Path(folder), plan, sys.argv) as run_folder:
-            run = LocalRun(plan, run_folder, events.append)
+            run = RunController(plan, run_folder, events.append)
             run.start()
             outcome = run.wait()
         if model is not None and outcome.status == "completed":

@@ -26,7 +26,7 @@ from app.demo.services import recommended
 from distributed.planning.simulated import ClusterClock, Machines
 from training.events import EvaluationEvent, Event, StepEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.simulated.clock import Absence, Cost
@@ -84,7 +84,7 @@ def record(folder: Path) -> None:
 
     with RunFolder.create(folder, plan(), ["record_demo.py"]) as run:
         print(run.path, flush=True)
-        training = LocalRun(run.plan(), run, tell)
+        training = RunController(run.plan(), run, tell)
         training.start()
         print(training.wait())
 

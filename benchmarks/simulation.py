@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from profiles.resolve import load_profile
 from training.events import Event, MachineEvent, StepEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.run_folder import RunFolder
 
 PROFILE = "nanogpt"
@@ -33,7 +33,7 @@ def seconds(members: int, strategy: str, steps: int, folder: Path) -> tuple[floa
     plan = plan_local_run(load_profile(PROFILE, own).profile, members, simulated=True)
     events: list[Event] = []
     with RunFolder.create(folder, plan, ["benchmark"]) as held:
-        run = LocalRun(plan, held, events.append)
+        run = RunController(plan, held, events.append)
         run.start()
         outcome = run.wait()
     assert outcome.status == "completed", outcome.message

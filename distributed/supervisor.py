@@ -45,7 +45,7 @@ from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import RunOutcome, write_end
 from training.plan import LAUNCHED_FILES
 from training.processes import PhaseTimer, told_run
@@ -76,7 +76,7 @@ class Supervisor:
         self._plan = with_local_members(original_plan, seats)
         self._links = list(dict.fromkeys(link for link in seats if link is not None))
         self._ssh_config = ssh_config
-        self._run: LocalRun | None = None
+        self._run: RunController | None = None
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._requests: RequestServer | None = None
         self._workers: list[RemoteWorker] = []
@@ -105,7 +105,7 @@ class Supervisor:
             self._inputs.result()
             phases.end("supervisor: hashes")
             remote_coordinator = coordinator_machine(self._links) if self._plan.launch is None else None
-            self._run = run = LocalRun(
+            self._run = run = RunController(
                 self._plan,
                 self._folder,
                 self._watch,

@@ -38,7 +38,7 @@ from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, ProgressMon
 StartWorker = Callable[[int, BinaryIO], Worker]
 
 
-class LocalRun:
+class RunController:
     """One run on this machine.
 
     Args:

@@ -23,7 +23,7 @@ from profiles.installation import program
 from profiles.schema import Profile
 from training.events import Event
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.narration import RunNarrator
 from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan
@@ -233,7 +233,7 @@ class LocalTrainer(ObjectTrainer):
 
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
             write_objects(job, folder.secrets)
-            run = LocalRun(folder.plan(), folder, self._on_event, worker=_WORKER)
+            run = RunController(folder.plan(), folder, self._on_event, worker=_WORKER)
             try:
                 run.start()
                 stop.watch(run)

@@ -244,7 +244,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 class Stoppable(Protocol):
-    """A run; :class:`training.local_run.LocalRun` is one."""
+    """A run; :class:`training.local_run.RunController` is one."""
 
     def request_stop(self, message: str) -> None: ...
 

@@ -19,7 +19,7 @@ from app.report import EndedRun
 from distributed.run.request_desk import LocalMachines, RequestServer
 from profiles.errors import ExitCode, MusterError
 from training.events import Event
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.processes import told_run
@@ -28,7 +28,7 @@ from training.stopping import Stoppable, stopped_by
 
 
 class RunHandle(Stoppable, Protocol):
-    """What is needed of a run; :class:`training.local_run.LocalRun` is one."""
+    """What is needed of a run; :class:`training.local_run.RunController` is one."""
 
     def start(self) -> None: ...
 
@@ -43,7 +43,7 @@ def run_to_end(
     folder: RunFolder,
     progress: ProgressDisplay,
     *,
-    start_run: StartRun = LocalRun,
+    start_run: StartRun = RunController,
     stop_signals: Sequence[int] = STOP_SIGNALS,
 ) -> EndedRun:
     """Run ``plan`` in ``folder`` (which is closed at the end) and return how it ended.
@@ -65,7 +65,7 @@ def run_to_end(
         run = start_run(plan, folder, on_event)
         run.start()
         stop.watch(run)
-        if isinstance(run, LocalRun):  # obeys what is left in its folder, as one on several machines does
+        if isinstance(run, RunController):  # obeys what is left in its folder, as one on several machines does
             desk = RequestServer(run, folder.path, folder.append, LocalMachines(plan))
             desk.open()
             desks.append(desk)

@@ -29,7 +29,7 @@ from profiles.split import DATA_STAY
 from training.data_findings import check_data, check_data_of, usable_for_data
 from training.event_log import newest_number
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.plan import RunPlan
 from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
@@ -84,7 +84,7 @@ class TrainRequest:
         return not self.no_input and somebody(self.as_json)
 
 
-def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
+def distributed_train(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
     """Carry out ``distributed-train``.
 
     Raises:

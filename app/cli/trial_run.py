@@ -29,7 +29,7 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
 from training.event_log import read_events
 from training.events import Event, StepEvent, SyncEvent
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.plan import RunPlan
 from training.run_files import explained, write_whole
 from training.run_folder import RunFolder
@@ -76,7 +76,7 @@ class RehearsalFigures:
         return self.total_steps * self.seconds_per_step
 
 
-def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
+def rehearse(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
     """Carry out ``--try``.
 
     Raises:

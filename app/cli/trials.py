@@ -23,7 +23,7 @@ from profiles.quantities import duration_text
 from profiles.schema import Profile
 from training.events import Event, RunEvent, StepEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan, read_plan
 from training.resources import whole_cores
@@ -122,7 +122,7 @@ class Bench:
     folder: Path
     jobs: int
     command: Sequence[str] = ()
-    start_run: StartRun = LocalRun
+    start_run: StartRun = RunController
     refused: dict[str, str] = field(default_factory=dict)
     """Why a strategy has no more runs, by its name."""
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -207,7 +207,7 @@ class Bench:
             if self.stopped.is_set():
                 run.kill()
             outcome = run.wait()
-            for watched in run.members.workers.values() if isinstance(run, LocalRun) else ():
+            for watched in run.members.workers.values() if isinstance(run, RunController) else ():
                 watched.process.exit_code()  # nothing is left of it
         return outcome
 

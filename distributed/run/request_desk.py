@@ -12,7 +12,7 @@ from typing import Protocol
 from distributed.run.requests import Outcome, Request, RequestBook, take_requests
 from profiles.errors import BadInput, MusterError
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.plan import RunPlan
 
 _POLL = 0.05
@@ -79,7 +79,7 @@ class RequestServer:
         note: writes an event to the run's log; called from any thread.
     """
 
-    def __init__(self, run: LocalRun, run_dir: Path, note: Note, machines: RunMachines) -> None:
+    def __init__(self, run: RunController, run_dir: Path, note: Note, machines: RunMachines) -> None:
         self._run = run
         self._run_dir = run_dir
         self._note = note

@@ -14,7 +14,7 @@ from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 
 
 class Told:
@@ -51,7 +51,7 @@ class Desk:
         self.run = Told()
         self.said: list[Event] = []
         plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
-        self.desk = RequestServer(cast(LocalRun, self.run), folder, self.said.append, LocalMachines(plan))
+        self.desk = RequestServer(cast(RunController, self.run), folder, self.said.append, LocalMachines(plan))
 
     def ask(self, *words: Any) -> None:
         leave_request(self.folder, *words)
@@ -111,7 +111,7 @@ def test_a_request_that_comes_as_the_run_ends_finds_its_log_closed(tmp_path: Pat
         raise RunFailed("this run is open for reading only")
 
     plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
-    desk = RequestServer(cast(LocalRun, Told()), tmp_path, closed, LocalMachines(plan))
+    desk = RequestServer(cast(RunController, Told()), tmp_path, closed, LocalMachines(plan))
     desk(RunEvent(status="completed"))
     leave_request(tmp_path, "snapshot")
     desk.poll()

@@ -14,7 +14,7 @@ from tests.distributed.muster_runs import JOB
 from tests.waiting import until
 from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import RunOutcome
 from training.run_folder import RunFolder
 
@@ -32,7 +32,7 @@ def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
             desk(event)
             seen.append(event)
 
-        run = LocalRun(plan, folder, on_event)
+        run = RunController(plan, folder, on_event)
         desk = RequestServer(run, folder.path, folder.append, LocalMachines(plan))
         run.start()
         desk.open()

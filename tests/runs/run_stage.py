@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, to_line
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.run_folder import RunFolder
 from training.stopping import ProgressMonitor
 
@@ -74,7 +74,7 @@ class Stage:
         self.events: list[Event] = []
         self.progress = ProgressMonitor()
         self.folder = RunFolder.create(folder, plan, ["test"])
-        self.run = LocalRun(
+        self.run = RunController(
             plan,
             self.folder,
             self.events.append,

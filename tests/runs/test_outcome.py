@@ -20,7 +20,7 @@ from profiles.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import NOT_THIS_RUN, RunOutcome, Tally, write_end
 from training.plan import RunPlan
 from training.run_folder import RunFolder, remove_run_folder, remove_unused
@@ -41,7 +41,7 @@ def attempt(folder: RunFolder, said: list[Event], code: int) -> RunOutcome:
         worker.say(event)
     worker.end(code)
     with folder:
-        run = LocalRun(folder.plan(), folder, lambda event: None, lambda rank, log: worker)
+        run = RunController(folder.plan(), folder, lambda event: None, lambda rank, log: worker)
         run.start()
         return run.wait()
 

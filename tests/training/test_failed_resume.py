@@ -12,7 +12,7 @@ from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 from training.events import SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import RunOutcome
 from training.plan import RunPlan
 from training.run_folder import RunFolder
@@ -46,7 +46,7 @@ def carry_out(folder: RunFolder, stop_after_snapshot: bool = False) -> RunOutcom
             run.request_stop("enough")
 
     with folder:
-        run = LocalRun(folder.plan(), folder, watch)
+        run = RunController(folder.plan(), folder, watch)
         run.start()
         return run.wait()
 

@@ -25,7 +25,7 @@ from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.outcome import RunOutcome
 from training.run_folder import RunFolder
 from training.simulation import OBJECTS, LocalTrainer, write_objects
@@ -163,7 +163,7 @@ class Run:
         self.folder = RunFolder.create(folder, plan, ["test"])
         if snapshots is not None:
             shutil.copytree(snapshots, self.folder.path / "checkpoints", dirs_exist_ok=True)
-        self.run = LocalRun(plan, self.folder, self._take)
+        self.run = RunController(plan, self.folder, self._take)
         self.run.start()
         self.thread = threading.Thread(target=self._wait)
         self.thread.start()

@@ -18,7 +18,7 @@ from tests.training.turns import in_turns
 from training.events import ErrorEvent, Event, RunEvent, StepEvent
 from training.exchange.codecs import codec_by_name
 from training.local_plan import plan_local_run
-from training.local_run import LocalRun
+from training.local_run import RunController
 from training.run_folder import RunFolder
 from training.simulated.baton import Baton
 from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
@@ -124,8 +124,8 @@ def losses(events: list[Event]) -> dict[tuple[int | None, int], float]:
 
 
 def simulated_run(
-    folder: Path, on_event: Callable[[LocalRun, Event], None], loss: str = "", max_steps: int = 20
-) -> LocalRun:
+    folder: Path, on_event: Callable[[RunController, Event], None], loss: str = "", max_steps: int = 20
+) -> RunController:
     """Return a started run of three members; ``loss`` is code at the begin of its loss function."""
     job = folder / "job.py"
     text = JOB.format(pause=0.0, gate="", model="nn.Linear(2, 2)")
@@ -134,7 +134,7 @@ def simulated_run(
     profile = profile_from_options("custom", {**options, "max_steps": max_steps, "output_dir": str(folder)})
     plan = plan_local_run(profile, 3, simulated=True)
     held = RunFolder.create(folder, plan, ["test"])
-    run = LocalRun(plan, held, lambda event: on_event(run, event))
+    run = RunController(plan, held, lambda event: on_event(run, event))
     run.start()
     return run
 
@@ -146,7 +146,7 @@ def test_all_pause_after_the_same_step_and_go_on(tmp_path: Path) -> None:
     def statuses() -> list[str]:
         return [event.status for event in told if isinstance(event, RunEvent)]
 
-    def follow(run: LocalRun, event: Event) -> None:
+    def follow(run: RunController, event: Event) -> None:
         told.append(event)
         if isinstance(event, StepEvent) and (event.member, event.step) == (1, 3):
             run.command("pause")
