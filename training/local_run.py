@@ -25,7 +25,7 @@ from training.events import (
 from training.gradient_norms import GradientNorms
 from training.intake import COORDINATOR, Intake
 from training.local_engine import LocalEngine, StartCoordinator
-from training.membership import Membership, Watched
+from training.membership import Membership, WorkerHandle
 from training.orders import OrderAction
 from training.outcome import RunOutcome, Tally, write_end
 from training.plan import FinalStatus, MemberPlan, RunPlan
@@ -106,14 +106,14 @@ class RunController:
         try:
             for member in self._present_members():
                 worker = self._start_worker(member.rank, self._log(member.name))
-                self.members.workers[member.rank] = Watched(worker)
+                self.members.workers[member.rank] = WorkerHandle(worker)
                 self._intake.listen(member.rank, worker.lines())
             self._address = self._engine.start()
         except BaseException:
             self.kill()
             raise
-        for watched in self.members.workers.values():
-            watched.process.send({"address": self._address, "relay": self._engine.relay})
+        for handle in self.members.workers.values():
+            handle.process.send({"address": self._address, "relay": self._engine.relay})
 
     def _present_members(self) -> list[MemberPlan]:
         """Return the members to start; record the absent ones as lost."""
@@ -253,12 +253,12 @@ class RunController:
 
     def note_end(self, rank: int) -> None:
         """Record that a member's process has ended."""
-        watched = self.members.workers[rank]
-        code = watched.exit_code = watched.process.exit_code()
+        handle = self.members.workers[rank]
+        code = handle.exit_code = handle.process.exit_code()
         self._stopping.note_end()
-        if code in (ExitCode.DONE, ExitCode.STOPPED) or watched.error is not None or rank in self.members.lost:
+        if code in (ExitCode.DONE, ExitCode.STOPPED) or handle.error is not None or rank in self.members.lost:
             return
-        cause = watched.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        cause = handle.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         if self._stopping.reason:
             return self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")
         if self._others_go_on(rank):

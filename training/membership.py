@@ -18,7 +18,7 @@ _ANOTHER = "stop the run and start it again with the machines that you want"
 
 
 @dataclass
-class Watched:
+class WorkerHandle:
     """A worker's process and its state as far as the run knows it."""
 
     process: Worker
@@ -43,7 +43,7 @@ class Membership:
         """The plan, with the members that were added later."""
         self._gate = threading.Lock()
         self._over = False
-        self.workers: dict[int, Watched] = {}
+        self.workers: dict[int, WorkerHandle] = {}
         self.lost: list[int] = list(plan.absent)
         self.apart: set[int] = set()
         """Members that do not count: lost to the coordinator, asked to leave, or joining."""
@@ -86,28 +86,28 @@ class Membership:
     @property
     def taking_part(self) -> list[int]:
         """Ranks of the members that train."""
-        return [r for r, watched in self.workers.items() if watched.exit_code is None and r not in self.apart]
+        return [r for r, worker in self.workers.items() if worker.exit_code is None and r not in self.apart]
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to every worker, joining ones included."""
-        for watched in self.workers.values():
-            watched.process.send(message)
+        for worker in self.workers.values():
+            worker.process.send(message)
 
     def kill(self) -> None:
         """Kill every worker."""
-        for watched in self.workers.values():
-            watched.kill()
+        for worker in self.workers.values():
+            worker.kill()
 
     def goes_on(self) -> bool:
         """Whether a worker is still running; once this is false, no member can join."""
         with self._gate:
-            self._over = all(watched.exit_code is not None for watched in self.workers.values())
+            self._over = all(worker.exit_code is not None for worker in self.workers.values())
             return not self._over
 
     @property
     def complaints(self) -> list[str]:
         """The errors of members that could not continue."""
-        return [watched.error.message for watched in self.workers.values() if watched.error is not None]
+        return [worker.error.message for worker in self.workers.values() if worker.error is not None]
 
     def all_done(self) -> bool:
         """Whether all counting members have trained to the end."""
@@ -187,7 +187,7 @@ class Membership:
             self._reported_gone.discard(rank)
             self.apart.add(rank)
             self.guests.add(rank)
-            self.workers = {**self.workers, rank: Watched(worker)}
+            self.workers = {**self.workers, rank: WorkerHandle(worker)}
 
     def check_room(self, rank: int) -> None:
         """Check that a member may come back.

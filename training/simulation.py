@@ -239,8 +239,8 @@ class LocalTrainer(ObjectTrainer):
                 stop.watch(run)
                 return run.wait()
             finally:
-                for watched in run.members.workers.values():
-                    watched.process.exit_code()  # nothing is left of them, where this process goes on
+                for handle in run.members.workers.values():
+                    handle.process.exit_code()  # nothing is left of them, where this process goes on
 
 
 def failure_of(outcome: RunOutcome) -> MusterError:

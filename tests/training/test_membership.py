@@ -10,7 +10,7 @@ from toy_task import toy_plan
 
 from profiles.errors import BadInput, ExitCode
 from training.events import Event, MemberEvent
-from training.membership import Membership, Watched
+from training.membership import Membership, WorkerHandle
 from training.orders import Command, Control
 from training.plan import MemberPlan
 
@@ -37,7 +37,7 @@ class Silent:
 
 def of(members: int, **strategy: Any) -> Membership:
     membership = Membership(toy_plan(members, strategy=strategy or None))
-    membership.workers = {rank: Watched(Silent()) for rank in range(members)}
+    membership.workers = {rank: WorkerHandle(Silent()) for rank in range(members)}
     return membership
 
 
