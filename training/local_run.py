@@ -33,7 +33,7 @@ from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
 from training.script_start import is_loss
 from training.simulated.process import SharedProcess
-from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, ProgressMonitor, Stopping
+from training.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
 
 StartWorker = Callable[[int, BinaryIO], Worker]
 
@@ -72,7 +72,7 @@ class RunController:
         self._start_worker = start_worker or (self._shared() if plan.engine == "simulated" else self._start_subprocess)
         self.members = Membership(plan)
         self._intake = Intake(self.members, self._record, self._expel)
-        self._conductor = Conductor(self.members)
+        self._orders = OrderCoordinator(self.members)
         self._progress = progress or ProgressMonitor()
         self._engine = LocalEngine(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
@@ -85,7 +85,7 @@ class RunController:
         """Error of a member that had trained to the end: its model may not have been saved."""
         self._tally = Tally()
         self._norms = GradientNorms()
-        self._stopping = Stopping(self.members, self._conductor, self._progress)
+        self._stopping = Stopping(self.members, self._orders, self._progress)
         self._address = ""
         self._logs: list[BinaryIO] = []
 
@@ -175,7 +175,7 @@ class RunController:
             self.members.known_to.get(event.machine, set()).add(source)
             return
         if isinstance(event, AnswerEvent):
-            return self._conductor.heard(source, event)
+            return self._orders.heard(source, event)
         if isinstance(event, ErrorEvent):
             event = self._with_cause(source, event)
         if isinstance(event, ErrorEvent) and not self._stopping.reason and self._others_go_on(source):
@@ -211,7 +211,7 @@ class RunController:
         self._note_loss(rank, cause)
         self.members.apart.add(rank)
         self._engine.ban(rank)
-        self._conductor.look()
+        self._orders.look()
         end = threading.Timer(grace, self.members.workers[rank].kill)
         end.daemon = True
         end.start()
@@ -232,7 +232,7 @@ class RunController:
             news = False
         else:
             news = self.members.note(source, event)
-        self._conductor.look()
+        self._orders.look()
         return news
 
     def _with_cause(self, rank: int, event: ErrorEvent) -> ErrorEvent:
@@ -305,7 +305,7 @@ class RunController:
         if self.plan.launch is not None:
             raise BadInput(f"a launched script cannot take the request '{action}'", "it can only be stopped")
         self._intake.may_pause |= action == "pause"
-        self._conductor.give(action, on_done)
+        self._orders.give(action, on_done)
 
     # ------------------------------------------------------------------------------------------------- who takes part
 

@@ -50,7 +50,7 @@ ONE_PRESS = 1.0
 STOPPING = "stopping at the next step that all reach, with a snapshot (press again to end at once, without one)"
 
 
-class Conductor:
+class OrderCoordinator:
     """Gives orders to all members, each after the same step. Any thread may call it, a signal's handler may not."""
 
     def __init__(self, members: Membership) -> None:
@@ -187,8 +187,8 @@ class Stopping:
     """The end of all members before their work is done. They have the time that they need: only who makes no progress
     at all is killed."""
 
-    def __init__(self, members: Membership, conductor: Conductor, progress: ProgressMonitor) -> None:
-        self._members, self._conductor, self._progress = members, conductor, progress
+    def __init__(self, members: Membership, orders: OrderCoordinator, progress: ProgressMonitor) -> None:
+        self._members, self._orders, self._progress = members, orders, progress
         self._over = threading.Event()
         self.reason = ""
         """Why all are to end; empty: they are not."""
@@ -214,7 +214,7 @@ class Stopping:
     def note_end(self) -> None:
         """A member has ended."""
         self._progress.sign()
-        self._conductor.look()
+        self._orders.look()
         if self._members.only_guests() or (self.reason and not self._members.taking_part):
             self._members.kill()
 
@@ -223,14 +223,14 @@ class Stopping:
         self._over.set()
 
     def _stop(self) -> None:
-        self._conductor.give("stop", reason=self.reason)
+        self._orders.give("stop", reason=self.reason)
         self._progress.sign()
         looked_at = self._progress.clock()
         while not self._over.wait(_LOOK):
             before, looked_at = looked_at, self._progress.clock()
             if looked_at - before > _STALL:  # this process stood still: what the members said meanwhile is still unread
                 self._progress.sign()
-            self._progress.last_step = self._conductor.stop_step
+            self._progress.last_step = self._orders.stop_step
             if self._progress.silence > self._progress.patience:
                 return self._members.kill()
 
