@@ -101,7 +101,7 @@ class Inbox:
             self._changed.notify_all()
 
 
-class _Speaker:
+class _SourceState:
     """What the intake knows of one source."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Speaker:
         self.warned = -_QUIET
 
 
-class Intake:
+class EventIntake:
     """Checks all event lines of one run.
 
     Args:
@@ -131,7 +131,7 @@ class Intake:
         self._tell = tell
         self._give_up = give_up
         self._inbox = Inbox()
-        self._speakers: dict[int, _Speaker] = {}
+        self._sources: dict[int, _SourceState] = {}
         self._step = 0
         self._stretch = stretch_of(members.plan.profile.strategy)
         self.may_pause = False
@@ -144,7 +144,7 @@ class Intake:
 
     def listen(self, source: int, lines: Iterable[bytes]) -> None:
         """Read the lines of a starting member, or of the coordinator, in a thread of its own until they end."""
-        self._speakers[source] = _Speaker()
+        self._sources[source] = _SourceState()
         threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
 
     def _read(self, source: int, lines: Iterable[bytes]) -> None:
@@ -197,7 +197,7 @@ class Intake:
         return event.model_copy(update={"ways": tuple(named)})
 
     def _of_member(self, rank: int, event: Event) -> Event:
-        speaker = self._speakers.setdefault(rank, _Speaker())
+        state = self._sources.setdefault(rank, _SourceState())
         changes: dict[str, object] = {"member": rank, "seq": None}
         match event:
             case RunEvent():
@@ -208,16 +208,16 @@ class Intake:
                 simulated = event.status == "lost" and self._members.plan.engine == "simulated"
                 _check(simulated or event.status in _OF_ITSELF, f"'{event.status}' may not come from a member")
                 changes["name"] = self._members.name(rank)
-                speaker.joined |= event.status == "joined"
+                state.joined |= event.status == "joined"
             case StepEvent():
-                self._check_step(speaker, event.step)
+                self._check_step(state, event.step)
             case SyncEvent() | EvaluationEvent() | SnapshotEvent():
-                reached = self._newest() + _AHEAD if speaker.step is None else speaker.step + self._stretch
+                reached = self._newest() + _AHEAD if state.step is None else state.step + self._stretch
                 if isinstance(event, EvaluationEvent):
                     reached += 1  # own weights are evaluated within a step, before they are averaged
                 _check(event.step <= reached, f"step {event.step} has not been taken yet")
             case AnswerEvent():
-                reached = (self._newest() if speaker.step is None else speaker.step) + self._stretch
+                reached = (self._newest() if state.step is None else state.step) + self._stretch
                 _check(event.step <= reached + 1, f"step {event.step} is not the next")
             case RequestEvent():
                 _check((event.action, event.outcome) == ("expect", "done"), "an answer that may not come from a member")
@@ -225,42 +225,42 @@ class Intake:
                 raise ValueError(f"'{event.kind}' may not come from a member")
             case _:
                 pass
-        names = speaker.names.union(_names(event))
+        names = state.names.union(_names(event))
         _check(len(names) <= _MOST_NAMES, f"more than {_MOST_NAMES} different names")
-        speaker.names = names
+        state.names = names
         return event.model_copy(update=changes)
 
-    def _check_step(self, speaker: _Speaker, step: int) -> None:
+    def _check_step(self, state: _SourceState, step: int) -> None:
         """Check that steps follow one another; the first step after joining may be anywhere near the others'. Members
         with their own pace may make the same step of the run twice, or leave some out."""
-        if self._stretch and speaker.step is not None and not speaker.joined:
+        if self._stretch and state.step is not None and not state.joined:
             limit = self._newest() + 2 * self._stretch
-            _check(speaker.step <= step <= limit, f"step {step} after step {speaker.step}")
-        elif speaker.step is None or (speaker.joined and step > speaker.step):
+            _check(state.step <= step <= limit, f"step {step} after step {state.step}")
+        elif state.step is None or (state.joined and step > state.step):
             _check(step <= self._newest() + _AHEAD + self._stretch, f"step {step} is far beyond the others'")
         else:
-            _check(step == speaker.step + 1, f"step {step} after step {speaker.step}")
-        speaker.joined = False
+            _check(step == state.step + 1, f"step {step} after step {state.step}")
+        state.joined = False
         limit = self._members.plan.profile.training.max_steps
         _check(not limit or step <= limit, f"step {step} of {limit}")
-        speaker.step = step
+        state.step = step
 
     def _newest(self) -> int:
-        speakers = tuple(self._speakers.values())  # another thread may let a newcomer in
-        return max(self._step, *(speaker.step or 0 for speaker in speakers))
+        sources = tuple(self._sources.values())  # another thread may let a newcomer in
+        return max(self._step, *(state.step or 0 for state in sources))
 
     # ------------------------------------------------------------------------------------------------------- blame
 
     def _blame(self, source: int, line: bytes, reason: str) -> None:
-        speaker, now = self._speakers[source], time.monotonic()
-        speaker.strikes.append(now)
+        state, now = self._sources[source], time.monotonic()
+        state.strikes.append(now)
         name = "the coordinator" if source == COORDINATOR else self._members.name(source)
-        if now - speaker.warned >= _QUIET:
-            speaker.warned = now
+        if now - state.warned >= _QUIET:
+            state.warned = now
             message = harmless(f"{name} has written an invalid event ({reason}): {line[:200]!r}", 500)
             self._tell(WarningEvent(member=None if source == COORDINATOR else source, message=message))
-        if source != COORDINATOR and len(speaker.strikes) == STRIKES and now - speaker.strikes[0] < MEMORY:
-            speaker.strikes.clear()
+        if source != COORDINATOR and len(state.strikes) == STRIKES and now - state.strikes[0] < MEMORY:
+            state.strikes.clear()
             self._give_up(source, harmless(f"it has written {STRIKES} lines that are not events: {reason}", 300))
 
     # ------------------------------------------------------------------------------------------------------ budget
@@ -270,19 +270,19 @@ class Intake:
 
         Beyond the budget only decisive events do, and one other line a second.
         """
-        speaker, now = self._speakers[source], time.monotonic()
-        within = speaker.kept_bytes + size <= BUDGET or source == COORDINATOR
+        state, now = self._sources[source], time.monotonic()
+        within = state.kept_bytes + size <= BUDGET or source == COORDINATOR
         if within or isinstance(event, _DECISIVE):
-            speaker.kept_bytes += size
-            if speaker.kept_bytes > 2 * BUDGET and source != COORDINATOR:
-                self._give_up(source, f"it has written {speaker.kept_bytes >> 20} MiB of events")
+            state.kept_bytes += size
+            if state.kept_bytes > 2 * BUDGET and source != COORDINATOR:
+                self._give_up(source, f"it has written {state.kept_bytes >> 20} MiB of events")
             return True
-        if speaker.last_kept is None:
+        if state.last_kept is None:
             message = f"{self._members.name(source)} has written {BUDGET >> 20} MiB of events"
             self._tell(WarningEvent(member=source, message=f"{message}; one a second is kept from now on"))
-        elif now - speaker.last_kept < 1.0:
+        elif now - state.last_kept < 1.0:
             return False
-        speaker.last_kept = now
+        state.last_kept = now
         return True
 
 

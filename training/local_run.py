@@ -23,7 +23,7 @@ from training.events import (
     WarningEvent,
 )
 from training.gradient_norms import GradientNorms
-from training.intake import COORDINATOR, Intake
+from training.intake import COORDINATOR, EventIntake
 from training.local_engine import LocalEngine, StartCoordinator
 from training.membership import Membership, WorkerHandle
 from training.orders import OrderAction
@@ -71,7 +71,7 @@ class RunController:
         self._on_event = on_event
         self._start_worker = start_worker or (self._shared() if plan.engine == "simulated" else self._start_subprocess)
         self.members = Membership(plan)
-        self._intake = Intake(self.members, self._record, self._expel)
+        self._intake = EventIntake(self.members, self._record, self._expel)
         self._orders = OrderCoordinator(self.members)
         self._progress = progress or ProgressMonitor()
         self._engine = LocalEngine(
