@@ -27,7 +27,7 @@ from training.intake import COORDINATOR, EventIntake
 from training.local_engine import LocalEngine, StartCoordinator
 from training.membership import Membership, WorkerHandle
 from training.orders import OrderAction
-from training.outcome import RunOutcome, Tally, write_end
+from training.outcome import RunOutcome, RunTotals, write_end
 from training.plan import FinalStatus, MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
@@ -83,7 +83,7 @@ class RunController:
         self._first_error: ErrorEvent | None = None
         self._after_work: ErrorEvent | None = None
         """Error of a member that had trained to the end: its model may not have been saved."""
-        self._tally = Tally()
+        self._totals = RunTotals()
         self._norms = GradientNorms()
         self._stopping = Stopping(self.members, self._orders, self._progress)
         self._address = ""
@@ -98,7 +98,7 @@ class RunController:
             BadInput: the coordinator's port is taken.
         """
         for event in self.folder.events():  # of an earlier attempt, where the run is resumed
-            self._tally.note(event)
+            self._totals.note(event)
             self._intake.note_earlier(event)
             if isinstance(event, SnapshotEvent):
                 self._progress(event)
@@ -147,7 +147,7 @@ class RunController:
 
     def _record(self, event: Event) -> None:
         written = self.folder.append(event)
-        self._tally.note(written)
+        self._totals.note(written)
         self._on_event(written)
 
     def wait(self) -> RunOutcome:
@@ -186,10 +186,10 @@ class RunController:
         if self._intake.keeps(source, event, len(line)):
             self._record(event)
         else:
-            self._tally.note(event)
+            self._totals.note(event)
         self._progress(event)
-        if isinstance(event, RunEvent) and "step" in event.details and self._tally.given_up:
-            repeated = f"{counted(self._tally.given_up, 'step is', 'steps are')} repeated"
+        if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
+            repeated = f"{counted(self._totals.given_up, 'step is', 'steps are')} repeated"
             step = event.details["step"]
             message = f"the newest snapshot that all machines have is of step {step}: {repeated}"
             self._record(WarningEvent(message=message))
@@ -396,4 +396,4 @@ class RunController:
 
     def _metrics(self) -> dict[str, Any]:
         stop_metrics = self._progress.metrics if self._stopping.reason else {}
-        return {**self._tally.figures(), "lost_members": self.members.lost, **stop_metrics, **self._more_metrics()}
+        return {**self._totals.figures(), "lost_members": self.members.lost, **stop_metrics, **self._more_metrics()}

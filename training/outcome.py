@@ -36,7 +36,7 @@ class RunOutcome:
     hint: str = ""
 
 
-class Tally:
+class RunTotals:
     """The figures of a run over all its attempts, from its events in the order in which they were written.
 
     Steps that are repeated after a resume count as work.
@@ -106,10 +106,10 @@ class Tally:
 
 def figures_of(folder: RunFolder) -> dict[str, Any]:
     """Return the figures of a run from its folder."""
-    tally = Tally()
+    totals = RunTotals()
     for event in folder.events():
-        tally.note(event)
-    return tally.figures()
+        totals.note(event)
+    return totals.figures()
 
 
 def write_end(

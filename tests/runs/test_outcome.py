@@ -21,7 +21,7 @@ from tests.runs.run_stage import Script
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.local_plan import plan_local_run
 from training.local_run import RunController
-from training.outcome import NOT_THIS_RUN, RunOutcome, Tally, write_end
+from training.outcome import NOT_THIS_RUN, RunOutcome, RunTotals, write_end
 from training.plan import RunPlan
 from training.run_folder import RunFolder, remove_run_folder, remove_unused
 from training.runs import summarise
@@ -135,7 +135,7 @@ def test_a_folder_with_snapshots_is_removed_only_when_that_is_asked_for(tmp_path
 
 
 def test_figures_are_of_all_attempts(tmp_path: Path) -> None:
-    tally = Tally()
+    totals = RunTotals()
     for event in [
         RunEvent(time=100.0, status="starting"),
         RunEvent(time=103.0, status="running"),
@@ -148,21 +148,21 @@ def test_figures_are_of_all_attempts(tmp_path: Path) -> None:
         *(step(number, 9002.0 + number) for number in range(6, 11)),
         RunEvent(time=9030.0, status="completed"),
     ]:
-        tally.note(event)
-    figures = tally.figures()
+        totals.note(event)
+    figures = totals.figures()
     assert (figures["steps"], figures["samples"], figures["attempts"]) == (10, 120, 2)
     assert figures["seconds"] == pytest.approx(40.0)
     assert figures["samples_per_second"] == pytest.approx(3.0)
 
 
 def test_the_figures_name_who_was_lost_and_did_not_come_back() -> None:
-    tally = Tally()
+    totals = RunTotals()
     said = [(0, "lost"), (1, "lost"), (0, "joined"), (2, "done"), (3, "left")]
     for rank, status in said:
-        tally.note(MemberEvent(member=rank, status=status, name=f"m{rank}"))
-    assert tally.figures()["lost"] == ["m1"]
-    tally.note(RunEvent(status="starting"))  # all are asked again
-    assert "lost" not in tally.figures()
+        totals.note(MemberEvent(member=rank, status=status, name=f"m{rank}"))
+    assert totals.figures()["lost"] == ["m1"]
+    totals.note(RunEvent(status="starting"))  # all are asked again
+    assert "lost" not in totals.figures()
 
 
 ATTEMPTS = st.lists(
@@ -185,14 +185,14 @@ def test_the_figures_are_the_sums_over_the_attempts_whatever_ends_them(
         steps += made
         seconds += made  # ended or killed: its steps took so long
         events += [RunEvent(time=now, status="cancelled")] if ended else []
-    tally = Tally()
+    totals = RunTotals()
     for event in events:
-        tally.note(event)
-    figures = tally.figures()
+        totals.note(event)
+    figures = totals.figures()
     assert (figures["steps"], figures["samples"]) == (steps, 10 * steps)
     assert figures["seconds"] == pytest.approx(seconds, abs=1e-3)
     assert figures["attempts"] == sum(made > 0 for made, *_ in attempts)
-    assert tally.figures() == figures
+    assert totals.figures() == figures
     assert at_its_end(reduce_events(events), "interrupted").seconds(now + 1e6) == figures["seconds"]
 
 
@@ -214,7 +214,7 @@ def test_the_pauses_of_a_run_without_steps_are_not_told_as_its_time(tmp_path: Pa
 
 
 def test_the_time_of_a_killed_attempt_is_that_of_its_steps(tmp_path: Path) -> None:
-    tally = Tally()
+    totals = RunTotals()
     said = [RunEvent(time=100.0, status="starting"), *(step(n, 7000.0 + n) for n in (1, 2, 3))]  # another clock
     for event in [
         *said,
@@ -222,8 +222,8 @@ def test_the_time_of_a_killed_attempt_is_that_of_its_steps(tmp_path: Path) -> No
         step(4, 7200.0),
         RunEvent(time=207.0, status="failed"),
     ]:
-        tally.note(event)
-    assert tally.figures()["seconds"] == pytest.approx(3.0 + 7.0)
+        totals.note(event)
+    assert totals.figures()["seconds"] == pytest.approx(3.0 + 7.0)
 
 
 def test_metrics_of_a_resumed_run_count_both_attempts(tmp_path: Path) -> None:
