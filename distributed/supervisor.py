@@ -244,7 +244,7 @@ class Supervisor:
         assert self._run is not None
         members = self._run.members
         while any(
-            watched.exit_code is None and other < rank and other not in members.apart - members.done
+            watched.exit_code is None and other < rank and other not in members.detached - members.done
             for other, watched in members.workers.items()
         ):
             time.sleep(_POLL)

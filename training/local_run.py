@@ -209,7 +209,7 @@ class RunController:
         """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
         self.members.left.discard(rank)  # it may have left the coordinator before it reported why
         self._note_loss(rank, cause)
-        self.members.apart.add(rank)
+        self.members.detached.add(rank)
         self._engine.ban(rank)
         self._orders.look()
         end = threading.Timer(grace, self.members.workers[rank].kill)
@@ -228,7 +228,7 @@ class RunController:
     def _note_member(self, source: int, event: MemberEvent) -> bool:
         """Record a change of a member; return whether it is new. After a stop, :meth:`note_end` records losses."""
         if event.status == "lost" and event.member is not None and self._stopping.reason:
-            self.members.apart.add(event.member)
+            self.members.detached.add(event.member)
             news = False
         else:
             news = self.members.note(source, event)
@@ -316,7 +316,7 @@ class RunController:
             BadInput: they cannot leave, or no member would be left.
         """
         self.check_changeable()
-        if set(ranks) <= self.members.guests:
+        if set(ranks) <= self.members.joining:
             for rank in ranks:
                 self.members.workers[rank].process.signal(signal.SIGKILL)
             return

@@ -45,9 +45,9 @@ class Membership:
         self._over = False
         self.workers: dict[int, WorkerHandle] = {}
         self.lost: list[int] = list(plan.absent)
-        self.apart: set[int] = set()
+        self.detached: set[int] = set()
         """Members that do not count: lost to the coordinator, asked to leave, or joining."""
-        self.guests: set[int] = set()
+        self.joining: set[int] = set()
         """Those of them that are joining."""
         self.leaving: set[int] = set()
         """Those of them that were asked to leave."""
@@ -86,7 +86,7 @@ class Membership:
     @property
     def taking_part(self) -> list[int]:
         """Ranks of the members that train."""
-        return [r for r, worker in self.workers.items() if worker.exit_code is None and r not in self.apart]
+        return [r for r, worker in self.workers.items() if worker.exit_code is None and r not in self.detached]
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to every worker, joining ones included."""
@@ -111,16 +111,16 @@ class Membership:
 
     def all_done(self) -> bool:
         """Whether all counting members have trained to the end."""
-        return {w.exit_code for rank, w in self.workers.items() if rank not in self.apart} == {ExitCode.DONE}
+        return {w.exit_code for rank, w in self.workers.items() if rank not in self.detached} == {ExitCode.DONE}
 
     def can_do_without(self, rank: int) -> bool:
         """Whether another member trains or has trained to the end."""
         others = [(r, w.exit_code) for r, w in self.workers.items() if r != rank and r not in self.lost]
-        return any(code == ExitCode.DONE or (code is None and r not in self.apart) for r, code in others)
+        return any(code == ExitCode.DONE or (code is None and r not in self.detached) for r, code in others)
 
-    def only_guests(self) -> bool:
+    def only_joining_left(self) -> bool:
         """Whether only joining members are left, which no member could let in."""
-        return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.guests)
+        return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.joining)
 
     def note(self, source: int, event: MemberEvent) -> bool:
         """Record that a member came or went; return whether that is not in the run's events yet.
@@ -138,18 +138,18 @@ class Membership:
             return news
         if event.status == "lost":
             if rank not in self.left:
-                self.apart.add(rank)
+                self.detached.add(rank)
             return self.note_gone(rank)
         if event.status == "joined" and source == rank:
-            self.guests.discard(rank)
-            self.apart.discard(rank)
+            self.joining.discard(rank)
+            self.detached.discard(rank)
             self._reported_gone.discard(rank)
         return True
 
     def note_gone(self, rank: int) -> bool:
         """Record that a member is gone; return whether that is not in the run's events yet."""
         before = rank in self._reported_gone or rank in self.left
-        news = not before or rank in self.guests  # what was recorded of a joining member is of its earlier time
+        news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
         self._reported_gone.add(rank)
         return news
 
@@ -165,13 +165,13 @@ class Membership:
                 raise BadInput(f"{self.name(rank)} does not take part")
         if not set(self.taking_part) - set(ranks):
             raise BadInput("no machine would be left to train", "stop the run instead")
-        self.apart.update(ranks)
+        self.detached.update(ranks)
         self.leaving.update(ranks)
 
     def is_going(self, rank: int) -> bool:
         """Whether a worker that does not count any more still runs."""
         is_running = rank in self.workers and self.workers[rank].exit_code is None
-        return is_running and rank in self.apart - self.guests
+        return is_running and rank in self.detached - self.joining
 
     def seat(self, rank: int, worker: Worker) -> None:
         """Enter the worker of a member that comes back.
@@ -185,8 +185,8 @@ class Membership:
             self.left.discard(rank)
             self.leaving.discard(rank)
             self._reported_gone.discard(rank)
-            self.apart.add(rank)
-            self.guests.add(rank)
+            self.detached.add(rank)
+            self.joining.add(rank)
             self.workers = {**self.workers, rank: WorkerHandle(worker)}
 
     def check_room(self, rank: int) -> None:

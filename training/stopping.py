@@ -215,7 +215,7 @@ class Stopping:
         """A member has ended."""
         self._progress.sign()
         self._orders.look()
-        if self._members.only_guests() or (self.reason and not self._members.taking_part):
+        if self._members.only_joining_left() or (self.reason and not self._members.taking_part):
             self._members.kill()
 
     def over(self) -> None:

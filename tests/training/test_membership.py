@@ -91,7 +91,7 @@ def test_who_trains_must_know_of_one_that_is_to_come() -> None:
     membership.dismiss([2])
     assert membership.unaware(3) == []
     membership.seat(3, Silent())
-    assert membership.name(3) == "new" and membership.guests == {3}
+    assert membership.name(3) == "new" and membership.joining == {3}
 
 
 def test_nobody_is_let_in_after_the_end() -> None:
@@ -137,10 +137,10 @@ def test_whatever_comes_and_goes_somebody_stays_and_the_sets_agree(steps: list[t
             membership.lost += [rank] if what == "break" and rank not in membership.lost else []
         elif what == "seat" and watched.exit_code is not None and membership.taking_part:
             membership.seat(rank, Silent())
-            assert rank in membership.guests and rank not in membership.lost
+            assert rank in membership.joining and rank not in membership.lost
         elif what in ("joined", "lost", "left") and watched.exit_code is None:
             source = rank if what == "joined" else -1
             membership.note(source, MemberEvent.model_validate({"member": rank, "status": what}))
-        assert membership.guests <= membership.apart
-        assert not set(membership.taking_part) & membership.apart
+        assert membership.joining <= membership.detached
+        assert not set(membership.taking_part) & membership.detached
         assert membership.can_do_without(rank) or set(membership.taking_part) <= {rank}
