@@ -48,7 +48,7 @@ from training.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEve
 from training.local_run import RunController
 from training.outcome import RunOutcome, write_end
 from training.plan import LAUNCHED_FILES
-from training.processes import PhaseTimer, told_run
+from training.processes import PhaseTimer, run_from_stdin
 from training.run_folder import RunFolder
 
 _START_WARNING = 30.0
@@ -312,7 +312,7 @@ def _leave_failure(folder: RunFolder, error: MusterError) -> None:
 
 
 def main() -> int:
-    path = told_run()
+    path = run_from_stdin()
     if path is None:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))

@@ -160,7 +160,7 @@ class CoordinatorProcess(_Module):
 
 
 class BackgroundProcess:
-    """``python -m MODULE ARGUMENTS``, whose ``main`` begins with :func:`told_run`.
+    """``python -m MODULE ARGUMENTS``, whose ``main`` begins with :func:`run_from_stdin`.
 
     It ends by itself when this process ends before :meth:`start`.
 
@@ -218,7 +218,7 @@ class BackgroundProcess:
         return RunFailed(f"the run did not start{f': {lines[-1]}' if lines else ''}", f"see {log}")
 
 
-def told_run(log: str = "supervisor.log") -> Path | None:
+def run_from_stdin(log: str = "supervisor.log") -> Path | None:
     """Wait in a background process for the folder of its run; ``None``: it is not needed.
 
     From now on the terminal's signals are ignored, and output goes to a log of the run.

@@ -22,7 +22,7 @@ from training.events import Event
 from training.local_run import RunController
 from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
-from training.processes import told_run
+from training.processes import run_from_stdin
 from training.run_folder import RunFolder
 from training.stopping import Stoppable, stopped_by
 
@@ -75,7 +75,7 @@ def run_to_end(
 
 def main() -> int:
     """Carry out the run that this process is told; how it ended is in its folder."""
-    path = told_run()
+    path = run_from_stdin()
     if path is None:
         return ExitCode.DONE
     try:

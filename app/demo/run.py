@@ -37,7 +37,7 @@ from training.events import (
 )  # fmt: skip
 from training.outcome import figures_of, write_end
 from training.plan import FinalStatus, RunPlan
-from training.processes import BackgroundProcess, told_run
+from training.processes import BackgroundProcess, run_from_stdin
 from training.run_folder import RunFolder
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME
@@ -274,7 +274,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speed", type=float, default=1.0)
     arguments = parser.parse_args()
-    path = told_run()
+    path = run_from_stdin()
     if path is None:
         return os.EX_OK
     signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))

@@ -24,7 +24,7 @@ from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import tracker_names
 from training.events import Event, StepEvent
 from training.plan import FINAL
-from training.processes import BackgroundProcess, told_run
+from training.processes import BackgroundProcess, run_from_stdin
 from training.run_files import FolderLock, is_live, write_whole
 from training.run_folder import RunFolder
 
@@ -172,7 +172,7 @@ def _error_text(error: Exception) -> str:
 
 def main(names: str) -> int:
     """Track the run that this process is told to its end."""
-    path = told_run("trackers.log")
+    path = run_from_stdin("trackers.log")
     if path is None:
         return 0
     with contextlib.suppress(OSError):
