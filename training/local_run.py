@@ -168,7 +168,7 @@ class RunController:
         """Merge a line of a member or of the coordinator, which is :data:`~training.intake.COORDINATOR`."""
         event = None if source in self.members.lost else self._intake.event(source, line)
         if event is not None and source != COORDINATOR:
-            event = self.members.workers[source].process.told(event)
+            event = self.members.workers[source].process.note_event(event)
         if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
             return
         if isinstance(event, RequestEvent):

@@ -56,7 +56,7 @@ class Worker(Channel, Protocol):
     end_reason: str
     """Why it ended, if its exit code does not tell."""
 
-    def told(self, event: Event) -> Event:
+    def note_event(self, event: Event) -> Event:
         """Process an event that the worker reported; return the event as the run records it."""
         ...
 
@@ -137,7 +137,7 @@ class SubprocessWorker(_Module):
 
     end_reason = ""
 
-    def told(self, event: Event) -> Event:
+    def note_event(self, event: Event) -> Event:
         return event
 
 

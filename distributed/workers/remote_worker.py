@@ -115,7 +115,7 @@ class RemoteWorker:
             self._unwanted = True
         self._post({"signal": int(number)})
 
-    def told(self, event: Event) -> Event:
+    def note_event(self, event: Event) -> Event:
         """Note how long steps and snapshots take; add the machine's name to errors, whose paths are of that machine."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))

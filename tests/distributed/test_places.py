@@ -163,7 +163,7 @@ def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path
     worker = RemoteWorker(link, Assignment("r", 0, b"{}", {}), nothing, tmp_path, tmp_path, reach)
     worker.send({"address": "0.0.0.0:4000"})
     warning = WarningEvent(message="a: cannot reach it", unreached="127.0.0.1:4000")
-    worker.told(warning)
+    worker.note_event(warning)
     until(lambda: b'"redial", "address": "127.0.0.1:5000"' in worker._commands[-1])
 
 

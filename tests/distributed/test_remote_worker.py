@@ -269,13 +269,13 @@ def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> No
 
 def test_an_error_of_a_worker_names_its_machine_once_and_slow_steps_make_patient(machines: Machines) -> None:
     worker = machines.worker()
-    said = worker.told(ErrorEvent(member=0, message="far too little memory"))
+    said = worker.note_event(ErrorEvent(member=0, message="far too little memory"))
     assert isinstance(said, ErrorEvent) and said.message == "far: far too little memory"
-    assert worker.told(said) == said
+    assert worker.note_event(said) == said
     for named in ("far: lost the coordinator", "far:cuda:1: lost the coordinator"):
-        assert worker.told(ErrorEvent(member=0, message=named)).message == named  # type: ignore[union-attr]
+        assert worker.note_event(ErrorEvent(member=0, message=named)).message == named  # type: ignore[union-attr]
     before = worker.timeouts.grace
-    worker.told(step(1, compute=1000.0))
+    worker.note_event(step(1, compute=1000.0))
     assert worker.timeouts.grace > before
 
 

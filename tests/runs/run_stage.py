@@ -38,7 +38,7 @@ class Script:
     def lines(self) -> Iterator[bytes]:
         return iter(self._lines.get, None)
 
-    def told(self, event: Event) -> Event:
+    def note_event(self, event: Event) -> Event:
         return event
 
     def exit_code(self) -> int:

@@ -25,7 +25,7 @@ class Silent:
 
     def signal(self, number: int) -> None: ...
 
-    def told(self, event: Event) -> Event:
+    def note_event(self, event: Event) -> Event:
         return event
 
     def exit_code(self) -> int:

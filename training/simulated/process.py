@@ -76,7 +76,7 @@ class _Member:
         while (line := self._lines.get()) is not None:
             yield line
 
-    def told(self, event: Event) -> Event:
+    def note_event(self, event: Event) -> Event:
         """Note how this member ended: the process has one exit code for all."""
         if isinstance(event, ErrorEvent):
             self._code = event.exit_code
