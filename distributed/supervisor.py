@@ -220,7 +220,7 @@ class Supervisor:
         assignment = assigned(plan, inputs.links, rank, plan.seats[rank].threads)
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
-            assignment = replace(assignment, module="training.launched", brings=brings, resumes=False)
+            assignment = replace(assignment, module="training.script_worker", brings=brings, resumes=False)
         worker = RemoteWorker(
             link,
             assignment,

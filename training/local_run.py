@@ -65,7 +65,7 @@ class RunController:
         progress: ProgressMonitor | None = None,
     ) -> None:
         self.plan = plan
-        self._worker = "training.launched" if plan.launch else worker
+        self._worker = "training.script_worker" if plan.launch else worker
         self._more_metrics = more_metrics
         self.folder = folder
         self._on_event = on_event

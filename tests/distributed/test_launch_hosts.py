@@ -169,7 +169,10 @@ def lab(make_lab: MakeLab) -> Lab:
 
 def left(lab: Lab) -> list[int]:
     return [
-        pid for host in lab for word in ("script_start", "training.launched", "agent.py") for pid in host.pids(word)
+        pid
+        for host in lab
+        for word in ("script_start", "training.script_worker", "agent.py")
+        for pid in host.pids(word)
     ]
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
-from training.launched import environment, interface_variables, listening, stamps
 from training.plan import LaunchedScript, MemberPlan, RunPlan
 from training.script_start import backend_for
+from training.script_worker import environment, interface_variables, listening, stamps
 from training.worker import Rendezvous
 
 JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))

@@ -1,4 +1,4 @@
-"""Process entry of one rank of a launched script: ``python -m training.launched``, with the commands
+"""Process entry of one rank of a launched script: ``python -m training.script_worker``, with the commands
 and events of :mod:`training.worker`.
 
 The script is a separate process (``script_start.py``) in this one's process group: neither its modules nor its end
@@ -283,7 +283,7 @@ def run_script(
 
 
 def main() -> int:
-    arguments = worker_arguments("training.launched")
+    arguments = worker_arguments("training.script_worker")
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal that is ignored would be ignored by the script too
         signal.signal(number, lambda *_: None)
     emit = EventSink(take_over_stdout(), arguments.rank)
