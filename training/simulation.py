@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 CALLER, OBJECTS = "caller.pickle", "objects.pt"
 """What the workers of a :class:`LocalTrainer` are given, in the private folder of their run: how the classes of the
 caller's script are found, and the job."""
-_WORKER = "training.object_worker"
+_WORKER = "training.api_worker"
 
 _CLUSTER = 'write LocalTrainer(..., simulate=4, cluster=Machines.read(Path("machines.json")))'
 

@@ -38,4 +38,4 @@ def _task(plan: RunPlan, secrets: Path) -> Task:
 
 
 if __name__ == "__main__":
-    leave(main(_task, "training.object_worker"))
+    leave(main(_task, "training.api_worker"))
