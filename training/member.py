@@ -71,7 +71,7 @@ def train(
         MusterError: the training failed.
     """
     from training.exchange.base import ExchangeDropped, ExchangeError
-    from training.own_pace import trainer_class
+    from training.uneven_trainer import trainer_class
 
     name, trainer = plan.seats[rank].name, trainer_class(plan)
     while True:

@@ -15,10 +15,10 @@ from training.events import Event
 from training.exchange.base import Exchange
 from training.exchange.mesh_member import MeshMember
 from training.orders import Control
-from training.own_pace import trainer_class
 from training.plan import RunPlan
 from training.tasks.base import Progress, Task
 from training.trainer import Trainer
+from training.uneven_trainer import trainer_class
 
 Connect = Callable[[int], MeshMember]
 """Connects a rank."""

@@ -12,10 +12,10 @@ from training.trainer import Trainer
 
 def trainer_class(plan: RunPlan) -> type[Trainer]:
     """Return the trainer class of a run's members."""
-    return OwnPaceTrainer if stretch_of(plan.profile.strategy) else Trainer
+    return UnevenTrainer if stretch_of(plan.profile.strategy) else Trainer
 
 
-class OwnPaceTrainer(Trainer):
+class UnevenTrainer(Trainer):
     """Its step is a whole stretch: the steps up to the next meeting point that the strategy assigns to this member.
 
     In between its position is that of its next piece of work: the learning rate follows the samples of all members.
