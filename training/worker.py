@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 from profiles.errors import ExitCode, MusterError
 from training.events import Emit, ErrorEvent, Event, EventSink, MemberEvent, RequestEvent, StepEvent, WarningEvent
-from training.member import exit_code_of, prepared, train
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
 from training.processes import PhaseTimer
+from training.train_member import exit_code_of, prepared, train
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiles.errors import BadInput
 from training.events import Event, WarningEvent
 from training.local_plan import plan_local_run
-from training.member import prepare_data
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.conversations import (
     IGNORED,
@@ -26,6 +25,7 @@ from training.tasks.conversations import (
     renderer_of,
     turns,
 )
+from training.train_member import prepare_data
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

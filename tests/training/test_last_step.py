@@ -22,12 +22,12 @@ from tests.waiting import until
 from training.events import SnapshotEvent, StepEvent
 from training.exchange.base import Exchange, ExchangeError
 from training.last_step import LastStep
-from training.member import train
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.processes import processes_of
 from training.run_folder import RunFolder
 from training.strategies.registry import strategy_class
+from training.train_member import train
 
 ALL = ["allreduce", "diloco", "local_sgd", "streaming_diloco", "sparta", "noloco", "fedavg", "zero1"]
 

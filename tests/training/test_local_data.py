@@ -25,13 +25,13 @@ from training.events import EvaluationEvent, Event, RunEvent, StepEvent, Warning
 from training.exchange.base import SoloExchange
 from training.local_data import LocalSchedule, schedule_for
 from training.local_plan import plan_local_run
-from training.member import prepare_data
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan
 from training.simulation import LocalTrainer
 from training.tasks.base import Answer, GroupPosition
 from training.tasks.custom import CustomTask
 from training.tasks.predictions import Prediction
+from training.train_member import prepare_data
 from training.trainer import Trainer
 
 

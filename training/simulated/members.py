@@ -17,7 +17,6 @@ from torch import nn
 from profiles.errors import ExitCode, RunFailed
 from training.events import Emit, Event, MemberEvent, StepEvent
 from training.exchange.base import Exchange, SoloExchange
-from training.member import exit_code_of, prepare_data, prepared, train
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.randomness import seed_everything
@@ -25,6 +24,7 @@ from training.run_folder import RunFolder
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
 from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
+from training.train_member import exit_code_of, prepare_data, prepared, train
 
 if TYPE_CHECKING:
     from training.tasks.base import Task
