@@ -23,7 +23,7 @@ from training.events import EvaluationEvent
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
 from training.local_data import LocalSchedule
-from training.showing import Showing
+from training.showcase_sampling import ShowcaseSampler
 from training.tasks.base import Answer
 from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
@@ -77,9 +77,9 @@ class Evaluator:
         self._stopped: set[int] = set()
         keeps = run_dir is not None and self._task.generates_text and local is None
         self._folder = run_dir / FOLDER if run_dir is not None and keeps else None
-        self._showing: Showing | None = None
+        self._showcase: ShowcaseSampler | None = None
         if settings.eval_showcase and run_dir is not None and local is None:
-            self._showing = Showing(samples, model, precision, run_dir / FOLDER, stops, warn)
+            self._showcase = ShowcaseSampler(samples, model, precision, run_dir / FOLDER, stops, warn)
         self._answers: list[Answer] = []
         self._left_out: set[int] = set()
 
@@ -131,8 +131,8 @@ class Evaluator:
         if self._folder is not None and shown:
             self._keep(split, step, f"{name}/answers", staying)
         event = self._event(split, step, sums, start)
-        if shown and self._showing is not None and self._folder is None and self._exchange.rank == min(staying):
-            self._showing.items(split, step)
+        if shown and self._showcase is not None and self._folder is None and self._exchange.rank == min(staying):
+            self._showcase.items(split, step)
         return event
 
     def _round_count(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
@@ -187,8 +187,8 @@ class Evaluator:
         except BadInput as error:  # the figures are there all the same
             self._warn(f"{error.message}; what the model wrote is not kept")
         else:
-            if step and self._showing is not None:
-                self._showing.texts(split, step, answers, predictions)
+            if step and self._showcase is not None:
+                self._showcase.texts(split, step, answers, predictions)
 
     def _added(self, gathered: Mapping[int, bytes], asked: Mapping[int, int]) -> dict[str, float]:
         """Add the members' sums; all members alike leave out those whose sums are invalid or late.

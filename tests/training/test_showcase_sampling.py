@@ -16,7 +16,7 @@ from training.batches import Samples
 from training.device import Precision
 from training.evaluation import Evaluator
 from training.exchange.base import Exchange, SoloExchange
-from training.showing import Showing
+from training.showcase_sampling import ShowcaseSampler
 from training.tasks.base import Batch
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, SampleOutput, Showcase, read_showcase
@@ -93,7 +93,9 @@ def test_no_more_is_looked_at_than_there_is_time_for(tmp_path: Path) -> None:
     task = ToyTask()
     task.prepare(lambda *_: None)
     samples, model = Samples(task, 0, CPU, 0.0, "here"), task.build_model()
-    showing = Showing(samples, model, Precision(None, CPU), tmp_path / FOLDER, lambda: False, pytest.fail, seconds=-1.0)
+    showing = ShowcaseSampler(
+        samples, model, Precision(None, CPU), tmp_path / FOLDER, lambda: False, pytest.fail, seconds=-1.0
+    )
     for step in (0, 7):
         showing.items("validation", step)
     found = kept(tmp_path)

@@ -23,7 +23,7 @@ SECONDS = 10.0
 """After which no further sample is looked at: the other members wait for this one."""
 
 
-class Showing:
+class ShowcaseSampler:
     """Writes what is shown; of a group only the member that evaluates first does.
 
     Args:
