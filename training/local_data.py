@@ -17,9 +17,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from profiles.errors import BadInput, counted
 from training.bounded import Count
 from training.data import Cursor, SampleSchedule, evaluation_slice
+from training.data_fingerprint import BROUGHT_BACK
 from training.exchange.base import Exchange, JoiningState
 from training.plan import RunPlan
-from training.same_data import BROUGHT_BACK
 from training.split import Schedule, SplitSchedule, schedule_of, stream_seed
 from training.tasks.base import Task
 

@@ -18,6 +18,7 @@ from training.backward import Backward, refuse_loss
 from training.batches import Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
+from training.data_fingerprint import check_same, check_unchanged, describe, other_precision
 from training.device import Precision, select_device, select_precision
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
@@ -32,7 +33,6 @@ from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
 from training.reading import batch_source
 from training.resuming import agree_on_snapshot, hand_over, take_over
-from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.saved_model import save_copy, save_model
 from training.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.snapshot_writer import SnapshotWriter

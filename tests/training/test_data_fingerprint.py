@@ -14,13 +14,13 @@ from test_trainer import train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
+from training import data_fingerprint
 from training import device as precision_module
-from training import same_data
 from training.batches import Samples
+from training.data_fingerprint import check_same, check_unchanged, describe, difference
 from training.device import Precision
 from training.events import WarningEvent
 from training.orders import Command, Control
-from training.same_data import check_same, check_unchanged, describe, difference
 from training.trainer import Trainer
 
 
@@ -171,7 +171,7 @@ def test_what_hundreds_of_members_say_alike_is_compared_once(monkeypatch: pytest
         def gather(self, name: str, payload: bytes, members: Any = None) -> dict[int, bytes]:
             return dict.fromkeys(range(300), payload)
 
-    monkeypatch.setattr(same_data, "difference", counted)
+    monkeypatch.setattr(data_fingerprint, "difference", counted)
     check_same(described(SAMPLES), Hundreds(Room(1, lambda *_: False), 0), str)
     assert len(compared) == 1
 
