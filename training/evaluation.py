@@ -16,7 +16,7 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.optimisation import EvaluationSettings
 from training.batches import Samples
-from training.bounded import LONGEST_TEXT, harmless
+from training.bounded_fields import LONGEST_TEXT, harmless
 from training.data import evaluation_slice
 from training.device import Precision, does_not_fit, evaluating, give_back, is_out_of_memory, move
 from training.events import EvaluationEvent

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from profiles.errors import RunFailed
-from training.bounded import LONGEST_LINE
+from training.bounded_fields import LONGEST_LINE
 from training.events import Event, from_line, to_line
 from training.run_files import explain
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TextIO
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
 from profiles.errors import MusterError
-from training.bounded import (
+from training.bounded_fields import (
     MOST_RANKS,
     Count,
     Measured,
@@ -37,7 +37,7 @@ MOST_WAYS = 256
 
 
 class _Event(BaseModel):
-    """Every field has bounds (see :mod:`training.bounded`): events may come from untrusted machines."""
+    """Every field has bounds (see :mod:`training.bounded_fields`): events may come from untrusted machines."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

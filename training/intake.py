@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from training.bounded import harmless
+from training.bounded_fields import harmless
 from training.events import (
     AnswerEvent,
     ErrorEvent,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from profiles.errors import BadInput, counted
-from training.bounded import Count
+from training.bounded_fields import Count
 from training.data import Cursor, SampleSchedule, evaluation_slice
 from training.data_fingerprint import BROUGHT_BACK
 from training.exchange.base import Exchange, JoiningState

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.bounded import first_problem
+from training.bounded_fields import first_problem
 
 PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {

@@ -23,7 +23,7 @@ import psutil
 
 from profiles.errors import RunFailed
 from profiles.installation import TOP, training_code, training_python
-from training.bounded import LONGEST_LINE
+from training.bounded_fields import LONGEST_LINE
 from training.events import Event, TimingEvent
 from training.run_files import is_live, private_file
 

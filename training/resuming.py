@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from profiles.errors import BadInput
-from training.bounded import Count, Rank, Step, Text
+from training.bounded_fields import Count, Rank, Step, Text
 from training.checkpoint import OTHER_SETTINGS, SnapshotStore
 from training.exchange.base import Exchange, JoiningState
 from training.exchange.broadcast import broadcast

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from profiles.errors import ExitCode, MusterError, RunFailed
-from training.bounded import LONGEST_LINE, LONGEST_TEXT
+from training.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
 from training.exchange.dialling import interface_at
 from training.machine_load import machine_events

@@ -23,7 +23,7 @@ from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError, one_line
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
-from training.bounded import parse_object
+from training.bounded_fields import parse_object
 from training.plan import MemberPlan
 
 MODULE = "training.short_run_start"

@@ -19,7 +19,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from profiles.errors import BadInput
-from training.bounded import first_problem
+from training.bounded_fields import first_problem
 from training.run_files import explained, write_whole
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from distributed.planning.document import Choice, Figures, Job, Workload, job_of
 from distributed.planning.prediction import BatchSplit, Predictor
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.bounded import first_problem
+from training.bounded_fields import first_problem
 from training.plan import ClockPlan, RunPlan
 from training.simulated.clock import Absence, Cost
 from training.strategies.own_file import rhythm_of

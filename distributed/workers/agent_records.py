@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.bounded import Count, Text
+from training.bounded_fields import Count, Text
 from training.plan import RunPlan
 from training.processes import thread_limits
 

@@ -29,7 +29,7 @@ from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
 from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameAddress
 from profiles.errors import ExitCode, MusterError
-from training.bounded import first_problem
+from training.bounded_fields import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
 from training.processes import WAITING
 from training.stopping import ProgressMonitor

@@ -14,7 +14,7 @@ from app.report import EndedRun
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
-from training.bounded import LONGEST_LINE
+from training.bounded_fields import LONGEST_LINE
 from training.event_log import follow_lines
 from training.events import ErrorEvent, Event, RunEvent, WarningEvent
 from training.local_plan import plan_local_run

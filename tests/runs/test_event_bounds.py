@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.bounded import LONGEST_LINE, LONGEST_TEXT
+from training.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, EvaluationEvent, StepEvent, from_line, to_line
 
 STEP = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.bounded import first_problem
+from training.bounded_fields import first_problem
 from training.events import EventSink, MemberEvent, WarningEvent, WaysEvent
 from training.exchange.coordinator_server import Coordinator
 from training.exchange.coordinator_state import CoordinatorConfig

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from training.bounded import first_problem
+from training.bounded_fields import first_problem
 from training.events import MOST_WAYS, PeerPath
 
 PROTOCOL_VERSION = 6

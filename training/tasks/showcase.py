@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.bounded import Count, Measured, Name, Step, Text
+from training.bounded_fields import Count, Measured, Name, Step, Text
 from training.run_files import write_whole
 from training.tasks.predictions import Prediction
 
