@@ -54,8 +54,8 @@ def broadcasts(
         under_way.append(exchange.start_gather(f"{name}/{start}", own_data[start : start + _PIECE]))
         if len(under_way) > 2:
             take()
-            if all(len(one) != start - _PIECE for one in received.values()):
-                break  # nobody goes on
+            if all(len(data) != start - _PIECE for data in received.values()):
+                break  # no source has more
     while under_way:
         take()
     return {source: bytes(one) for source, one in received.items() if len(one) == sizes[source]}

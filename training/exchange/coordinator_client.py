@@ -149,10 +149,10 @@ class CoordinatorClient:
 
     def notify(self) -> None:
         """Schedule a report: the member's state has changed."""
-        if self._report_is_due:  # and it has not been looked at yet: a wake-up would cost more than the operation
+        if self._report_is_due:  # not sent yet: another wake-up would cost more than the operation
             return
         self._report_is_due = True
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._wake_up.set)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class CoordinatorClient:
     def _main(self) -> None:
         try:
             why = self._loop.run_until_complete(self._run())
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - who ends without a word hangs the run
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - ending silently would hang the run
             why = f"the connection with the coordinator failed: {error}"
         self._loop.run_until_complete(asyncio.sleep(0))  # for transports to end
         self._loop.close()
@@ -188,7 +188,7 @@ class CoordinatorClient:
                 reader, writer = await self._dial(address)
             except ssl.SSLError:
                 problem = "its certificate does not match"
-                if not self._connected:  # else somebody has taken the port of one that is about to be started again
+                if not self._connected:  # else another process has its port while it restarts
                     return f"the coordinator at {address} is of another run: {problem}"
             except (OSError, asyncio.TimeoutError) as error:
                 problem = getattr(error, "strerror", None) or "it does not answer"
@@ -232,7 +232,7 @@ class CoordinatorClient:
         connection = socket.socket(family)
         try:
             connection.setblocking(False)
-            send_small_segments(connection)  # its messages are small anyway, and large packets may be lost on the way
+            send_small_segments(connection)  # messages are small anyway, and large packets may get lost
             await loop.sock_connect(connection, socket_address)
             name = COORDINATOR_NAME if self._context is not None else None
             return await asyncio.open_connection(
@@ -299,7 +299,7 @@ class CoordinatorClient:
             writer.write(line(self._report().model_copy(update={"leaves": leaves})))
             with contextlib.suppress(OSError):
                 await writer.drain()
-            if leaves:  # the coordinator hangs up: whoever closes before all is read takes its own words back
+            if leaves:  # the coordinator hangs up: closing with unread data would discard what was sent
                 return
             await asyncio.sleep(_MIN_PAUSE)
             beat = self._loop.call_later(BEAT, self._wake_up.set)
@@ -327,8 +327,8 @@ def own_addresses(listening: str, best: str = "") -> tuple[str, ...]:
         key=lambda n: (n != best, -states[n].speed),
     )
     kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
-    candidates = (one.address.split("%")[0] for name in up for one in interfaces[name] if one.family in kinds)
-    # An address that a cable between two machines gives itself (169.254...) is good for one of the others only.
+    candidates = (a.address.split("%")[0] for name in up for a in interfaces[name] if a.family in kinds)
+    # A link-local address (169.254...), as on a cable between two machines, is of use to one other machine only.
     addresses = sorted((a for a in candidates if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_link_local)
     return tuple(addresses[:16])
 

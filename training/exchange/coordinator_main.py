@@ -59,7 +59,7 @@ def _serve(path: Path) -> None:
 
     def log(event: MemberEvent | WarningEvent | WaysEvent) -> None:
         with turn:
-            if not listens.is_set():  # the members of one that was started again are there at once
+            if not listens.is_set():  # members of a restarted coordinator connect at once
                 early.append(event)
                 return
             write(event)

@@ -148,7 +148,7 @@ class Coordinator:
             now = time.monotonic()
             try:
                 self.group.tick(min(now - last_tick, 3 * _TICK))
-            except Exception as error:  # a group whose leases and deadlines never end would hang
+            except Exception as error:  # a group whose leases and deadlines are not enforced would hang
                 self.group.close(f"the coordinator failed: {error}")
                 raise
             last_tick = now
@@ -160,7 +160,7 @@ class Coordinator:
         while True:
             try:
                 connection, (host, *_) = await loop.sock_accept(listening)
-            except OSError:  # out of descriptors: strangers go again
+            except OSError:  # out of descriptors until unauthenticated connections end
                 await asyncio.sleep(_TICK)
                 continue
             host = _plain_address(host)
@@ -221,7 +221,7 @@ class Coordinator:
             raise ProtocolError("a line that is too long") from None
         hello = parse(Hello, lines[0])
         self._check_peer(writer, hello.rank)
-        if hello.rank < len(self._config.names):  # what it calls itself would be said of others
+        if hello.rank < len(self._config.names):  # or it could act under another member's name
             hello = hello.model_copy(update={"name": self._config.names[hello.rank]})
         if not self._hellos[hello.rank].take():
             raise ProtocolError("it reconnects too often")

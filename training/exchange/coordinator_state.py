@@ -74,9 +74,9 @@ class LastReportedRoutes:
         if not report.ways or report.mesh <= self._meshes.get(rank, 0):
             return
         self._meshes[rank] = report.mesh
-        others = {way.peer: way for way in report.ways if way.peer in report.members and way.peer != rank}
-        fresh = tuple(way for peer, way in others.items() if self._reported.get((rank, peer)) != way)
-        self._reported.update({(rank, way.peer): way for way in fresh})
+        others = {path.peer: path for path in report.ways if path.peer in report.members and path.peer != rank}
+        fresh = tuple(path for peer, path in others.items() if self._reported.get((rank, peer)) != path)
+        self._reported.update({(rank, path.peer): path for path in fresh})
         if fresh:
             yield WaysEvent(member=rank, ways=fresh)
         for path in fresh:
@@ -127,7 +127,7 @@ class Member:
         hosts = list(self.hello.hosts)
         if self.seen == viewer.seen:
             hosts.insert(0, viewer.seen if _is_loopback(viewer.seen) else "127.0.0.1")
-        else:  # one that is where the coordinator is has the address that others dial the coordinator at
+        else:  # on the coordinator's machine: the address at which others dial that
             hosts.append(viewer.through if _is_loopback(self.seen) else self.seen)
         addresses = tuple((host, self.hello.port) for host in dict.fromkeys(hosts))
         return Peer(name=self.hello.name, addresses=addresses)

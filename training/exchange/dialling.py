@@ -86,7 +86,7 @@ class DialHistory:
     def loses_large(self, peer: int) -> bool:
         """Whether large packets to any address of a peer were lost recently."""
         with self._lock:
-            return any(one == peer and self._is_black_hole(one, address) for one, address in self._black_holes)
+            return any(rank == peer and self._is_black_hole(rank, address) for rank, address in self._black_holes)
 
     def _is_black_hole(self, peer: int, address: Address) -> bool:
         return self._black_holes.get((peer, address), -_KNOWN_FOR) + _KNOWN_FOR > self._clock()
@@ -178,7 +178,7 @@ def first_to_answer(
                         left[address] = connection, time.monotonic()
                         selector.register(connection, selectors.EVENT_WRITE, address)
                 ready = {key.data for key, _ in selector.select(_POLL_SECONDS if left else 0.0)}
-                for address in [one for one in left if one in ready]:
+                for address in [pending for pending in left if pending in ready]:
                     connection, since = left.pop(address)
                     selector.unregister(connection)
                     if not (error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
@@ -210,7 +210,7 @@ def unacknowledged(connection: socket.socket) -> int | None:
 def _start(address: Address, failed: Callable[[Address, str], None], small: bool) -> socket.socket | None:
     host, port = address
     try:
-        ipaddress.ip_address(host)  # getaddrinfo takes other words for one, too, and any number for a port
+        ipaddress.ip_address(host)  # getaddrinfo accepts other texts, too, and any number as a port
         if not 0 < port < 65536:
             raise ValueError(f"{port} is no port")
         kind = socket.SOCK_STREAM
@@ -234,5 +234,5 @@ def _start(address: Address, failed: Callable[[Address, str], None], small: bool
 def interface_at(address: str) -> str:
     """Return the name of the network interface that has a literal address; empty if there is none."""
     plain = address.partition("%")[0].removeprefix("::ffff:")
-    places = ((name, one.address.partition("%")[0]) for name, all_of in psutil.net_if_addrs().items() for one in all_of)
-    return next((name for name, own in places if own == plain), "")
+    by_name = psutil.net_if_addrs().items()
+    return next((name for name, found in by_name for a in found if a.address.partition("%")[0] == plain), "")

@@ -43,7 +43,7 @@ class ErrorFeedback:
             sent: what :meth:`compensate` returned.
         """
         if not result.fit:
-            return  # what was kept before stays
+            return  # the residual stays as it was
         if weight == 0.0:
             self.residual = sent
             return

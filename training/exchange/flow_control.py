@@ -49,5 +49,5 @@ class FlowControl:
     def _set_buffer(self, size: int) -> None:
         self._buffer = size
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * size)
-        with contextlib.suppress(OSError, AttributeError):  # not every system has it
+        with contextlib.suppress(OSError, AttributeError):  # not on every system
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size // 2)

@@ -71,7 +71,7 @@ class GroupBase(dist.ProcessGroup):
 
     def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
         """Return this group's name, drawn anew each time, and the addresses of its members' listeners."""
-        # A store may be used for one group after the other: what the last one left there means nothing.
+        # A store may be used for several groups in turn: keys of earlier ones must not be mistaken for this one's.
         meeting = store.add(f"meetings/{self._rank}", 1)
         if self._rank == 0:
             store.set(f"{meeting}/channel", secrets.token_hex(8))
@@ -114,7 +114,7 @@ class GroupBase(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    # There is no backend in C++ beside it: torch asks the group itself for what a backend can.
+    # There is no C++ backend: torch asks the group itself for a backend's capabilities.
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     @property
@@ -207,7 +207,7 @@ class GroupBase(dist.ProcessGroup):
             work.part_ended(error)
 
         def views(by_number: Mapping[int, Pieces]) -> dict[int, list[memoryview]]:
-            return {self._world[number]: [view(one) for one in pieces] for number, pieces in by_number.items()}
+            return {self._world[number]: [view(piece) for piece in pieces] for number, pieces in by_number.items()}
 
         buffers = views(sends), views(receives)
         work.begin()
@@ -250,7 +250,7 @@ class GroupBase(dist.ProcessGroup):
     def _submit(
         self, number: int, kind: Any, tag: int, work: MusterWork, job: Callable[[Any, int], None]
     ) -> MusterWork:
-        assert self.pairs is not None  # whoever is alone has no rank to name
+        assert self.pairs is not None  # a single member has no peer to name
         mark = zlib.crc32(str(work.result()[0].dtype).encode()) % MARKS
         work.begin()
         try:

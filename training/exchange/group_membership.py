@@ -1,4 +1,4 @@
-"""Group membership as the coordinator decides it: who is in, when the mesh is formed anew, who may join. No network.
+"""Group membership as the coordinator decides it: its members, when the mesh is formed anew, and newcomers. No I/O.
 
 A group goes from mesh to mesh; each has a number, its epoch. A mesh ends when a member is lost, a link between two
 members breaks, a member joins, or a late member is left behind. The live members then give it up and report their
@@ -31,7 +31,7 @@ Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
-_STATE_PATIENCE = 4  # times the same time, for a newcomer that takes the state
+_STATE_PATIENCE = 4  # times that, for a newcomer to take the state
 _MAX_EPOCHS_AHEAD = 1000
 """Meshes that a member may have heard of and a coordinator that was started again has not."""
 _RETURN_SECONDS = 2 * LEASE
@@ -90,7 +90,7 @@ class GroupMembership:
                 member.role, is_news = previous.role, previous.frozen
                 previous.close()
                 if member.seen != previous.seen and self.form is not None and member.rank in self.form.peers:
-                    self.form, self._given_up_since = None, self._now  # its links are as dead as the old line
+                    self.form, self._given_up_since = None, self._now  # its links have ended like its old connection
             elif member.report.epoch:
                 self._take_back(member)
             elif self.started:
@@ -123,7 +123,7 @@ class GroupMembership:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
-            if report.leaves or self._advance() or any(one.report.is_going for one in self.members.values()):
+            if report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
                 self._settle()
 
     def lose(self, member: Member, reason: str) -> None:
@@ -150,7 +150,7 @@ class GroupMembership:
         """Enforce leases and deadlines; call it a few times a second.
 
         Args:
-            elapsed: seconds since the last call, at most a few ticks, so that a coordinator that slept drops nobody.
+            elapsed: seconds since the last call, at most a few ticks, so that a coordinator that slept drops no member.
         """
         with self._lock:
             self._now += elapsed
@@ -251,7 +251,7 @@ class GroupMembership:
         expected = {rank for member in live for rank in member.report.members}
         if expected - set(self.members) and self._now < (self._resuming_until or 0.0):
             return False
-        self._resuming_until, self._last_order = None, 1000 * self.epoch  # no number that there was before
+        self._resuming_until, self._last_order = None, 1000 * self.epoch  # above all earlier numbers
         self._drop_all(verdicts.left_behind(live), may_return=True)
         return True
 
@@ -311,7 +311,7 @@ class GroupMembership:
         live = self._in_role("live") or [m for m in self._in_role("late") if not self._still_holds_mesh(m)]
         slow = [member for member in live if self._still_holds_mesh(member)]
         if slow and self._now - self._given_up_since > _RETURN_SECONDS:
-            for member in slow:  # its threads hang: it comes back when it has
+            for member in slow:  # its threads hang: it is taken back when they end
                 member.role = "late"
                 self._log(WarningEvent(message=f"{member.hello.name} does not let go of a group that has ended"))
             return True
@@ -333,7 +333,7 @@ class GroupMembership:
         beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest_kept]
         if self._drop_all(beyond, may_return=True):
             return True
-        for member in (one for one in entering if one.role == "newcomer"):
+        for member in (m for m in entering if m.role == "newcomer"):
             self._log_event(member, "ready", "has the training state")
             self._state_order = None
         self._new_epoch(group)

@@ -288,7 +288,7 @@ class Newcomer:
             try:
                 joining = self._state_server.fetch(order, self._deadline, relay(), self._is_ordered, self._max_bytes)
             except (PeerLost, ExchangeTimeout):
-                if self._is_ordered():  # the donor hands each order over once: there has to be another
+                if self._is_ordered():  # the donor carries out each order once: another is needed
                     self._note(ready=False)
                     self._wait(lambda: not self._is_ordered())
                 continue

@@ -222,7 +222,7 @@ class Handshakes:
             else:
                 try:
                     timeout.wait(connection, lambda: _expect(connection, _CHOSEN))
-                except TimeoutError:  # the sender is elsewhere yet; that says nothing about the way
+                except TimeoutError:  # the sender uses another connection so far; the route may be fine
                     raise _Unwanted from None
                 _read_padding(connection, timeout)
                 connection.sendall(_ACCEPTED)
@@ -270,14 +270,14 @@ def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLCon
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # the rank in the certificate is checked instead of the address
         context.verify_mode = ssl.CERT_REQUIRED
-        # Only this run's certificates have this authority; machines without a clock battery wake up in 1970.
+        # Only this run's certificates have this authority; machines without a clock battery start in 1970.
         context.verify_flags = ssl.VerifyFlags(context.verify_flags | _NO_CHECK_TIME)
         try:
             context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
             context.load_verify_locations(folder / "ca.pem")
         except OSError as error:
             raise BadInput(f"{folder}: {error}", "name the folder with the certificates of this end") from error
-    server.num_tickets = 0  # tickets that nobody reads turn a close into a reset, and the end of the data is lost
+    server.num_tickets = 0  # unread tickets would turn a close into a reset, and the last data would be lost
     return server, client
 
 

@@ -113,9 +113,9 @@ class _Link:
                 return False
             self._pending = 1
             self._turn.acquire()
-        try:  # without the lock: who loses a member in here, or elsewhere meanwhile, submits a farewell
+        try:  # without the lock: on a loss, here or elsewhere, a farewell is submitted
             error = self._carry_out(job)
-        except BaseException:  # ctrl+c in the middle of a frame
+        except BaseException:  # Ctrl-C in the middle of a frame
             self.cut()
             raise
         finally:
@@ -155,9 +155,7 @@ class _Link:
         if not in_own_thread:
             self._thread.join(seconds)
         self.cut()
-        free = in_own_thread or self._turn.acquire(
-            timeout=_CUT_SECONDS
-        )  # whoever works on it in a thread of its own has heard
+        free = in_own_thread or self._turn.acquire(timeout=_CUT_SECONDS)  # a job in another thread has noticed the cut
         if self._socket is not None:
             self._socket.close()
         if free and not in_own_thread:
@@ -168,7 +166,7 @@ class _Link:
             job, done = item
             with self._turn:
                 error = self._carry_out(job)
-            del item, job  # it holds memory of its operation, which whoever hears of the end may use again
+            del item, job  # it holds buffers that may be reused once `done` is called
             with self._lock:
                 self._pending -= 1
             done(error)
@@ -187,7 +185,7 @@ class _Link:
             lost = error
         except (ConnectionError, ssl.SSLEOFError):
             lost = self.lost("it closed the connection", hung_up=True)
-        except Exception as error:  # noqa: BLE001 - a link whose thread ends without a word hangs the run
+        except Exception as error:  # noqa: BLE001 - a link whose thread ends silently would hang the run
             ended = isinstance(error, (EOFError, OSError)) and not isinstance(error, ssl.SSLError)
             lost = self.lost(str(error) or type(error).__name__, hung_up=ended)
         else:
@@ -247,8 +245,8 @@ class Outgoing(_Link):
         self._flow.note(len(payload), time.perf_counter() - begin)
         self.bytes += sum(map(len, pieces))
         if lost is not None:
-            self._cut = True  # for the jobs behind; the peer still reads what was sent
-            _shut(self._socket, socket.SHUT_WR)  # and is woken, however much it waits for
+            self._cut = True  # for later jobs; the peer still reads what was sent
+            _shut(self._socket, socket.SHUT_WR)  # and is woken, however many bytes it waits for
             raise lost
 
 
@@ -321,7 +319,7 @@ class Incoming(_Link):
                 break
             self._keep(coming, length, left, operation)
         if length + left > len(into):
-            self._take(length, memoryview(bytearray(length)))  # only then is the header known to be the peer's
+            self._take(length, memoryview(bytearray(length)))  # this authenticates the header
             raise self._too_long(operation, length + left, len(into))
         self._take(length, into[:length])
         return self._read(operation, length, left, into)
@@ -383,9 +381,9 @@ class Incoming(_Link):
                 self._wakes_at = wakes_at
             chunk = (
                 into if wakes_at == 1 else into[:_WAKE]
-            )  # of which some may be there: as much again is still to come
+            )  # some of it may be there: at least as much is still to come
             size = self._socket.recv_into(chunk, len(chunk), self._flags)
-            if not size or (self._cut and not self._flags):  # a closed SSLSocket would read on, undeciphered
+            if not size or (self._cut and not self._flags):  # a closed SSLSocket would go on reading ciphertext
                 raise EOFError("it closed the connection")
             self.bytes += size
             self._coming -= size

@@ -144,7 +144,7 @@ class Listener:
         """Stop listening, and close connections that were not taken. Idempotent."""
         self.arrivals.close()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # or accept() would go on waiting
+            self._socket.shutdown(socket.SHUT_RDWR)  # or accept() would keep waiting
         self._socket.close()
 
     def _meeting(
@@ -176,7 +176,7 @@ class Listener:
             except OSError:
                 if self.arrivals.closed:
                     return
-                time.sleep(POLL_SECONDS)  # out of descriptors: strangers go again
+                time.sleep(POLL_SECONDS)  # out of descriptors until unauthenticated connections end
                 continue
             if not self.unauthenticated.enter(host):
                 connection.close()
@@ -206,7 +206,7 @@ def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tup
     def meet(key: tuple[int, int]) -> None:
         try:
             connections[key] = meetings[key].meet()
-        except Exception as error:  # noqa: BLE001 - raised again by whoever waits
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             errors.append(error)
 
     threads = [threading.Thread(target=meet, args=(key,), name="meeting", daemon=True) for key in meetings]

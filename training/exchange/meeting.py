@@ -118,7 +118,7 @@ class ConnectionAttempt:
     @property
     def problem(self) -> str:
         """The last problem of each route."""
-        return ", ".join(f"{way}: {why}" for way, why in self._problems.items())
+        return ", ".join(f"{route}: {why}" for route, why in self._problems.items())
 
     def meet(self) -> Connection | None:
         """Return the connection; ``None`` if there is none by the deadline, or when the listener is closed."""
@@ -171,7 +171,7 @@ class ConnectionAttempt:
 
     def _dial(self) -> Connection | None:
         left = self._history.sort_addresses(self._peer, self._addresses)
-        swallowing = {one for one in left if self._history.is_black_hole(self._peer, one)}
+        swallowing = {address for address in left if self._history.is_black_hole(self._peer, address)}
         small = set(swallowing)
         while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
             times = self._timeouts
@@ -188,7 +188,7 @@ class ConnectionAttempt:
                     self._history.record_black_hole(self._peer, address)
                 if isinstance(error, (BlackHole, TimeoutError)) and address not in small:
                     small.add(address)
-                    left.append(address)  # once more, where no other way does
+                    left.append(address)  # again, if no other address works
                 continue
             if connection is not None:
                 self._history.record_success(self._peer, address)

@@ -84,7 +84,7 @@ class Mesh:
             ExchangeTimeout: a member is missing after ``seconds``.
         """
         rank = listener.identity.rank
-        member_names = names or {one: f"rank {one}" for one in addresses}
+        member_names = names or {member: f"rank {member}" for member in addresses}
         mesh = cls(rank, list(addresses), member_names)
         mesh._on_lost = on_lost
         peers = {peer: addresses[peer] for peer in mesh.peers}
@@ -211,7 +211,7 @@ class Mesh:
     def break_off(self, lost: PeerLost) -> None:
         """End all operations because a member is lost, and tell the other members which one.
 
-        A member that hears of several losses, or only sees this end hang up, could not tell which member was lost
+        A member that learns of several losses, or only sees this end hang up, could not tell which member was lost
         first.
         """
         with self._lock:
@@ -264,7 +264,7 @@ class Mesh:
 
         def cut() -> None:
             late = time.monotonic() >= latest
-            informed = [one for one in self.links() if late or one.peer == lost or self._out[one.peer].idle]
+            informed = [link for link in self.links() if late or link.peer == lost or self._out[link.peer].idle]
             for link in informed:
                 link.cut()
             if len(informed) < len(self.links()):
@@ -309,7 +309,7 @@ class Mesh:
             return lambda link: on_received(peer, link.receive(number, buffers[peer]))
 
         for peer in buffers:
-            # Two that both send before they receive would wait for one another, were it more than is on its way.
+            # Members that both send before they receive would block each other if data exceeded the socket buffers.
             operation.add(self._out[peer], _sender(number, [data]), len(data) <= SMALL)
         for peer in buffers:
             operation.add(self._in[peer], receiver(peer), True)

@@ -192,8 +192,8 @@ class MeshMember(Exchange):
                 return
             self._completing += 1
         try:
-            outcome = operation.complete()  # beside the other operations
-        except Exception as problem:  # noqa: BLE001 - its contribution is not what it was: nothing can be done again
+            outcome = operation.complete()  # in parallel with other operations
+        except Exception as problem:  # noqa: BLE001 - the contribution may have changed: it cannot be repeated
             self._end(f"the result of '{operation.name}' cannot be used: {problem}", False)
             outcome = None
         with self._changed:
@@ -227,7 +227,7 @@ class MeshMember(Exchange):
                 transfer.submit()
             self._log.forget(status.settled)
             if self._forming is not None and not self._is_wanted(self._report.epoch):
-                self._forming.end()  # its keeper waits for what may never come
+                self._forming.end()  # its keeper may wait in vain
             self._changed.notify_all()
         self.halting.heard(status)
         self._listener.wake()
@@ -263,7 +263,7 @@ class MeshMember(Exchange):
         """Main function of the keeper's thread."""
         try:
             self._run_keeper()
-        except Exception as error:  # noqa: BLE001 - a thread that ends without a word hangs the run
+        except Exception as error:  # noqa: BLE001 - a thread that ends silently would hang the run
             self._end(f"the mesh failed: {error}", False)
 
     def _run_keeper(self) -> None:
@@ -275,7 +275,7 @@ class MeshMember(Exchange):
                 if self._ended is not None:
                     break
             if mesh is not None:
-                with self._changed:  # from here on no operation ends well on it
+                with self._changed:  # from here on no operation succeeds on it
                     self._count_traffic()
                     self.mesh = None
                 mesh.give_up()
@@ -335,7 +335,7 @@ class MeshMember(Exchange):
         with self._changed:
             self.mesh, self._forming = mesh, None
             self._meter.begin_mesh()
-            self._begun = 0  # what has no result yet begins anew
+            self._begun = 0  # operations without a result start again
             self._log.members = tuple(mesh.members)
             self._newcomer = False
             self._changed.notify_all()

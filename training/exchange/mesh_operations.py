@@ -220,7 +220,7 @@ class MeshMean(MeshOperation[MeanResult]):
     def adopt(self, rank: int, outcome: OperationResult) -> None:
         fresh = replace(
             self.contribution, values=torch.empty_like(self.contribution.values)
-        )  # what cannot be read spoils nothing
+        )  # an invalid outcome must not overwrite the contribution
         value = apply_outcome(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
             self._reduction.settle()
@@ -273,7 +273,7 @@ class MeshGather(MeshOperation[dict[int, bytes]]):
         return outcome
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        if any(one not in outcome.members or len(data) > MAX_GATHER_BYTES for one, _, data in outcome.pieces):
+        if any(sender not in outcome.members or len(data) > MAX_GATHER_BYTES for sender, _, data in outcome.pieces):
             raise ExchangeError(f"the outcome of '{self.name}' is not one of a gather")
-        self._value = {one: bytes(data) for one, _, data in outcome.pieces}
+        self._value = {sender: bytes(data) for sender, _, data in outcome.pieces}
         self._payloads, self._mesh = {}, None

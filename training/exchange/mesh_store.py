@@ -102,7 +102,7 @@ class MeshStore(Store):
                 pause = _SHORT if news else min(2 * pause, _LONG)
                 if not news:
                     time.sleep(pause)
-        except Exception as error:  # noqa: BLE001 - told to who asks for a key
+        except Exception as error:  # noqa: BLE001 - raised where a key is asked for
             with self._changed:
                 self.problem = error
                 self._changed.notify_all()

@@ -90,7 +90,7 @@ class OperationLog:
 
     def held(self, after: int) -> HeldResults:
         """Return which results after an operation are kept."""
-        results = [(n, one.group, one.members) for n, one in self._results.items() if n > after]
+        results = [(number, r.group, r.members) for number, r in self._results.items() if number > after]
         return HeldResults(full=self.full, kept=self.dropped, results=tuple(results))
 
     def result(self, number: int) -> OperationResult:

@@ -29,7 +29,7 @@ def copy_contribution(contribution: Contribution, buffer_pool: BufferPool) -> Co
     if values.device.type != "cpu":
         return replace(contribution, values=fetched(values, codec)).checked()
     copy, fit = float_buffer(buffer_pool, values.numel()), True
-    for start in range(0, values.numel(), CHUNK_ELEMENTS):  # both while they are at hand
+    for start in range(0, values.numel(), CHUNK_ELEMENTS):  # copy and check while they are in the cache
         chunk = copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
         fit = fit and codec.carries(chunk)
     return replace(contribution, values=copy).checked(fit)
@@ -169,7 +169,7 @@ def gather_buffer(size: int) -> memoryview:
 
 def _ranks(members: Sequence[int], mask: bytes) -> set[int]:
     bits = int.from_bytes(mask, "little")
-    return set(itertools.compress(members, (bits >> place & 1 for place in range(len(members)))))
+    return set(itertools.compress(members, (bits >> index & 1 for index in range(len(members)))))
 
 
 def as_tensor(data: memoryview) -> torch.Tensor:

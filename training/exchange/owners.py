@@ -157,7 +157,7 @@ class _Average:
         while True:
             terms = [(self._metadata[rank].weight, decoded[rank]) for rank in among]
             mean = weighted_mean(terms, out) if terms else torch.zeros_like(decoded[own_rank])
-            # What is no number shows in the mean, unless it weighs nothing.
+            # Non-finite values show in the mean, unless their weight is 0.
             doubtful = [r for r in among if self._metadata[r].weight == 0.0] if self._codec.carries(mean) else among
             wrong = [rank for rank in doubtful if rank != own_rank and not self._codec.carries(decoded[rank])]
             if not wrong:
@@ -197,7 +197,7 @@ class MeanReduction(_Average, Reduction):
         pieces = _PIECES if len(set(shares.values())) == 1 else _PIECES_OF_UNEQUAL
         step = min(CHUNK_ELEMENTS, max(_MIN_PIECE, widest // pieces))
         self._step = max(self._codec.block, step // self._codec.block * self._codec.block)
-        # A vector that is empty still tells weight and flags: its last owner sends one empty piece.
+        # An empty vector still has weight and flags: its last owner sends one empty piece.
         self.pieces = {rank: -(-(stop - start) // self._step) for rank, (start, stop) in self._bounds.items()}
         if not any(self.pieces.values()):
             self.pieces[max(self.pieces)] = 1
@@ -253,7 +253,7 @@ class MeanReduction(_Average, Reduction):
                 data = message if piece else self._open(rank, message)
             decoded[rank] = self._decode(rank, data, stop - start)
         if not piece and not self._small and len(self.members) == len(self._mesh.members):
-            self._mesh.on_settled(min(said.full for said in self._metadata.values()))
+            self._mesh.on_settled(min(metadata.full for metadata in self._metadata.values()))
         outcome = self._outcome(start, stop, decoded, self.outcome_buffer(self._mesh.rank, piece))
         self.take(self._mesh.rank, piece, len(outcome))
         return outcome
@@ -268,7 +268,7 @@ class MeanReduction(_Average, Reduction):
     def take(self, owner: int, piece: int, size: int) -> None:
         message = self._outcomes[owner, piece] = self._outcomes[owner, piece][:size]
         start, stop = self._piece(owner, piece)
-        if self._small and stop > start:  # while it is at hand
+        if self._small and stop > start:  # while it is in the cache
             with self._lock:
                 if self._result is None:
                     self._result = float_buffer(self._mesh.buffer_pool, self._contribution.values.numel())

@@ -125,7 +125,7 @@ class PointToPointLinks:
         watch, watched, last_look = StallDetector(), 0.0, self._clock()
         while not self._over.wait(pause := min(_MAX_INTERVAL, max(_MIN_INTERVAL, self.seconds / 10))):
             now = self._clock()
-            # While this process was stopped nobody has watched: what came meanwhile is still to be read.
+            # Time in which this process was stopped does not count: what arrived meanwhile is still to be read.
             watched, last_look = watched + min(now - last_look, 2 * pause), now
             if self._mesh.lost is not None:
                 return self.break_off(self._mesh.lost)

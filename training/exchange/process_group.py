@@ -8,13 +8,13 @@ Importing this module registers it::
     dist.init_process_group("muster")
 
 DDP, FSDP2, tensor and pipeline parallelism and whatever else speaks ``torch.distributed`` then runs over encrypted
-connections between any machines, Linux and macOS in one group. The environment says who this process is:
+connections between any machines, Linux and macOS in one group. The environment configures this process:
 
 =======================  ==========================================================================
 MUSTER_CERTIFICATES      folder with this member's certificates; without it: in clear, loopback only
 MUSTER_RUN_ID            run that the certificates are of
-MUSTER_LISTEN            literal address to listen on, and the others' way here (``127.0.0.1``)
-MUSTER_RELAY             ``host:port`` where two meet of whom neither can dial the other; without it: nowhere
+MUSTER_LISTEN            literal address to listen on, announced to the others (``127.0.0.1``)
+MUSTER_RELAY             ``host:port`` of the relay for pairs that cannot dial one another; without it: none
 MUSTER_NAMES             the members' machines by rank, with commas between them, for messages
 =======================  ==========================================================================
 
@@ -103,7 +103,7 @@ class MusterGroup(GroupBase):
                 tensor.copy_(torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce())
 
         work = self._all_gather(list(zip(gathered, components)), [tensor], reduce_piece)
-        work.wait_for_end()  # its memory is made anew: a second one could not be told to wait for it
+        work.wait_for_end()  # the tensor's memory is replaced: a second operation could not be ordered after it
         return work
 
     def allreduce_coalesced(self, tensors: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
@@ -142,7 +142,7 @@ class MusterGroup(GroupBase):
 
         work.deliver_first(reduce)
         views = {self._world[peer]: view(room) for peer, room in buffers.items()}
-        if now:  # in this thread; whoever wants to go on meanwhile must not wait for the others here
+        if now:  # in this thread; an asynchronous caller must not wait for other members here
             try:
                 now = mesh.exchange_now(view(contribution), views, work.mark)
             except PeerLost as error:
@@ -219,13 +219,13 @@ class MusterGroup(GroupBase):
     ) -> MusterWork:
         inputs, outputs = [one for _, one in pairs], [room for rooms, _ in pairs for room in rooms]
         work = self._work(f"all_gather {names(inputs)}", result, reads=inputs, writes=outputs)
-        sends = [on_host(one) for one in inputs]
+        sends = [on_host(tensor) for tensor in inputs]
         receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
         for buffers, tensor in pairs:
             buffers[self._rank].detach().copy_(tensor.detach())
             for peer in self._peers:
                 receives[peer].append(receive_buffer(buffers[peer], work))
-        sends = without_overlap(sends, [room for rooms in receives.values() for room in rooms])
+        sends = without_overlap(sends, [buffer for buffers in receives.values() for buffer in buffers])
         return self._exchange(dict.fromkeys(self._peers, sends), receives, work.deliver(finish))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
@@ -290,7 +290,7 @@ class MusterGroup(GroupBase):
         if outputs[self._rank].numel() != inputs[self._rank].numel():
             raise InvalidArgument("all_to_all", "what this member keeps has another size than its room")
         work = self._work(f"all_to_all {names(inputs[:1])}", result, reads=inputs, writes=outputs)
-        hosts = without_overlap([on_host(one) for one in inputs], outputs)
+        hosts = without_overlap([on_host(tensor) for tensor in inputs], outputs)
         receives = {peer: [receive_buffer(outputs[peer], work)] for peer in self._peers}
         outputs[self._rank].detach().copy_(hosts[self._rank].view(outputs[self._rank].shape))
         return self._exchange({peer: [hosts[peer]] for peer in self._peers}, receives, work)
@@ -334,7 +334,7 @@ class MusterGroup(GroupBase):
         seconds = max(0.0, opts.timeout.total_seconds())
         return self._exchange(empty, empty, self._work("barrier", [], seconds=seconds))
 
-    # further names of the same collectives
+    # aliases
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base

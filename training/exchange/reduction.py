@@ -73,14 +73,14 @@ class BufferPool:
                 index = min(fitting, key=lambda index: len(self._free[index]), default=None)
             base = self._free.pop(index) if index is not None else None
         if base is None:
-            base = np.empty(size, dtype=np.uint8)  # in large pages where that is possible
+            base = np.empty(size, dtype=np.uint8)  # in large pages where possible
         buffer = base[:size]
         weakref.finalize(buffer, self._return, base).atexit = False
         data: Any = buffer  # numpy's stubs for 3.10 know no Buffer
         return memoryview(data)
 
     def _return(self, base: Bytes) -> None:
-        if not self._lock.acquire(blocking=False):  # never wait: this may be called in the middle of anything
+        if not self._lock.acquire(blocking=False):  # never block: a finalizer may run at any point
             return
         try:
             self._free.append(base)

@@ -132,7 +132,7 @@ class Relay:
         before, self._waiting[token, side] = self._waiting.get((token, side)), end
         if before is not None:
             before.writer.transport.abort()
-        gone = asyncio.ensure_future(end.reader.read(1))  # nobody says anything before the other is there
+        gone = asyncio.ensure_future(end.reader.read(1))  # neither side sends before the other is there
         either: tuple[asyncio.Future[Any], ...] = (gone, end.partner)
         try:
             await asyncio.wait(either, timeout=_PARTNER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +182,7 @@ def connect_through_relay(
     why = ["it does not answer"]
     answer = first_to_answer(
         [relay], HANDSHAKE_SECONDS, lambda _, problem: why.append(problem), stop, lambda _: not _is_loopback(relay)
-    )  # in small segments: it is the last way that there is
+    )  # in small segments, because there is no other route
     if answer is None and not stop():
         raise OSError(why[-1])
     if answer is None:

@@ -75,7 +75,7 @@ class MeanResiduals:
         if not stream:
             return encode(mean)
         residual = self._of_piece(stream, start, mean)
-        # What a sparse reply leaves at zero costs no bytes: a residual there waits until its position travels again.
+        # Zeros of a sparse reply cost no bytes: a residual there waits until its position is sent again.
         repaid = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
         total = mean + repaid
         if not codec.carries(total):

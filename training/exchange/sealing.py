@@ -1,4 +1,4 @@
-"""Sealed frames: how bytes travel on a connection once TLS 1.3 has shown who is at the other end.
+"""Sealed frames: how bytes travel on a connection once TLS 1.3 has authenticated the other end.
 
 A frame is a header of 24 bytes, the encrypted bytes, and a tag of 16 bytes:
 
@@ -11,7 +11,7 @@ left      u64    bytes of the same message that follow in further frames
 
 Numbers are little-endian. Encryption is AES-128-GCM, or ChaCha20-Poly1305 where that is faster, as an AEAD of RFC 5116:
 the header is the associated data, the nonce four zero bytes and the counter. Each direction of each connection has a
-secret of its own, drawn by who dials and handed over inside TLS; every :data:`REKEY_AFTER` frames both ends derive the
+secret of its own, drawn by the dialling end and sent inside TLS; every :data:`REKEY_AFTER` frames both ends derive the
 next one (HKDF-Expand, RFC 5869), so no nonce is ever used twice with a key and no key nears the limits of its cipher.
 The receiver takes the frame that it expects and no other: a frame that is changed, repeated, left out or out of order
 raises :class:`FrameError`, and the connection ends. ``tests/exchange/test_sealing.py`` holds test vectors.

@@ -78,7 +78,7 @@ def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
         for start, piece in zip(cuts, coded, strict=True):
             codec.decode_into(data[at : at + piece.numel()], host[start : start + _CODED_AT_ONCE])
             at += piece.numel()
-    except ValueError:  # not all are numbers
+    except ValueError:  # not all values are finite
         return to_host([values], torch.float32)
     return host
 

@@ -69,7 +69,7 @@ class StoreClient(Store):
         return self._ask(seconds, op="get", keys=[self._prefix + key for key in keys], timeout=seconds)
 
     def add(self, key: str, amount: int) -> int:
-        number = next(self._numbers)  # with it, what is asked for again is not added again
+        number = next(self._numbers)  # so that a repeated request is not added twice
         request = {"op": "add", "key": self._prefix + key, "amount": amount, "client": self._id, "number": number}
         return int(self._ask(0.0, **request)["total"])
 
@@ -155,7 +155,7 @@ def _connect(address: str, timeout: float) -> socket.socket:
                 raise ExchangeError(
                     f"the rendezvous store at {address} cannot be reached: {error}; is the launcher still running?"
                 ) from error
-            time.sleep(0.05)  # the forward to it may come up a little later than this worker
+            time.sleep(0.05)  # the SSH forward may come up later than this worker
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection

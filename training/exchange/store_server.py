@@ -204,7 +204,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 reply = self.server.answer(json.loads(line))
                 self.wfile.write(json.dumps(reply).encode() + b"\n")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return  # the client is gone, or is none: the connection ends and the store goes on
+            return  # the client is gone or invalid: only its connection ends
         finally:
             self.server.release()
 

@@ -69,7 +69,7 @@ def choose_backend(mesh: Mesh, reports: Mapping[int, Mapping[str, str]]) -> str:
         if (system := reports[rank].get("system")) != first_system:  # gloo's transports of Linux and macOS do not meet
             why = f"stock torch cannot join {first_system} and {system} in one group; use engine = mesh"
             raise UnusableMember(why) if rank == mesh.rank else PeerLost(rank, mesh.names[rank], why)
-    gpus = {one.get("gpu", "") for one in reports.values()}
+    gpus = {report.get("gpu", "") for report in reports.values()}
     return "nccl" if "" not in gpus and len(gpus) == len(reports) else "gloo"
 
 
@@ -128,7 +128,7 @@ class TorchGroup:
         """
         begun = time.monotonic()
         while not self._formed.wait(_POLL_SECONDS):
-            if self.mesh.lost is not None:  # torch may go on trying for a while
+            if self.mesh.lost is not None:  # torch would keep trying for a while
                 raise self.mesh.lost
             seconds, error = (_NCCL_SECONDS, NcclFailed) if self.backend == "nccl" else (_GLOO_SECONDS, ExchangeError)
             if time.monotonic() > begun + seconds:
@@ -147,7 +147,7 @@ class TorchGroup:
                     torch.cuda.current_stream(self.device).synchronize()
                     if self._ended.is_set():
                         raise RuntimeError("the group was broken off")
-            except Exception as error:  # noqa: BLE001 - whatever it is, the mesh must end and the others hear of it
+            except Exception as error:  # noqa: BLE001 - after any error the mesh must end on all members
                 problem = error
                 self._blame(error)
             on_done(problem)
@@ -204,12 +204,12 @@ class TorchGroup:
                 torch.cuda.set_stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]  # torch's
         except ExchangeError as error:
             self._problem = error
-        except Exception as error:  # noqa: BLE001 - told to who waits for the group
+        except Exception as error:  # noqa: BLE001 - raised where the group is waited for
             self._problem = self._explain(error)
         self._formed.set()
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # it holds the tensors of its operation, and the next may be long in coming
+            del task  # it holds tensors of its operation, and the next may take long to arrive
         self._group = None
 
     def _explain(self, error: Exception) -> Exception:
@@ -242,7 +242,7 @@ class TorchGroup:
             self.device = self._member_device
             torch.cuda.set_device(self.device)
             self._group = dist.ProcessGroupNCCL(store, self.group_rank, size, options)
-            # It meets with its first operation, while the store is there.
+            # NCCL connects in its first operation, while the store is in use.
             self.exchange([torch.zeros(1, dtype=torch.uint8, device=self.device)] * (size - 1), [1] * (size - 1)).wait()
         else:
             self._group = dist.ProcessGroupGloo(store, self.group_rank, size, timedelta(seconds=FORM_SECONDS))
@@ -260,8 +260,8 @@ class TorchGroup:
         if group is not None and self.backend == "nccl":
             group.abort()
         elif group is not None:
-            # gloo aborts nothing, but closes all its connections when one message does not come in time. Of a peer that
-            # has gone it fails at once, and closes no other connection.
+            # gloo cannot abort, but closes all its connections when one message times out. From a peer that is gone
+            # a receive fails at once, and closes no other connection.
             for peer in {*range(len(self.mesh.members))} - {self.group_rank}:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
@@ -281,7 +281,7 @@ class TorchMesh(Mesh):
             group.abandon()
             raise
         self.group = group
-        if self.lost is not None:  # it was lost before it could tell the group
+        if self.lost is not None:  # lost before the group was attached
             group.abandon()
         return group
 

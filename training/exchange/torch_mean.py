@@ -181,7 +181,7 @@ class Attempt:
         contribution, terms = self._contribution, []
         for rank, frame in zip(self._mesh.members, frames):
             values = decoded(contribution.codec, frame, stop - start)
-            if not contribution.codec.carries(values):  # a sound member sees to it itself
+            if not contribution.codec.carries(values):  # a correct member does not send them
                 raise PeerLost(rank, self._mesh.names[rank], f"it sent no numbers in '{contribution.name}'")
             terms.append((self._weights[rank], values))
         encode = functools.partial(encoded, contribution.codec)
@@ -316,7 +316,7 @@ class TorchMember(MeshMember):
             group = mesh.open(self.device, self.interface)
             if group.backend == "gloo":
                 self._report_gloo(mesh)
-        except UnusableMember as error:  # and in no other one
+        except UnusableMember as error:  # nor can it use another one
             self._end(str(error), False)
             raise
         except NcclFailed as error:
@@ -337,7 +337,7 @@ class TorchMember(MeshMember):
 
     def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         values, codec = contribution.values, contribution.codec
-        sparse = codec.reply is not codec or isinstance(codec, SparseCodec)  # its size on the way back is not known
+        sparse = codec.reply is not codec or isinstance(codec, SparseCodec)  # the size of its reply is unknown
         flat = values.dim() == 1 and values.dtype == torch.float32
         if contribution.group or not flat or sparse or codec.max_encoded_bytes(values.numel()) <= SMALL:
             return super()._start_mean(contribution, waits)

@@ -94,7 +94,7 @@ class PendingTransfer:
         if self._on_done is not None:
             try:
                 self._on_done(self.error)
-            except Exception as error:  # noqa: BLE001 - whoever waits for the operation must get it
+            except Exception as error:  # noqa: BLE001 - raised where the operation is waited for
                 self.error = self.error or error
-        self._on_done = None  # it holds what was exchanged
+        self._on_done = None  # it refers to the buffers
         self._ended.set()

@@ -111,7 +111,7 @@ class OperationMismatch:
             )
             names = {member.rank: member.hello.name[:_MAX_NAME] for member in members}
             why = _difference(number, statements, sorted((wrong[0], min(disputed[wrong[0]]))), names)
-            return [(one, why) for one in wrong]
+            return [(rank, why) for rank in wrong]
         self._since = None
         return []
 
@@ -131,15 +131,15 @@ def _statements(members: Iterable[Member]) -> list[tuple[int, dict[int, Statemen
 
 def _is_agreed(statements: Mapping[int, Statement], rank: int) -> bool:
     """Whether all members of a rank's group make the same statement."""
-    return all(statements.get(one) == statements[rank] for one in statements[rank][0])
+    return all(statements.get(peer) == statements[rank] for peer in statements[rank][0])
 
 
 def _difference(number: int, statements: Mapping[int, Statement], pair: Sequence[int], names: Mapping[int, str]) -> str:
     """Return a sentence with two members' descriptions of an operation."""
     if statements[pair[0]][0] != statements[pair[1]][0]:
-        claims = ", but ".join(f"{_words(statements[one][0])} for {names[one]}" for one in pair)
+        claims = ", but ".join(f"{_group_in_words(statements[rank][0])} for {names[rank]}" for rank in pair)
         return f"exchange {number} is of {claims}: give the same members everywhere"
-    claims = ", but ".join(f"{statements[one][1]} for {names[one]}" for one in pair)
+    claims = ", but ".join(f"{statements[rank][1]} for {names[rank]}" for rank in pair)
     return f"exchange {number} is {claims}: all members have to do the same"
 
 
@@ -154,7 +154,7 @@ def _contradictions(statements: Mapping[int, Statement]) -> dict[int, set[int]]:
     return against
 
 
-def _words(group: Group) -> str:
+def _group_in_words(group: Group) -> str:
     if not group:
         return "all members"
     return f"ranks {', '.join(map(str, group[:_MAX_NAMED_RANKS]))}{' ...' if len(group) > _MAX_NAMED_RANKS else ''}"
@@ -194,8 +194,8 @@ def holders_of_recomputed(group: Sequence[Member], bounds: Mapping[int, int]) ->
         bounds: by rank of an absent member: the operations that stood when the first mesh without it was formed.
     """
     right = max(group, key=lambda member: bounds.get(member.rank, math.inf))
-    gone = [one for one in group if one is not right and one.report.full > bounds.get(one.rank, math.inf)]
-    return [(one.rank, "the others recomputed a result without it that it already had") for one in gone]
+    gone = [m for m in group if m is not right and m.report.full > bounds.get(m.rank, math.inf)]
+    return [(m.rank, "the others recomputed a result without it that it already had") for m in gone]
 
 
 def left_behind(live: Sequence[Member]) -> list[Verdict]:
@@ -227,7 +227,7 @@ class Standstill:
     def judge(self, members: Sequence[Member], now: float) -> bool:
         """Check the members of a mesh; return whether it has to be given up."""
         moved, done = sum(member.report.moved for member in members), max(member.report.full for member in members)
-        if done > self._done:  # bytes alone prove nothing: each new mesh moves some before it stands still
+        if done > self._done:  # bytes alone prove nothing: each new mesh moves some before it stalls
             self._done, self._seconds = done, self._base_seconds
         if moved != self._moved or not all(member.waits for member in members):
             self._moved, self._since = moved, now
@@ -315,5 +315,5 @@ class _Accusations:
 
     def _guilt(self, rank: int, ranks: set[int]) -> tuple[int, int]:
         """Return the number of accusers of a member, and of their accusations."""
-        accusers = [times for one, times in self._accusers.get(rank, {}).items() if one in ranks]
+        accusers = [times for accuser, times in self._accusers.get(rank, {}).items() if accuser in ranks]
         return len(accusers), sum(accusers)

@@ -33,7 +33,7 @@ class _Future(Future[Any]):
         def carry_out() -> None:
             try:
                 after.set_result(callback(self))
-            except Exception as error:  # noqa: BLE001 - whoever waits must get it
+            except Exception as error:  # noqa: BLE001 - raised where the result is waited for
                 after.set_exception(error)
 
         self.add_done_callback(lambda _: threading.Thread(target=carry_out, daemon=True).start())
@@ -100,7 +100,7 @@ class MusterWork(dist.Work):
                 with torch.inference_mode(self.inference):
                     for delivery in self._deliveries:
                         delivery()
-            except Exception as failure:  # noqa: BLE001 - whoever waits must get it
+            except Exception as failure:  # noqa: BLE001 - raised where the result is waited for
                 self._error = failure
         self._deliveries.clear()
         in_use.leave(self)
@@ -132,7 +132,7 @@ class MusterWork(dist.Work):
             )
         if self._error is not None:
             raise RuntimeError(self._message(str(self._error))) from self._error
-        self._future.wait()  # the thread of a link is about to set it: its value may be asked for now
+        self._future.wait()  # a link's thread is about to set it
         return True
 
     def _message(self, text: str) -> str:

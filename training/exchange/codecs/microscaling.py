@@ -34,7 +34,7 @@ def _whole_blocks(values: torch.Tensor) -> torch.Tensor:
 def _row(value: float, device: torch.device) -> torch.Tensor:
     """A row with the value for every element of a block: with a scalar beside a broadcast scale the processor would not
     vectorise."""
-    return torch.full((BLOCK,), value).to(device)  # there when this returns, whatever queue uses it
+    return torch.full((BLOCK,), value).to(device)  # complete when this returns, whichever stream uses it
 
 
 class _BlockCodec(Codec):
@@ -126,7 +126,7 @@ class Int8Codec(_BlockCodec):
     def _quantise(
         self, blocks: torch.Tensor, powers: torch.Tensor, inverse: torch.Tensor, greatest: int
     ) -> torch.Tensor:
-        # Beside a sum so large no bits are left for less than 1/32, where the largest is 127/32: the lowest byte is the
+        # In so large a sum there are no bits for less than 1/32, and the largest is 127/32: the lowest byte is the
         # integer, rounded to even.
         rounded = torch.addcmul(_row(_THIRTY_SECONDTHS, blocks.device), blocks, inverse, out=powers)
         rounded.clamp_(_THIRTY_SECONDTHS - 127 / 32, _THIRTY_SECONDTHS + 127 / 32)
@@ -195,7 +195,7 @@ class MxFp4Codec(_BlockCodec):
         self, blocks: torch.Tensor, powers: torch.Tensor, inverse: torch.Tensor, greatest: int
     ) -> torch.Tensor:
         scale = inverse
-        if greatest > _HUGE:  # times _HALVES it would be infinite: scaled by itself, which costs an operation more
+        if greatest > _HUGE:  # times _HALVES it would be infinite: scaled separately, at the cost of one operation
             scale, powers = torch.ones_like(inverse), powers.mul_(inverse)
         shifted = torch.addcmul(_row(_APART, blocks.device), powers, scale, value=_HALVES, out=powers)
         shifted.clamp_(min=0.5 * _HALVES + _APART)  # below 1/2 there are no halves of halves

@@ -78,7 +78,7 @@ class SparseCodec(Codec):
 
     def _select(self, values: torch.Tensor) -> torch.Tensor:
         """Return the positions to keep, ascending."""
-        return torch.from_numpy(np.flatnonzero(values.numpy() != 0))  # a third of the time of torch's
+        return torch.from_numpy(np.flatnonzero(values.numpy() != 0))  # takes a third of torch's time
 
     def _check_count(self, count: int, elements: int) -> None:
         if not 0 <= count <= elements:
@@ -112,7 +112,7 @@ class TopKCodec(SparseCodec):
         share: part of the elements that travels, above 0 and at most 1; rounded up to whole elements.
     """
 
-    fewest_rounds = 300  # with 10 they ended above one machine alone
+    fewest_rounds = 300  # with 10, the loss ended above a single machine's
     wants_feedback = True
     sources: ClassVar[Mapping[str, str]] = {
         "sparse": "sparse deltas over hundreds of rounds: as dense ones (SparseLoCo, arXiv 2508.15706)"

@@ -42,7 +42,7 @@ class TwoBitCodec(Codec):
 
     block = CHUNK_ELEMENTS
     nanoseconds = (3.6, 0.4)
-    fewest_rounds = 100  # with 10 they ended above one machine alone
+    fewest_rounds = 100  # with 10, the loss ended above a single machine's
     wants_feedback = True
     sources: ClassVar[Mapping[str, str]] = {
         "two-bits": "sparse deltas in 2 bits over hundreds of rounds: as dense ones (SparseLoCo, arXiv 2508.15706)"
@@ -74,7 +74,7 @@ class TwoBitCodec(Codec):
         counts, split = self._counts(elements), _HEAD + _bytes(self.kept_count(elements), _OFFSET_BITS)
         positions = _unpack_offsets(data[_HEAD:split].numpy(), int(counts.sum()))
         positions += np.repeat(np.arange(counts.size, dtype=np.int64) * BLOCK, counts)
-        # Ascending over all blocks: nothing is there twice, and nothing lies beyond its block.
+        # Ascending over all blocks: no duplicates, and nothing beyond its block.
         ends = np.repeat(np.arange(1, counts.size + 1, dtype=np.int64) * BLOCK, counts)
         if positions.size and not ((np.diff(positions) > 0).all() and (positions < np.minimum(ends, elements)).all()):
             raise ValueError(f"{self.name}: impossible positions")
