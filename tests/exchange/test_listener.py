@@ -32,7 +32,7 @@ from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.dialling import Address, DialHistory, first_to_answer, listen_on
-from training.exchange.introduction import PADDING, RECEIVES, SENDS
+from training.exchange.handshake import PADDING, RECEIVES, SENDS
 from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MAX_WAITING
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 RUN = "run"
 HELLO = struct.Struct("<8sIIBB32sH")
-"""What who dials says first: see :mod:`training.exchange.introduction`."""
+"""What who dials says first: see :mod:`training.exchange.handshake`."""
 
 
 @pytest.fixture

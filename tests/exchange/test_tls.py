@@ -18,7 +18,7 @@ from waiting import until
 from profiles.resolve import profile_from_options
 from profiles.schema import Transport
 from training.exchange.base import ExchangeError
-from training.exchange.introduction import RECEIVES, SENDS, Handshakes, HandshakeTimeout
+from training.exchange.handshake import RECEIVES, SENDS, Handshakes, HandshakeTimeout
 from training.exchange.link import PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh

@@ -32,7 +32,7 @@ from training.exchange.coordinator_protocol import (
     parse,
 )
 from training.exchange.dialling import send_small_segments
-from training.exchange.introduction import tls_contexts
+from training.exchange.handshake import tls_contexts
 
 REDIAL_FOR = 60.0
 """Seconds within which a lost coordinator must be back."""
@@ -61,7 +61,7 @@ class JoinConfig:
         rendezvous: returns ``host:port`` of the coordinator and of the relay, where they may change during the run; a
             relay without an address is on the coordinator's host, on the port the coordinator announces.
         unreached: called with the coordinator's address and the reason while it cannot be reached.
-        transport: the same for all members, see :class:`~training.exchange.introduction.Identity`.
+        transport: the same for all members, see :class:`~training.exchange.handshake.Identity`.
         lease: seconds of silence after which the coordinator counts as lost.
         redial_for: seconds within which a lost coordinator must be back.
     """

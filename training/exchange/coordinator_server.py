@@ -24,7 +24,7 @@ from training.exchange.coordinator_protocol import MAX_LINE, GroupStatus, Hello,
 from training.exchange.coordinator_state import CoordinatorConfig, Member
 from training.exchange.dialling import listen_on
 from training.exchange.group_membership import GroupMembership, Log
-from training.exchange.introduction import tls_contexts
+from training.exchange.handshake import tls_contexts
 from training.exchange.relay import Relay
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 

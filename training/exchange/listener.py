@@ -1,7 +1,7 @@
 """How members connect: a listening socket, TLS 1.3 with the run's certificates, a hello.
 
 Every direction of every pair has its own connection. The sender dials; where it cannot (a firewall, a machine behind a
-router), the receiver dials and says so (``introduction.py``); where neither can, both meet at a relay (``relay.py``).
+router), the receiver dials and says so (``handshake.py``); where neither can, both meet at a relay (``relay.py``).
 One direction is established in ``meeting.py``.
 """
 
@@ -18,7 +18,7 @@ from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.connection import Connection, close_in_child
 from training.exchange.dialling import Address, DialHistory, listen_on
-from training.exchange.introduction import (
+from training.exchange.handshake import (
     MAX_CHANNEL,
     POLL_SECONDS,
     RECEIVES,

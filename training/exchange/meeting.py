@@ -15,7 +15,7 @@ from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
 from training.exchange.connection import Connection
 from training.exchange.dialling import Address, DialHistory, Route, first_to_answer
-from training.exchange.introduction import (
+from training.exchange.handshake import (
     POLL_SECONDS,
     SENDS,
     Arrival,
