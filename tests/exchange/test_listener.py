@@ -31,11 +31,11 @@ from tests.preloaded.python import python_itself
 from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
+from training.exchange.connection_attempt import MAX_WAITING
 from training.exchange.dialling import Address, DialHistory, first_to_answer, listen_on
 from training.exchange.handshake import PADDING, RECEIVES, SENDS
 from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.meeting import MAX_WAITING
 from training.exchange.mesh import Mesh
 from training.exchange.unauthenticated import MAX_PER_HOST, UnauthenticatedConnections
 

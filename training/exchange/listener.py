@@ -2,7 +2,7 @@
 
 Every direction of every pair has its own connection. The sender dials; where it cannot (a firewall, a machine behind a
 router), the receiver dials and says so (``handshake.py``); where neither can, both meet at a relay (``relay.py``).
-One direction is established in ``meeting.py``.
+One direction is established in ``connection_attempt.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.connection import Connection, close_in_child
+from training.exchange.connection_attempt import Arrivals, ConnectionAttempt
 from training.exchange.dialling import Address, DialHistory, listen_on
 from training.exchange.handshake import (
     MAX_CHANNEL,
@@ -28,7 +29,6 @@ from training.exchange.handshake import (
     Identity,
     Key,
 )
-from training.exchange.meeting import Arrivals, ConnectionAttempt
 from training.exchange.unauthenticated import UnauthenticatedConnections
 
 __all__ = ["Address", "ConnectTimeouts", "Identity", "Listener"]
