@@ -24,7 +24,7 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
-from training.exchange.pairs import PointToPointLinks
+from training.exchange.point_to_point import PointToPointLinks
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction, view
 

@@ -27,7 +27,7 @@ from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLo
 from training.exchange.listener import Address, Listener
 from training.exchange.memory_order import Use, in_use
 from training.exchange.mesh import Mesh
-from training.exchange.pairs import PointToPointLinks
+from training.exchange.point_to_point import PointToPointLinks
 from training.exchange.tensor_operations import Pieces, names, on_host, receive_buffer, view
 from training.exchange.untraced import untraced
 from training.exchange.work import BACKEND, MusterWork
