@@ -113,8 +113,8 @@ class CoordinatorClient:
     Args:
         listening: address at which other members dial this one.
         report: returns the member's state; called in this connection's thread.
-        heard: called with every status; must not block.
-        ended: called at most once, with why the group is lost for this member and whether it may return as a newcomer.
+        on_status: called with every status; must not block.
+        on_end: called at most once, with why the group is lost for this member and whether it may return as a newcomer.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class CoordinatorClient:
         joining: JoinConfig,
         listening: tuple[str, int],
         report: Callable[[], Report],
-        heard: Callable[[GroupStatus], None],
-        ended: Callable[[str, bool], None],
+        on_status: Callable[[GroupStatus], None],
+        on_end: Callable[[str, bool], None],
     ) -> None:
         self._joining = joining
         self._local = joining.local
@@ -134,8 +134,8 @@ class CoordinatorClient:
         self._hello = joining.hello(listening)
         self._addresses = functools.partial(joining.reached_at, listening[0])
         self._report = report
-        self._on_status = heard
-        self._ended = ended
+        self._on_status = on_status
+        self._on_end = on_end
         self._connected = False
         self._closing = self._may_return = self._report_is_due = False
         self._loop = asyncio.new_event_loop()
@@ -172,7 +172,7 @@ class CoordinatorClient:
         self._loop.run_until_complete(asyncio.sleep(0))  # for transports to end
         self._loop.close()
         if not self._closing:
-            self._ended(why, self._may_return)
+            self._on_end(why, self._may_return)
 
     @property
     def address(self) -> str:

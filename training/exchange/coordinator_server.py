@@ -266,12 +266,12 @@ class _PerMinute:
     """A rate limit: at most so many in a minute, so that what is logged about them does not grow without bound."""
 
     def __init__(self, limit: int) -> None:
-        self._taken: deque[float] = deque(maxlen=limit)
+        self._times: deque[float] = deque(maxlen=limit)
 
     def take(self) -> bool:
         """Return whether there is one left, and take it."""
         now = time.monotonic()
-        if len(self._taken) == self._taken.maxlen and now - self._taken[0] < 60.0:
+        if len(self._times) == self._times.maxlen and now - self._times[0] < 60.0:
             return False
-        self._taken.append(now)
+        self._times.append(now)
         return True

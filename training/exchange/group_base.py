@@ -63,13 +63,13 @@ class GroupBase(dist.ProcessGroup):
         self._begun: list[MusterWork] | None = None
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
-            channel, addresses = self._meet(store)
+            channel, addresses = self._publish_and_collect(store)
             relay = parsed(relay_address) if (relay_address := os.environ.get("MUSTER_RELAY")) else None
-            self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds, relay)
+            self._mesh = Mesh.form(listener, channel, addresses, _names_of(addresses), self._seconds, relay)
             self.pairs = PointToPointLinks(self._mesh, listener, channel, addresses, self._seconds, relay)
             _alive.add(self)
 
-    def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
+    def _publish_and_collect(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
         """Return this group's name, drawn anew each time, and the addresses of its members' listeners."""
         # A store may be used for several groups in turn: keys of earlier ones must not be mistaken for this one's.
         meeting = store.add(f"meetings/{self._rank}", 1)
@@ -280,13 +280,13 @@ class GroupBase(dist.ProcessGroup):
             raise RuntimeError(f"{BACKEND}: Rank {self._world[0]} timed out in {after}")
         late = []
         for peer, work in [(peer, self.recv([_token()], peer, _BARRIER_TAG)) for peer in self._peers]:
-            if not _ended_by(work, deadline):
+            if not _ends_by(work, deadline):
                 late.append(self._world[peer])
                 if not wait_all_ranks:
                     break
         if late:
             late_ranks = ", ".join(map(str, late))
-            machines = ", ".join(_named(late).values())
+            machines = ", ".join(_names_of(late).values())
             raise RuntimeError(
                 f"{BACKEND}: Rank{'s' * (len(late) > 1)} {late_ranks} failed to pass {after} ({machines})"
             )
@@ -295,7 +295,7 @@ class GroupBase(dist.ProcessGroup):
 
     def _report_to_rank_zero(self, deadline: float) -> None:
         self.send([_token()], 0, _BARRIER_TAG)
-        if not _ended_by(self.recv([_token()], 0, _BARRIER_TAG), deadline):
+        if not _ends_by(self.recv([_token()], 0, _BARRIER_TAG), deadline):
             rank, rank_zero = self._world[self._rank], self._world[0]
             raise RuntimeError(
                 f"{BACKEND}: Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
@@ -307,7 +307,7 @@ def _token() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
-def _ended_by(work: MusterWork, deadline: float) -> bool:
+def _ends_by(work: MusterWork, deadline: float) -> bool:
     """Whether an operation ends well before ``deadline`` of :func:`time.monotonic`."""
     try:
         return work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
@@ -325,7 +325,7 @@ def leave() -> None:
         group.shutdown(1.0)
 
 
-def _named(ranks: Iterable[int]) -> dict[int, str]:
+def _names_of(ranks: Iterable[int]) -> dict[int, str]:
     """Return the names of members for messages: their rank, and their machine where MUSTER_NAMES has it."""
     machines = os.environ.get("MUSTER_NAMES", "").split(",")
     return {rank: f"rank {rank}" + (f" ({machines[rank]})" if rank < len(machines) > 1 else "") for rank in ranks}

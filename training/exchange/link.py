@@ -317,14 +317,14 @@ class Incoming(_Link):
             coming, length, left = self._read_header()
             if coming == operation:
                 break
-            self._keep(coming, length, left, operation)
+            self._keep_early(coming, length, left, operation)
         if length + left > len(into):
             self._take(length, memoryview(bytearray(length)))  # this authenticates the header
             raise self._too_long(operation, length + left, len(into))
         self._take(length, into[:length])
         return self._read(operation, length, left, into)
 
-    def _keep(self, operation: int, length: int, left: int, awaited: int) -> None:
+    def _keep_early(self, operation: int, length: int, left: int, awaited: int) -> None:
         first_frame = memoryview(bytearray(length))
         self._take(length, first_frame)
         self.early_bytes += _EARLY_OVERHEAD + length + left

@@ -104,7 +104,7 @@ class Listener:
             for does in (SENDS, RECEIVES)
         }
         try:
-            results = _meet_all(meetings)
+            results = _connect_all(meetings)
         except BaseException:
             interrupted.set()
             self.wake()
@@ -182,12 +182,14 @@ class Listener:
                 connection.close()
                 continue
             try:
-                threading.Thread(target=self._greet, args=(connection, host), name="handshake", daemon=True).start()
+                threading.Thread(
+                    target=self._do_handshake, args=(connection, host), name="handshake", daemon=True
+                ).start()
             except RuntimeError:  # out of threads
                 self.unauthenticated.leave(host)
                 connection.close()
 
-    def _greet(self, connection: socket.socket, host: str) -> None:
+    def _do_handshake(self, connection: socket.socket, host: str) -> None:
         """Do the handshake of an incoming connection; one that is not of the run is closed."""
         try:
             self.arrivals.keep(*self._introductions.answer(connection, host.removeprefix("::ffff:")))
@@ -197,7 +199,7 @@ class Listener:
             self.unauthenticated.leave(host)
 
 
-def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tuple[int, int], Connection | None]:
+def _connect_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tuple[int, int], Connection | None]:
     """Establish all connections in parallel. Unlike a pool's threads, these delay neither Ctrl-C nor the process's
     end."""
     connections: dict[tuple[int, int], Connection | None] = {}
