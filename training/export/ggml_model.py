@@ -27,9 +27,9 @@ from training.tasks.whisper.model import WhisperModelWrapper
 
 NAME = "ggml-model.bin"
 MAGIC = 0x67676D6C  # "ggml"
-_ENGLISH, _MULTILINGUAL = 51864, 51865  # entries of OpenAI's vocabularies; one more with large-v3's Cantonese
+_ENGLISH, _MULTILINGUAL = 51864, 51865  # sizes of OpenAI's vocabularies; large-v3 has one more (Cantonese)
 _TIMEOUT = 900  # seconds for three recordings
-_CHUNK = 1500  # encoder positions of 30 s: whisper.cpp goes through a recording in steps of 30 s
+_CHUNK = 1500  # encoder positions of 30 s, the window of whisper.cpp
 _QUANTIZATION_VERSION = 2000
 _LAYER_NAMES = {
     "self_attn.k_proj": "attn.key",

@@ -28,7 +28,9 @@ from training.export.exporters import (
 )
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
-_MAX_INLINE_BYTES = 1_500_000_000  # bytes of weights inside an .onnx file, which cannot exceed 2 GB; else beside it
+_MAX_INLINE_BYTES = (
+    1_500_000_000  # maximum bytes of weights inside an .onnx file, which is limited to 2 GB; else in a separate file
+)
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
 
@@ -47,7 +49,7 @@ class _PrefillDecoder(_Decoder):
             input_ids=input_ids, encoder_hidden_states=encoder_hidden_states, past_key_values=cache, use_cache=True
         )
         layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers)
-        present = [part for text, sound in layers for part in (text.keys, text.values, sound.keys, sound.values)]
+        present = [tensor for text, sound in layers for tensor in (text.keys, text.values, sound.keys, sound.values)]
         return self.project(output.last_hidden_state), *present
 
 
@@ -66,19 +68,20 @@ class _CachedDecoder(_Decoder):
             input_ids=input_ids, encoder_hidden_states=placeholder, past_key_values=cache, use_cache=True
         )
         layers: Any = text.layers
-        grown = [part for layer in layers for part in (layer.keys, layer.values)]
+        grown = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
         return self.project(output.last_hidden_state), *grown
 
 
 def _names(kind: str, layers: int) -> list[str]:
-    suffixes = [(side, part) for side in ("decoder", "encoder") for part in ("key", "value")]
-    return [f"{kind}.{layer}.{side}.{part}" for layer in range(layers) for side, part in suffixes]
+    suffixes = [(side, tensor) for side in ("decoder", "encoder") for tensor in ("key", "value")]
+    return [f"{kind}.{layer}.{side}.{tensor}" for layer in range(layers) for side, tensor in suffixes]
 
 
 @torch.no_grad()
 def _write(merged: MergedWhisper, folder: Path, quantize: str) -> None:
     config, layers = merged.wrapper.config, merged.wrapper.config.decoder_layers
-    encoder, prefill, decode_step = (part(merged.model).eval() for part in (Encoder, _PrefillDecoder, _CachedDecoder))
+    modules = (Encoder, _PrefillDecoder, _CachedDecoder)
+    encoder, prefill, decode_step = (module(merged.model).eval() for module in modules)
     # batch size 2 and text length 3: the exporter would specialise on sizes of 1
     sound = torch.zeros(2, config.num_mel_bins, merged.wrapper.log_mel.frames)
     hidden, ids = encoder(sound), torch.full((2, 3), int(merged.wrapper.tokenizer.eos_token_id))

@@ -1,1 +1,1 @@
-"""What is trained: model, data sets, collate, loss and metrics of one kind of job."""
+"""Tasks: model, data sets, collation, loss and metrics of each kind of job."""

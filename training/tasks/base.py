@@ -164,7 +164,7 @@ class Task(ABC):
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
-        """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""
+        """Collate a batch. ``rngs`` has one generator per sample for augmentation; ``None`` in evaluation."""
 
     def reader_copy(self) -> Task | None:
         """Return a minimal copy that reads :attr:`train` and collates batches in another process.
@@ -202,7 +202,7 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
         """Return *sums* over the batch that add up over batches and members.
 
-        ``loss_sum`` and ``weight`` are always there; tasks add their own (``word_edits``, ``words``, ...).
+        ``loss_sum`` and ``weight`` are required; tasks add their own (``word_edits``, ``words``, ...).
         """
         weight = self.weight(batch)
         return {"loss_sum": float(self.loss(model, batch)) * weight, "weight": weight}

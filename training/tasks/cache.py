@@ -137,7 +137,7 @@ def _is_sealed(entry: Path) -> bool:
     """Whether the files of an entry are unchanged since it was built."""
     try:
         sums: dict[str, list[int]] = json.loads((entry / _SEAL).read_text(encoding="utf-8"))
-        return all(_sum_of(entry / name) == list(found) for name, found in sums.items())
+        return all(_sum_of(entry / name) == list(expected) for name, expected in sums.items())
     except (OSError, ValueError, TypeError, AttributeError):
         return False
 
@@ -147,7 +147,7 @@ def _sum_of(file: Path) -> list[int]:
     size, checksum = file.stat().st_size, 0
     last_block = max(0, size - 1) // BLOCK
     with file.open("rb") as stream:
-        for block in sorted({last_block * part // (_BLOCKS - 1) for part in range(_BLOCKS)}):
+        for block in sorted({last_block * i // (_BLOCKS - 1) for i in range(_BLOCKS)}):
             stream.seek(block * BLOCK)
             checksum = zlib.crc32(stream.read(BLOCK), checksum)
     return [size, checksum]

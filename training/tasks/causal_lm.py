@@ -214,7 +214,7 @@ class CausalLMTask(Task):
             pad_token_id=self.tokenizer.pad_token_id or 0,
         )  # fmt: skip
         pieces = (ids[:start], answer, output[0, prompt.shape[1] :])
-        before, right, generated = (self.tokenizer.decode(part, skip_special_tokens=True) for part in pieces)
+        before, right, generated = (self.tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces)
         exact = self.tokenizer.decode(prompt[0], clean_up_tokenization_spaces=False)
         return SampleOutput(
             before, right, generated, exact_prompt=exact[-LONGEST_TEXT:]

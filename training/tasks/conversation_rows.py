@@ -225,7 +225,7 @@ def _history(cells: _Cells) -> list[Draft]:
     for pair in turns:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadInput(f"{cells.location_of('history')}: not pairs of a prompt and a response", "correct it")
-        asked, answered = (text_of(part, cells.location_of("history")) for part in pair)
+        asked, answered = (text_of(cell, cells.location_of("history")) for cell in pair)
         if not asked.strip() or not answered.strip():
             raise BadInput(f"{cells.location_of('history')}: an empty text", "fill it in or remove the pair")
         drafts += [draft_of("user", asked), draft_of("assistant", answered)]

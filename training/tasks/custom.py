@@ -165,11 +165,11 @@ class CustomTask(Task):
     def caption(self, sample: Any) -> str:
         try:
             return f"target {_label(_target_in(sample), 0)}"
-        except BadInput:  # the target is no whole number and no text, or there is none
+        except BadInput:  # no target, or not an integer or a text
             return ""
 
     def save(self, model: nn.Module, directory: Path) -> None:
-        """Write with the model's ``save_pretrained`` if it has one, else a safetensors file (shared weights once)."""
+        """Write with the model's ``save_pretrained`` if it has one, and ``model.safetensors`` unless that wrote it."""
         if hasattr(model, "save_pretrained"):
             cast(Any, model).save_pretrained(str(directory))
         if not (directory / "model.safetensors").exists():
@@ -283,7 +283,7 @@ def split_target(data: Any) -> tuple[Any, Any]:
         return {key: value for key, value in data.items() if key != name}, data[name]
     fields: tuple[str, ...] = getattr(data, "_fields", ())
     if isinstance(data, tuple) and (named := next((name for name in TARGETS if name in fields), None)):
-        return tuple(part for name, part in zip(fields, data) if name != named), getattr(data, named)
+        return tuple(value for name, value in zip(fields, data) if name != named), getattr(data, named)
     if isinstance(data, (tuple, list)) and len(data) > 1:
         return tuple(data[:-1]), data[-1]
     if not isinstance(data, torch.Tensor):

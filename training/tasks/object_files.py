@@ -145,7 +145,7 @@ def check_names(job: CustomJob) -> dict[str, str]:
     named = {"model": model, "loss": job.loss, "collate": job.collate}
     for title, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
         named[title] = data if _is_maker(data) else None
-    return {what: _named(part, what) for what, part in named.items() if part is not None}
+    return {title: _named(reference, title) for title, reference in named.items() if reference is not None}
 
 
 def _named(reference: Any, title: str) -> str:
@@ -181,7 +181,8 @@ def write_job(job: CustomJob, folder: Path) -> None:
 def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
     if not isinstance(model, nn.Module):
         return {"factory": name}
-    document = {"class": name, "frozen": [own for own, p in model.named_parameters() if not p.requires_grad]}
+    frozen = [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
+    document = {"class": name, "frozen": frozen}
     if hasattr(model, "save_pretrained") and hasattr(type(model), "from_pretrained"):
         cast(Any, model).save_pretrained(str(folder / "model"))
         document["pretrained"] = "model"
@@ -220,7 +221,7 @@ def read_job(folder: Path) -> CustomJob:
                 raise BadInput(f"{folder / name}: not the file that was sent", "remove it and start the run again")
         datasets = (document["train"], document["validation"])
         train, validation = (
-            SampleFile(folder / part["samples"]) if isinstance(part, dict) else part for part in datasets
+            SampleFile(folder / dataset["samples"]) if isinstance(dataset, dict) else dataset for dataset in datasets
         )
         loss, collate = document["loss"], document["collate"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

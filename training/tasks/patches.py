@@ -298,7 +298,7 @@ def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
     named_paths = [
         (normalize("NFC", path.relative_to(root if path.is_relative_to(root) else folder).as_posix()), path)
         for path in paths
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts) and str(path).isprintable()
+        if not any(name.startswith(".") for name in path.relative_to(folder).parts) and str(path).isprintable()
     ]
     if not named_paths:
         raise BadInput(f"{folder}: no recordings", f"it takes {', '.join(SOUND_ENDINGS)}")

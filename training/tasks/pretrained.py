@@ -290,7 +290,7 @@ def _add_adapters(weight: torch.Tensor, layer: Any) -> None:
     Temporary tensors would fragment the heap by as much as all merged weights together.
     """
     for adapter in layer.active_adapters:
-        down, up = (part[adapter].weight.detach().cpu() for part in (layer.lora_A, layer.lora_B))
+        down, up = (matrices[adapter].weight.detach().cpu() for matrices in (layer.lora_A, layer.lora_B))
         target = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
         target.addmm_(up.to(weight.dtype), down.to(weight.dtype), alpha=layer.scaling[adapter])
 

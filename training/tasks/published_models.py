@@ -145,5 +145,5 @@ def _is_on_hub(name: str) -> bool:
         request = urllib.request.Request(f"{hub}/{name}/resolve/main/config.json", method="HEAD")
         with urllib.request.urlopen(request, timeout=_TIMEOUT):
             return True
-    except (OSError, ValueError):  # not reached, refused, not found; no address
+    except (OSError, ValueError):  # unreachable, refused or not found; or an invalid address
         return False

@@ -125,6 +125,6 @@ def _arrow_table(path: Path) -> Any:
     with pyarrow.memory_map(str(path)) as source:
         try:
             return pyarrow.ipc.open_file(source).read_all()
-        except pyarrow.ArrowInvalid:  # a stream, which is what the datasets package writes
+        except pyarrow.ArrowInvalid:  # a stream, as written by the datasets package
             source.seek(0)
             return pyarrow.ipc.open_stream(source).read_all()

@@ -96,11 +96,11 @@ class _Writer:
         if kind is bytes:
             return {"bytes": base64.b64encode(value).decode()}
         if kind is list:
-            return [self._form(part) for part in value]
+            return [self._form(item) for item in value]
         if kind is tuple:
-            return {"tuple": [self._form(part) for part in value]}
+            return {"tuple": [self._form(item) for item in value]}
         if isinstance(value, Mapping):
-            return {"dict": [[_key(key), self._form(part)] for key, part in value.items()]}
+            return {"dict": [[_key(key), self._form(item)] for key, item in value.items()]}
         return self._form_of_tensor(value)
 
     def _form_of_tensor(self, value: Any) -> dict[str, Any]:
@@ -163,16 +163,16 @@ class SampleFile:
 
     def _value(self, form: Any) -> Any:
         if isinstance(form, list):
-            return [self._value(part) for part in form]
+            return [self._value(item) for item in form]
         if not isinstance(form, dict):
             return form
         ((kind, content),) = form.items()
         if kind == "bytes":
             return base64.b64decode(content)
         if kind == "tuple":
-            return tuple(self._value(part) for part in content)
+            return tuple(self._value(item) for item in content)
         if kind == "dict":
-            return {key: self._value(part) for key, part in content}
+            return {key: self._value(item) for key, item in content}
         name, start, shape = content
         pool = self._pools.get(name, torch.empty(0, dtype=getattr(torch, name)))
         values = pool[start : start + math.prod(shape)].clone().reshape(shape)

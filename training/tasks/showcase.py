@@ -70,7 +70,7 @@ class Sample(BaseModel):
     sound: Annotated[str, Field(max_length=1 << 20, pattern=r"^[A-Za-z0-9+/=]*$")] = ""
     """MP3 in base64; empty if there is none."""
     soundless: Text = ""
-    """Why a clip has no sound here."""
+    """Why a clip has no audio here."""
 
 
 class Showcase(BaseModel):

@@ -169,7 +169,7 @@ def mp3_frames(handle: BinaryIO) -> int:
     """Return the number of frames in an MP3's Xing or VBRI header; 0 if it has none."""
     handle.seek(0)
     head = handle.read(10)
-    tag = 10 + sum(byte << 7 * (3 - place) for place, byte in enumerate(head[6:10])) if head[:3] == b"ID3" else 0
+    tag = 10 + sum(byte << 7 * (3 - i) for i, byte in enumerate(head[6:10])) if head[:3] == b"ID3" else 0
     handle.seek(tag)
     first_frame = handle.read(256)
     for name, offset in ((b"Xing", 8), (b"Info", 8), (b"VBRI", 14)):

@@ -54,7 +54,7 @@ _CONTEXT = 1.0
 the length in headers includes encoder padding."""
 _MAX_DAMAGE = 60.0  # maximum seconds of damage that are replaced by silence, so that times stay right
 _MAX_LEVEL = 16.0  # 24 dB above full scale
-_CANCELLED = 0.01  # share of the channels' power that their mean keeps; 64 channels, of which one sounds, keep 0.016
+_CANCELLED = 0.01  # minimum share of the channels' power left in their mean; 0.016 if one of 64 channels has sound
 _SILENCE = 1e-6  # power, 60 dB below full scale
 
 

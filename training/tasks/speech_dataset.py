@@ -182,7 +182,7 @@ def files_of_table(table: Path, text_column: str = "", pseudo: bool = False) -> 
         BadInput: the table cannot be used, or a recording is outside the folder, so that it cannot be sent.
     """
     tables = read_tables(str(table), text_column)
-    clips = [clip for part in tables.splits.values() for clip in part if not clip.left_out]
+    clips = [clip for split_clips in tables.splits.values() for clip in split_clips if not clip.left_out]
     pseudo_tables = [table.parent / PSEUDO] if pseudo and (table.parent / PSEUDO).is_file() else []
     for table_clips in [_table(path, "text") for path in pseudo_tables]:
         table_clips.faults.raise_any()
@@ -217,7 +217,7 @@ def _patched(
 ) -> SpeechTables:
     """Apply the patches in ``folder``, then reject incomplete clips that are not left out."""
     patches = read_patches(folder, text_column)
-    raw = {split: part.clips for split, part in tables.items()}
+    raw = {split: table.clips for split, table in tables.items()}
     splits, changes = patched(raw, patches, labels or {})
     for split, table in tables.items():
         _check_complete([clip for clip in splits[split] if not clip.left_out], table)

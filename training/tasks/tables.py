@@ -132,9 +132,9 @@ def _seconds(text: str) -> float:
     """Parse a number of seconds, ``minutes:seconds`` or ``hours:minutes:seconds``; -1 for anything else."""
     try:
         *larger, seconds = text.replace(",", ".").split(":")
-        if any(not part.isascii() or not part.isdigit() for part in larger) or len(larger) > 2 or float(seconds) < 0:
+        if any(not field.isascii() or not field.isdigit() for field in larger) or len(larger) > 2 or float(seconds) < 0:
             return -1.0
-        return sum(int(part) * 60.0**power for power, part in enumerate(reversed(larger), start=1)) + float(seconds)
+        return sum(int(field) * 60.0**power for power, field in enumerate(reversed(larger), start=1)) + float(seconds)
     except ValueError:
         return -1.0
 

@@ -70,7 +70,7 @@ def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
     if is_on_hub(path):
         return _read_hub(path, text_column)
     files = text_files(path).items()
-    return {split: [text for file in some for text in _documents(file, text_column)] for split, some in files}
+    return {split: [text for path in paths for text in _documents(path, text_column)] for split, paths in files}
 
 
 def text_files(path: str) -> dict[str, list[Path]]:
@@ -118,9 +118,9 @@ def sample_tokens(documents: Sequence[str], tokenizer: Any, count: int) -> tuple
     width = _CHARACTERS * per_sample
     while _EXCERPTS * width * 2 < total:
         samples = list(_spread(documents, total, width))
-        ids = [tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"] for part in samples]
+        ids = [tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"] for sample in samples]
         if min(map(len, ids)) >= per_sample:
-            tokens = np.concatenate([np.asarray(found[:per_sample], dtype=np.uint32) for found in ids])
+            tokens = np.concatenate([np.asarray(sample_ids[:per_sample], dtype=np.uint32) for sample_ids in ids])
             return tokens, sum(map(len, ids)) / (_EXCERPTS * width)
         width *= 2
     return None

@@ -116,7 +116,8 @@ def name_of(definition: Callable[..., Any], title: str) -> str:
     name, module = str(getattr(definition, "__qualname__", "")), str(getattr(definition, "__module__", ""))
     if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not definition:
         kinds = {"<lambda>": "a lambda", "<locals>": "defined inside a function", ".": "defined inside a class"}
-        kind = next((said for sign, said in kinds.items() if sign in name), f"a {type(definition).__name__} object")
+        default = f"a {type(definition).__name__} object"
+        kind = next((description for marker, description in kinds.items() if marker in name), default)
         hint = "define it with def or class at the top level of a module, or name it as text: module:name"
         raise BadInput(f"{title} is {kind}: no import finds it on another machine", hint)
     return f"{_script_name(title) if module == '__main__' else module}:{name}"
@@ -133,7 +134,7 @@ def _script_name(title: str) -> str:
             f"{title} is defined in an interactive session", "put it into a .py file and import it from there"
         )
     top = ast.parse(path.read_bytes()).body
-    if not any(isinstance(part, ast.If) and "__name__" in ast.dump(part.test) for part in top):
+    if not any(isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test) for statement in top):
         message = f"{title} is defined in {path.name}, which would train again wherever it is imported"
         raise BadInput(message, 'put what it does at its end under: if __name__ == "__main__":')
     return path.stem

@@ -1,1 +1,1 @@
-"""The tasks, a file each: what others know of one, and how it is made. Nothing here imports torch."""
+"""Registration of the tasks, one module each. Nothing here imports torch."""

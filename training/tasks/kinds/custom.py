@@ -1,4 +1,4 @@
-"""A job of one's own: a function that makes model and data."""
+"""A user-defined job: a function that creates model and data."""
 
 from __future__ import annotations
 

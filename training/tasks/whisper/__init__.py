@@ -1,1 +1,1 @@
-"""Whisper: the model, the features it takes, the samples it learns from, and what it writes."""
+"""Whisper: model, input features, training samples, transcription and evaluation."""

@@ -50,7 +50,7 @@ from training.tasks.whisper.languages import read_generation
 from training.tasks.whisper.suppression import model_tokens
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-"""What ``all-linear`` stands for: every linear layer but the output, which shares the embedding's weights."""
+"""Targets of ``all-linear``: every linear layer but the output, which shares the embedding's weights."""
 
 TIMESTAMP_STEP = 0.02
 """Seconds between consecutive timestamp tokens."""

@@ -277,8 +277,8 @@ class WhisperTask(Task):
         }
 
     def _features(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> torch.Tensor:
-        """Return the windows as long as the longest: in training, where there are generators, cut as the settings say,
-        each changed within its own; in evaluation full."""
+        """Return windows padded to the longest one: in training (with generators) shortened as configured, augmented
+        within their own length; in evaluation full windows."""
         log_mel, strength = self.wrapper.log_mel, self.profile.data.augmentation
         frames = [log_mel.frames if rngs is None else sample.frames for sample in samples]
         batch = np.empty((len(samples), log_mel.mels, max(frames)), dtype=np.float32)
