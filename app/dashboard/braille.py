@@ -83,9 +83,9 @@ def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = N
     if zero and not log:
         low, high = min(0.0, low), max(0.0, high)
     if low == high:
-        room = abs(low) * 0.1 or 1.0
-        floor = low if low == 0 else 0.0 if low > 0 else low - room  # what is never below 0 has no axis there
-        low, high = (low / 2, high * 2) if log else (max(floor, low - room), high + room)
+        padding = abs(low) * 0.1 or 1.0
+        floor = low if low == 0 else 0.0 if low > 0 else low - padding  # what is never below 0 has no axis there
+        low, high = (low / 2, high * 2) if log else (max(floor, low - padding), high + padding)
     start = min(p.step for p in points) if left is None else left
     end = max(p.step for p in points) if right is None else right
     return Window(start, max(start, end), low, high, log)
@@ -99,8 +99,8 @@ class _Column(NamedTuple):
     """What falls into one column of points."""
 
     column: int
-    first: float
-    """Step of the first point; the last one's is that of ``point``."""
+    first_step: float
+    """Step of the first point; that of the last one is in ``point``."""
     points: int
     point: Point
 
@@ -126,18 +126,25 @@ class Raster:
 
     def _edges(self, columns: Sequence[_Column], curve: Curve, window: Window) -> Iterator[tuple[int, int, int]]:
         """Yield for each column of points the rows of least and greatest, straight from one point to the next."""
-        rows = [(self._row(_low(one.point, window.log), window), self._row(one.point.high, window)) for one in columns]
-        for (one, (low, high)), (after, (next_low, next_high)) in pairwise(zip(columns, rows, strict=True)):
-            across = after.column - one.column if after.first - one.point.step <= curve.gap else 1
+        rows = [
+            (self._row(_low(column_data.point, window.log), window), self._row(column_data.point.high, window))
+            for column_data in columns
+        ]
+        for (column_data, (low, high)), (next_data, (next_low, next_high)) in pairwise(zip(columns, rows, strict=True)):
+            across = (
+                next_data.column - column_data.column
+                if next_data.first_step - column_data.point.step <= curve.gap
+                else 1
+            )
             for column in range(across):
                 share = column / across
                 yield (
-                    one.column + column,
+                    column_data.column + column,
                     round(low + share * (next_low - low)),
                     round(high + share * (next_high - high)),
                 )
-        for one, (low, high) in zip(columns[-1:], rows[-1:], strict=True):
-            yield one.column, low, high
+        for column_data, (low, high) in zip(columns[-1:], rows[-1:], strict=True):
+            yield column_data.column, low, high
 
     def line_of(self, value: float, window: Window) -> int:
         """Return the line of cells, from the top, in which a value is drawn."""
@@ -148,34 +155,34 @@ class Raster:
         for row in range(self.height):
             cells = [(" ", "")] * self.width
             for column, layer in product(range(self.width), (BAND, LINE)):
-                place = row * self.width + column
-                if bits := self._bits[layer].get(place):
+                index = row * self.width + column
+                if bits := self._bits[layer].get(index):
                     sign = (":", "*")[layer] if self._ascii else (_BAND_SIGN, chr(0x2800 + bits))[layer]
-                    cells[column] = (sign, self._styles[layer][place])
+                    cells[column] = (sign, self._styles[layer][index])
             yield together(cells)
 
     def _columns(self, curve: Curve, window: Window) -> list[_Column]:
         """Return one point a column of points: means of what falls together."""
         across = self.width * self._fine[0]
-        found: list[_Column] = []
+        columns: list[_Column] = []
         for point in curve.points:
             if not window.left <= point.step <= window.right or (window.log and point.mean <= 0):
                 continue
             column = min(across - 1, int(window.across(point.step) * across))
-            if found and found[-1].column == column:
-                _, first, count, known = found[-1]
-                mean = (known.mean * count + point.mean) / (count + 1)
-                both = Point(point.step, min(known.low, point.low), mean, max(known.high, point.high))
-                found[-1] = _Column(column, first, count + 1, both)
+            if columns and columns[-1].column == column:
+                _, first_step, count, merged = columns[-1]
+                mean = (merged.mean * count + point.mean) / (count + 1)
+                joined = Point(point.step, min(merged.low, point.low), mean, max(merged.high, point.high))
+                columns[-1] = _Column(column, first_step, count + 1, joined)
             else:
-                found.append(_Column(column, point.step, 1, point))
-        return found
+                columns.append(_Column(column, point.step, 1, point))
+        return columns
 
     def _draw_line(self, columns: list[_Column], curve: Curve, window: Window) -> None:
         before: tuple[int, float, int] | None = None
-        for column, first, _, point in columns:
+        for column, first_step, _, point in columns:
             row = self._row(point.mean, window)
-            if before is None or first - before[1] > curve.gap:
+            if before is None or first_step - before[1] > curve.gap:
                 self._point(column, row, curve)
             else:
                 self._stroke(before[0], before[2], column, row, curve)
@@ -197,28 +204,28 @@ class Raster:
 
     def _set(self, layer: int, x: int, y: int, style: str) -> None:
         across, down = self._fine
-        place = (y // down) * self.width + x // across
+        index = (y // down) * self.width + x // across
         bit = 1 if self._ascii else DOTS[y % 4][x % 2]
-        if self._styles[layer].get(place, style) != style and layer == LINE:
-            self._bits[layer][place] = 0  # what is drawn last keeps its colour
-        self._bits[layer][place] = self._bits[layer].get(place, 0) | bit
-        self._styles[layer][place] = style
+        if self._styles[layer].get(index, style) != style and layer == LINE:
+            self._bits[layer][index] = 0  # what is drawn last keeps its colour
+        self._bits[layer][index] = self._bits[layer].get(index, 0) | bit
+        self._styles[layer][index] = style
 
 
-def ticks(window: Window, most: int) -> list[float]:
+def ticks(window: Window, max_ticks: int) -> list[float]:
     """Return round values inside the window for the axis at the left, at most so many, from the bottom up."""
     if window.log:
-        first, last = math.ceil(math.log10(window.bottom)), math.floor(math.log10(window.top))
-        every = max(1, -(-(last - first + 1) // max(1, most)))
-        powers = [10.0**power for power in range(first, last + 1, every)]
+        lowest, highest = math.ceil(math.log10(window.bottom)), math.floor(math.log10(window.top))
+        stride = max(1, -(-(highest - lowest + 1) // max(1, max_ticks)))
+        powers = [10.0**power for power in range(lowest, highest + 1, stride)]
         return powers if len(powers) > 1 else [window.bottom, window.top]
     span = window.top - window.bottom
     if not math.isfinite(span) or span <= 0:
         return [window.bottom]
-    raw = span / max(1, most)
+    raw = span / max(1, max_ticks)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
-    first = math.ceil(window.bottom / step - 1e-9)
+    lowest = math.ceil(window.bottom / step - 1e-9)
     slack = 1e-9 * span
-    inside = (number * step for number in range(first, first + most + 1))
+    inside = (number * step for number in range(lowest, lowest + max_ticks + 1))
     return [value for value in inside if window.bottom - slack <= value <= window.top + slack]

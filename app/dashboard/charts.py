@@ -16,7 +16,7 @@ from textual.widgets import Static
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
-from app.dashboard.ribbons import BESIDE, Strip, margin, strip_lines, strips
+from app.dashboard.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
 from app.figures import evaluated_series
 from app.metrics import RATES
 from app.plan_vs_actual import at_predicted_pace, pace_of
@@ -53,13 +53,15 @@ class AxisMark:
 def marks(state: RunState) -> tuple[AxisMark, ...]:
     """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
-    found = [AxisMark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
-    evaluated = [one.step for one in chronological(state.timeline) if one.kind == "evaluation" and one.step >= 0]
-    found += [AxisMark(step, "◆", "$text-accent") for step in evaluated]
-    for step, one in machine_changes(state):
-        sign = ("+", "bold $text-success") if one.is_arrival else ("✗", "bold $text-error")
-        found.append(AxisMark(step, *sign))
-    return tuple(found)
+    axis_marks = [AxisMark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
+    evaluated = [
+        entry.step for entry in chronological(state.timeline) if entry.kind == "evaluation" and entry.step >= 0
+    ]
+    axis_marks += [AxisMark(step, "◆", "$text-accent") for step in evaluated]
+    for step, entry in machine_changes(state):
+        sign = ("+", "bold $text-success") if entry.is_arrival else ("✗", "bold $text-error")
+        axis_marks.append(AxisMark(step, *sign))
+    return tuple(axis_marks)
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class ChartData:
     empty: str = "no values yet"
     strips: tuple[Strip, ...] = ()
     """Machines, under the axis."""
-    beside: bool = False
-    """Whether their figures stand at the right of them."""
+    shows_figures: bool = False
+    """Whether the figures of the machines stand at their right."""
 
 
 class Chart(Static):
@@ -115,12 +117,12 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     Args:
         ascii_only: draw curves without braille, whose points would all look alike.
     """
-    left, beside = margin(data.strips, width, _LEFT), BESIDE if data.beside and data.strips else 0
-    across, room = width - left - 1 - beside, height - 3 - _LEAST_ROWS
+    left, figures_width = margin(data.strips, width, _LEFT), FIGURES_WIDTH if data.shows_figures and data.strips else 0
+    across, max_strips = width - left - 1 - figures_width, height - 3 - _LEAST_ROWS
     if across < 7 or height < 4:
         return [_title(data, width)]
     window = window_of(data.curves, data.log, data.left, data.right, data.zero)
-    below = strip_lines(data.strips, window, left, across, room, beside) if room > 0 else []
+    below = strip_lines(data.strips, window, left, across, max_strips, figures_width) if max_strips > 0 else []
     if window is None:
         empty = literal(" " * (left + 1) + data.empty, "$text-muted").truncate(width, ellipsis=True)
         return [_title(data, width), Content(""), empty, *([Content("")] if below else []), *below]
@@ -134,17 +136,17 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
         label = f"{labels.get(row, ''):>{left}.{left}}"
         edge = "┤" if row in labels else "│"
         lines.append(Content.assemble((label + edge, "$text-muted"), line))
-    busy = below and any(one.beside.endswith("%") for one in data.strips)
-    steps = _steps(window, across) + (f"{'wait':>{beside}}" if busy and beside else "")
+    busy = below and any(strip.figures.endswith("%") for strip in data.strips)
+    steps = _steps(window, across) + (f"{'wait':>{figures_width}}" if busy and figures_width else "")
     axis, steps_line = _axis(data, window, across, left), literal(" " * (left + 1) + steps, "$text-muted")
     return [*lines, axis, *below, steps_line]
 
 
 def value_text(value: float, unit: str = "") -> str:
     """Return a value in the cells beside an axis, its exponent and its unit whole."""
-    said = _usual_text(value, unit)
-    if len(said) <= _LEFT:
-        return said
+    usual = _usual_text(value, unit)
+    if len(usual) <= _LEFT:
+        return usual
     value, unit = (
         value * 100 if unit == "%" else value / 1e12 if unit == "B" else value,
         "TB" if unit == "B" else unit,
@@ -202,33 +204,35 @@ def sample(words: str, curve: Curve) -> str:
 
 def _title(data: ChartData, width: int) -> Content:
     words = [Content.styled(word, style) for word, style in data.legend]
-    parts = [literal(data.title, "bold"), *words]
-    return Content("  ").join(parts).truncate(width, ellipsis=True) if data.title or words else Content("")
+    pieces = [literal(data.title, "bold"), *words]
+    return Content("  ").join(pieces).truncate(width, ellipsis=True) if data.title or words else Content("")
 
 
 def _labels(window: Window, raster: Raster, unit: str) -> dict[int, str]:
     """Return the labels at the left by their lines: each stands where a curve of its value is drawn."""
-    most = max(2, min(6, raster.height // 2 - 1))
-    values = [0.0 if abs(value) < 1e-12 * max(abs(window.top), 1e-300) else value for value in ticks(window, most)]
+    max_labels = max(2, min(6, raster.height // 2 - 1))
+    values = [
+        0.0 if abs(value) < 1e-12 * max(abs(window.top), 1e-300) else value for value in ticks(window, max_labels)
+    ]
     return {raster.line_of(value, window): value_text(value, unit) for value in values}
 
 
 def _axis(data: ChartData, window: Window, across: int, left: int) -> Content:
     cells = [("─", "$text-muted")] * across
     for mark in data.marks:
-        place = window.across(mark.step)
-        if 0 <= place <= 1:
-            cells[min(across - 1, int(place * across))] = (mark.sign, mark.style)
+        position = window.across(mark.step)
+        if 0 <= position <= 1:
+            cells[min(across - 1, int(position * across))] = (mark.sign, mark.style)
     return Content.assemble((" " * left + "└", "$text-muted"), together(cells))
 
 
 def _steps(window: Window, across: int) -> str:
-    first, last = f"{math.floor(window.left)}", f"step {math.ceil(window.right)}"
+    start, end = f"{math.floor(window.left)}", f"step {math.ceil(window.right)}"
     if window.left == window.right:
-        return f"{last.center(across)[:across]:{across}}"
+        return f"{end.center(across)[:across]:{across}}"
     middle = f"{round((window.left + window.right) / 2)}" if window.right - window.left > 1 else ""
-    room = across - len(first) - len(last)
-    text = first + (middle.center(room) if room > len(middle) + 4 else " " * max(1, room)) + last
+    spare = across - len(start) - len(end)
+    text = start + (middle.center(spare) if spare > len(middle) + 4 else " " * max(1, spare)) + end
     return f"{text[:across]:{across}}"
 
 
@@ -261,17 +265,21 @@ def unit_of(name: str, state: RunState) -> str:
 def newest_text(picture: Picture, name: str) -> str:
     """Return the value at which a series ends; of an evaluation that later ones have followed, with its step."""
     state = picture.state
-    last = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
-    if last is None:
+    value = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
+    if value is None:
         return "-"
-    old = old_step(state, name)
-    return value_text(last, unit_of(name, state)) + (f" at {old}" if old is not None else "")
+    old_at = old_step(state, name)
+    return value_text(value, unit_of(name, state)) + (f" at {old_at}" if old_at is not None else "")
 
 
 def old_step(state: RunState, name: str) -> int | None:
     """Return the step of a series' newest evaluation where another split was evaluated later."""
-    each = state.evaluations.items()
-    steps = {evaluation_series(split, metric): one.last.step for split, one in each for metric in one.last.figures}
+    evaluations = state.evaluations.items()
+    steps = {
+        evaluation_series(split, metric): results.last.step
+        for split, results in evaluations
+        for metric in results.last.figures
+    }
     return steps[name] if name in steps and steps[name] < max(steps.values()) else None
 
 
@@ -297,7 +305,7 @@ class ChartsPane(Pane):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._log = self._apart = False
+        self._log = self._per_machine = False
         self._strength = 2
         self._zoom = 0
         self._shift = 0.0
@@ -327,35 +335,35 @@ class ChartsPane(Pane):
         if key == "l":
             self._log = not self._log
         elif key == "m":
-            self._apart = not self._apart
+            self._per_machine = not self._per_machine
         elif key == "w":
             self._strength = (self._strength + 1) % len(STRENGTHS)
         elif key == "z":
             self._zoom, self._shift = (self._zoom + 1) % len(ZOOMS), 0.0
         elif key in "[]":
-            most = 1 / ZOOMS[self._zoom] - 1
-            self._shift = min(most, max(0.0, self._shift + (0.5 if key == "[" else -0.5)))
+            max_shift = 1 / ZOOMS[self._zoom] - 1
+            self._shift = min(max_shift, max(0.0, self._shift + (0.5 if key == "[" else -0.5)))
         self.draw_again()
 
     def _data(self, name: str, picture: Picture) -> ChartData:
         left = right = None
         if self._zoom:
-            last = max((member.step for member in picture.state.members.values()), default=0)
-            width = max(1.0, last * ZOOMS[self._zoom])
-            right = last - self._shift * width
+            last_step = max((member.step for member in picture.state.members.values()), default=0)
+            width = max(1.0, last_step * ZOOMS[self._zoom])
+            right = last_step - self._shift * width
             left = max(0.0, right - width)
         curves, legend = self._curves(name, picture)
-        lines = ghost(picture, name, curves[-1].points) if curves and not self._apart else []
+        lines = ghost(picture, name, curves[-1].points) if curves and not self._per_machine else []
         curves[-1:-1] = lines
         legend += predicted_legend(lines)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
             curves.insert(0, self._curve(former, "$text-muted", 1))
             legend.append((sample(picture.former.name, curves[0]), "$text-muted"))
-        how = [f"smoothed {STRENGTHS[self._strength]:g}"] if STRENGTHS[self._strength] else []
-        how += ["log"] if self._log else []
-        how += [f"zoom {1 / ZOOMS[self._zoom]:g}x"] if self._zoom else []
-        legend += [(word, "$text-muted") for word in how]
+        view_words = [f"smoothed {STRENGTHS[self._strength]:g}"] if STRENGTHS[self._strength] else []
+        view_words += ["log"] if self._log else []
+        view_words += [f"zoom {1 / ZOOMS[self._zoom]:g}x"] if self._zoom else []
+        legend += [(word, "$text-muted") for word in view_words]
         return ChartData(
             title=name,
             curves=tuple(curves),
@@ -370,11 +378,11 @@ class ChartsPane(Pane):
 
     def _curves(self, name: str, picture: Picture) -> tuple[list[Curve], list[tuple[str, str]]]:
         ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
-        if self._apart and len(ranks) > 1:
-            styles = [COLOURS[place % len(COLOURS)] for place in range(len(ranks))]
+        if self._per_machine and len(ranks) > 1:
+            styles = [COLOURS[index % len(COLOURS)] for index in range(len(ranks))]
             curves = [
-                self._curve(of_member(picture.state.curves, rank, name), style, place)
-                for place, (rank, style) in enumerate(zip(ranks, styles))
+                self._curve(of_member(picture.state.curves, rank, name), style, index)
+                for index, (rank, style) in enumerate(zip(ranks, styles))
             ]
             return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]
         state = picture.state

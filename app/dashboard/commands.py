@@ -72,11 +72,11 @@ class Commands:
 
     def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
         """Yield the requests whose outcome has changed since the last time: what was asked for, and the answer."""
-        for one in self.asked:
-            answer = picture.state.requests.get(one.id)
-            if answer is not None and (one.answer is None or answer.outcome != one.answer.outcome):
-                one.answer = answer
-                yield one.text, answer
+        for request in self.asked:
+            answer = picture.state.requests.get(request.id)
+            if answer is not None and (request.answer is None or answer.outcome != request.answer.outcome):
+                request.answer = answer
+                yield request.text, answer
 
 
 class Proof:
@@ -96,13 +96,13 @@ class Proof:
     def _ask(self) -> None:
         try:
             hosts = without_strange_pythons(all_hosts(self._path))
-            found = self._left(hosts, self._run_id, self.ended.wait)
+            leftovers_by_machine = self._left(hosts, self._run_id, self.ended.wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}
             return
         self.answers = {
             name: answer.message if isinstance(answer, MusterError) else "; ".join(answer)
-            for name, answer in found.items()
+            for name, answer in leftovers_by_machine.items()
         }
 
 
@@ -127,9 +127,9 @@ class StopDialog(Dialog):
             return Content("\n").join([*lines, StatusMark.WORKING.show(doing)])
         self._proof.ended.set()
         status = picture.state.status
-        kept = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
+        saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
         mark = LEVELS[headline(picture.state, picture.now, live=False).level]
-        lines += [mark.show(f"the run has ended ({status}){kept}"), *self._proofs()]
+        lines += [mark.show(f"the run has ended ({status}){saved}"), *self._proofs()]
         resumable = picture.state.resume_step is not None and not picture.launched and status != "completed"
         if picture.plan is not None and resumable:
             command = command_about(picture.path, "distributed-train", "--resume")

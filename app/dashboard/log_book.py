@@ -59,15 +59,17 @@ class LogBook:
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
-        found = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
-        for machine, time, text in _by_time(found):
+        new_lines = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
+        for machine, time, text in _by_time(new_lines):
             self._number += 1
-            own = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
-            own.append(LogLine(self._number, machine, text, level_of(text), time))
-        if found:
-            every = sorted((line for own in self._lines.values() for line in own), key=lambda line: line.number)
-            self.lines = tuple(every[-KEPT_IN_ALL:])
-        return bool(found)
+            machine_lines = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
+            machine_lines.append(LogLine(self._number, machine, text, level_of(text), time))
+        if new_lines:
+            all_lines = sorted(
+                (line for machine_lines in self._lines.values() for line in machine_lines), key=lambda line: line.number
+            )
+            self.lines = tuple(all_lines[-KEPT_IN_ALL:])
+        return bool(new_lines)
 
 
 class _Tail:
@@ -77,14 +79,14 @@ class _Tail:
         self._path = path
         self.machine = path.stem
         self._position = 0
-        self._rest = b""
+        self._partial = b""
 
     def look(self) -> list[str]:
         """Return the whole lines that came since the last look, and a remark where there were too many."""
         try:
             size = self._path.stat().st_size
             if size < self._position:
-                self._position, self._rest = 0, b""  # begun again
+                self._position, self._partial = 0, b""  # begun again
             if size == self._position:
                 return []
             skipped = max(0, size - self._position - BYTES_A_LOOK)
@@ -96,12 +98,12 @@ class _Tail:
             return []
         if skipped:
             data = data.partition(b"\n")[2]
-            self._rest = b""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            whole, self._rest = [*whole, self._rest], b""
-        newest = whole[-(KEPT_LINES - 1) :]
-        skipped += sum(map(len, whole)) - sum(map(len, newest))
+            self._partial = b""
+        *complete, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > LONGEST_LINE:
+            complete, self._partial = [*complete, self._partial], b""
+        newest = complete[-(KEPT_LINES - 1) :]
+        skipped += sum(map(len, complete)) - sum(map(len, newest))
         lines = [_text(line) for line in newest if line.strip()]
         remark = [f"... {bytes_text(skipped)} of this log were too quick to show; they are in {self._path.name}"]
         return remark + lines if skipped else lines
@@ -120,17 +122,17 @@ def _text(line: bytes) -> str:
     return text + "..." if len(shown) > LONGEST_LINE else text
 
 
-def _by_time(found: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, str]]:
+def _by_time(lines: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, str]]:
     """Put the lines of several files in order, as far as they say when they were written.
 
     A line without a time belongs to the last one of its machine that has one.
     """
     latest: dict[str, float] = {}
     keyed = []
-    for machine, text in found:
-        time, rest = time_of(text)
+    for machine, text in lines:
+        time, message = time_of(text)
         latest[machine] = time if time is not None else latest.get(machine, 0.0)
-        keyed.append((latest[machine], machine, time, rest))
+        keyed.append((latest[machine], machine, time, message))
     return [(machine, time, text) for _, machine, time, text in sorted(keyed, key=lambda row: row[0])]
 
 
@@ -139,9 +141,9 @@ def time_of(text: str) -> tuple[float | None, str]:
     match = _TIME.match(text)
     if match is None:
         return None, text
-    said, fraction, utc, hours, minutes = match.groups(default="")
+    date_time, fraction, utc, hours, minutes = match.groups(default="")
     zone = "+00:00" if utc else f"{hours}:{minutes}" if hours else ""
     try:
-        return datetime.fromisoformat(f"{said}.{fraction:0<6}{zone}").timestamp(), text[match.end() :]
+        return datetime.fromisoformat(f"{date_time}.{fraction:0<6}{zone}").timestamp(), text[match.end() :]
     except (ValueError, OverflowError, OSError):  # a zone or a year that no clock has
         return None, text

@@ -18,7 +18,7 @@ from textual.widgets import Input
 
 from app.console import visible
 from app.dashboard.log_book import LogLine
-from app.dashboard.overview import clock_text, what
+from app.dashboard.overview import clock_text, entry_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.headline import problems
@@ -48,7 +48,7 @@ class LogView(ScrollView, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines: Sequence[LogLine] = ()
-        self._wanted = ""
+        self._search_text = ""
         self._shift = 0
         """Cells of the text that are left out at the left, for long lines."""
         self._follows, self._moving = True, False
@@ -58,19 +58,19 @@ class LogView(ScrollView, can_focus=True):
         self._shift = max(0, self._shift + cells)
         self.refresh()
 
-    def show(self, lines: Sequence[LogLine], wanted: str) -> None:
-        """Show these lines; ``wanted`` is marked in them."""
-        same = len(lines) == len(self._lines) and (not lines or lines[-1].number == self._lines[-1].number)
-        if same and wanted == self._wanted:
+    def show(self, lines: Sequence[LogLine], search_text: str) -> None:
+        """Show these lines; ``search_text`` is marked in them."""
+        is_unchanged = len(lines) == len(self._lines) and (not lines or lines[-1].number == self._lines[-1].number)
+        if is_unchanged and search_text == self._search_text:
             return
-        place = min(self.scroll_offset.y, len(self._lines) - 1)
-        first = self._lines[place].number if place >= 0 else 0
-        self._lines, self._wanted = lines, wanted
+        index = min(self.scroll_offset.y, len(self._lines) - 1)
+        first_number = self._lines[index].number if index >= 0 else 0
+        self._lines, self._search_text = lines, search_text
         self._moving = True
         self.virtual_size = Size(self.scrollable_content_region.width, len(lines))
         if not self._follows:  # what is read stays where it is, though lines fall off the other end
-            place = next((n for n, line in enumerate(lines) if line.number >= first), 0)
-            self.scroll_to(y=place, animate=False, immediate=True)
+            index = next((n for n, line in enumerate(lines) if line.number >= first_number), 0)
+            self.scroll_to(y=index, animate=False, immediate=True)
         self._moving = False
         self._to_end()
         self.refresh()
@@ -91,8 +91,8 @@ class LogView(ScrollView, can_focus=True):
 
     def line_at(self, y: int) -> LogLine | None:
         """Return the line on a row of the widget."""
-        place = y + self.scroll_offset.y
-        return self._lines[place] if 0 <= place < len(self._lines) else None
+        index = y + self.scroll_offset.y
+        return self._lines[index] if 0 <= index < len(self._lines) else None
 
     def render(self) -> str:
         return ""
@@ -108,8 +108,8 @@ class LogView(ScrollView, can_focus=True):
 
     def _content(self, line: LogLine) -> Content:
         words = literal(visible(line.text)[self._shift :], _STYLES[line.level])
-        if self._wanted:
-            words = words.highlight_regex(f"(?i){re.escape(self._wanted)}", style="reverse")
+        if self._search_text:
+            words = words.highlight_regex(f"(?i){re.escape(self._search_text)}", style="reverse")
         name = literal(line.machine, "$text-primary").truncate(_NAME, ellipsis=True)
         at = f"{clock_text(line.time)} " if line.time is not None else ""
         return Content.assemble((at, "$text-muted"), name, " " * (_NAME + 1 - name.cell_length), words)
@@ -174,18 +174,18 @@ class LogsPane(Pane):
         cause.display = pinned is not None
         if pinned is not None:
             cause.show(pinned)
-        wanted = self.query_one(SearchLine).value
-        lines = self._sieve(picture.lines, wanted)
-        self.query_one("#sieve", Words).show(self._words(picture, len(lines), wanted))
-        self.query_one(LogView).show(lines, wanted)
+        search_text = self.query_one(SearchLine).value
+        lines = self._sieve(picture.lines, search_text)
+        self.query_one("#sieve", Words).show(self._words(picture, len(lines), search_text))
+        self.query_one(LogView).show(lines, search_text)
 
     def press(self, key: str) -> None:
         if key == "l":
             self._level = (self._level + 1) % len(self.LEVELS)
         elif key == "m" and self.picture is not None:
             machines = ["", *sorted({line.machine for line in self.picture.lines})]
-            place = machines.index(self._machine) if self._machine in machines else 0
-            self._machine = machines[(place + 1) % len(machines)]
+            index = machines.index(self._machine) if self._machine in machines else 0
+            self._machine = machines[(index + 1) % len(machines)]
         self.draw_again()
 
     def search(self) -> None:
@@ -202,45 +202,45 @@ class LogsPane(Pane):
         line = self.query_one(LogView).line_at(self.query_one(LogView).size.height - 1)
         return line.text if line else ""
 
-    def _sieve(self, lines: Sequence[LogLine], wanted: str) -> list[LogLine]:
-        key = (lines[-1].number if lines else 0, len(lines), wanted, self._machine, self._level)
+    def _sieve(self, lines: Sequence[LogLine], search_text: str) -> list[LogLine]:
+        key = (lines[-1].number if lines else 0, len(lines), search_text, self._machine, self._level)
         if self._sieved[0] != key:
-            levels, text = self.LEVELS[self._level], wanted.casefold()
-            kept = [
+            levels, text = self.LEVELS[self._level], search_text.casefold()
+            matching = [
                 line
                 for line in lines
                 if line.level in levels
                 and (not self._machine or line.machine == self._machine)
                 and (not text or text in line.text.casefold() or text in line.machine.casefold())
             ]
-            self._sieved = (key, kept)
+            self._sieved = (key, matching)
         return self._sieved[1]
 
-    def _words(self, picture: Picture, count: int, wanted: str) -> Content:
+    def _words(self, picture: Picture, count: int, search_text: str) -> Content:
         level = ("all levels", "warnings and errors", "errors")[self._level]
-        parts = [self._machine or "all machines", level, *([f"with '{wanted}'"] if wanted else [])]
+        filters = [self._machine or "all machines", level, *([f"with '{search_text}'"] if search_text else [])]
         none = "" if picture.lines else "; nothing was logged yet" if picture.live else "; nothing was logged"
-        return literal(f"{', '.join(parts)}: {counted(count, 'line')}{none}", "$text-muted")
+        return literal(f"{', '.join(filters)}: {counted(count, 'line')}{none}", "$text-muted")
 
 
 def root_cause(picture: Picture) -> Content | None:
     """Return the earliest problem that is not over, and what followed; ``None`` where all is well."""
-    found = [(one.time, what(one, picture), one.hint) for one in problems(picture.state)]
-    if not found:
+    causes = [(entry.time, entry_text(entry, picture), entry.hint) for entry in problems(picture.state)]
+    if not causes:
         return None
-    found = [*_said_before(picture.lines, found[0][0]), *found]
-    (at, words, hint), *after = found
+    causes = [*_errors_before(picture.lines, causes[0][0]), *causes]
+    (at, words, hint), *after = causes
     head = StatusMark.PROBLEM.show("root cause").stylize("bold")
     lines = [Content.assemble(head, (f"  {clock_text(at)}  ", "$text-muted"), literal(words, "bold $text-error"))]
     if hint:
         lines.append(literal(f"  {hint}", "$text-accent"))
-    lines += [literal(f"  then {clock_text(when)} {text}", "$text-muted") for when, text, _ in after[:_FOLLOWING]]
+    lines += [literal(f"  then {clock_text(moment)} {text}", "$text-muted") for moment, text, _ in after[:_FOLLOWING]]
     if len(after) > _FOLLOWING:
         lines.append(literal(f"  and {len(after) - _FOLLOWING} more that followed", "$text-muted"))
     return Content("\n").join(lines)
 
 
-def _said_before(lines: Sequence[LogLine], problem: float) -> list[tuple[float, str, str]]:
+def _errors_before(lines: Sequence[LogLine], problem: float) -> list[tuple[float, str, str]]:
     """Return the errors in the logs shortly before a problem: what a machine saw before it was missed."""
     return [
         (line.time, f"{line.machine}: {line.text}", "")

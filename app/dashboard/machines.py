@@ -11,7 +11,7 @@ from textual.content import Content
 
 from app.dashboard.braille import Curve
 from app.dashboard.charts import COLOURS, Chart, ChartData, marks, sample, value_text
-from app.dashboard.one_machine import ROOM, OneMachine
+from app.dashboard.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.headline import age, lag, slowest
@@ -76,18 +76,18 @@ class MachinesPane(Pane):
     def draw(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))
         columns, rows = table_of(picture)
-        table, beside = self.query_one(RowTable), self.query_one(OneMachine)
+        table, detail_pane = self.query_one(RowTable), self.query_one(OneMachine)
         table.show(rows, columns=columns)
         paces = self.query_one("#paces", Chart)
         paces.display = self.size.height >= _TALL
         if paces.display:
             paces.show(_paces(picture))
-        beside.display = self.size.width >= ROOM and self.selected is not None
-        if beside.display and self.selected is not None and table.row is not None:
+        detail_pane.display = self.size.width >= MIN_WIDTH and self.selected is not None
+        if detail_pane.display and self.selected is not None and table.row is not None:
             shown = widths(columns, rows, table.scrollable_content_region.width - MARGIN)
             cells = zip(columns, table.row.cells, strict=True)
-            rest = [(column.label, cell) for column, cell in cells if column.key not in shown]
-            beside.show(self.selected, picture, rest)
+            hidden_cells = [(column.label, cell) for column, cell in cells if column.key not in shown]
+            detail_pane.show(self.selected, picture, hidden_cells)
 
     def on_row_table_moved(self) -> None:
         self.draw_again()
@@ -102,10 +102,10 @@ class MachinesPane(Pane):
 def _paces(picture: Picture) -> ChartData:
     """Return how fast each machine trains."""
     curves, legend = [], []
-    for place, rank in enumerate(sorted(picture.state.curves)):
+    for index, rank in enumerate(sorted(picture.state.curves)):
         series = of_member(picture.state.curves, rank, "samples/s")
         curve = Curve(
-            smoothed(series.points(), 0.6), COLOURS[place % len(COLOURS)], gap=8.0 * series.width, pattern=place % 5
+            smoothed(series.points(), 0.6), COLOURS[index % len(COLOURS)], gap=8.0 * series.width, pattern=index % 5
         )
         curves.append(curve)
         legend.append((sample(picture.name(rank), curve), curve.style))
@@ -124,18 +124,18 @@ def who_is_slow(picture: Picture) -> Content:
     waits = {m.rank: m.shares[1] for m in working}
     if brake is None:
         share = f"{statistics.fmean(waits.values()):.0%} of the time"
-        said = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
-        return literal(said, "$text-muted")
+        words = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
+        return literal(words, "$text-muted")
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     samples = {m.rank: statistics.fmean(step.samples for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
-    part = f"{samples[brake.rank]:.0f} of {sum(samples.values()):.0f} samples"
+    batch_share = f"{samples[brake.rank]:.0f} of {sum(samples.values()):.0f} samples"
     idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
-    own, rest = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
+    own_time, others_time = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
-        f" {'held' if over else 'holds'} the others up: its {part} {'took' if over else 'take'} {own} a step, "
-        f"theirs {rest}",
+        f" {'held' if over else 'holds'} the others up: its {batch_share} {'took' if over else 'take'} "
+        f"{own_time} a step, theirs {others_time}",
         (f"; they {'waited' if over else 'wait'} {idle:.0%} of the time", "$text-muted"),
     )  # fmt: skip
 
@@ -143,16 +143,16 @@ def who_is_slow(picture: Picture) -> Content:
 def table_of(picture: Picture) -> tuple[list[TableColumn], list[TableRow]]:
     """Return the table of all machines, without the columns that none of them can fill."""
     members = picture.state.members.values()
-    known = {
+    has_values = {
         "heat": any(member.hottest is not None for member in members),
         "power": any(member.joules is not None for member in members),
         "since": picture.live,
         "age": picture.live,
     }
-    places = [place for place, column in enumerate(COLUMNS) if known.get(column.key, True)]
+    indices = [index for index, column in enumerate(COLUMNS) if has_values.get(column.key, True)]
     rows = [_row(member, picture) for member in members]
-    shown = [dataclasses.replace(row, cells=tuple(row.cells[place] for place in places)) for row in rows]
-    return [COLUMNS[place] for place in places], shown
+    shown = [dataclasses.replace(row, cells=tuple(row.cells[index] for index in indices)) for row in rows]
+    return [COLUMNS[index] for index in indices], shown
 
 
 def _row(member: MemberState, picture: Picture) -> TableRow:
@@ -165,8 +165,8 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
     behind = lag(picture.state, member)
     since = None if member.since is None else max(0.0, picture.now - member.since)
     load = member.machine
-    here = None if member.status in _AWAY else load
-    warmth = here.celsius if here else None
+    present_load = None if member.status in _AWAY else load
+    warmth = present_load.celsius if present_load else None
     memory = load.memory_used if load else 0
     full = load is not None and load.memory_total and memory > 0.9 * load.memory_total
     cells = (
@@ -182,7 +182,7 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
         literal("-") if not memory else literal(bytes_text(memory), "$text-warning" if full else ""),
         literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
-        literal("-" if here is None or here.watts is None else value_text(here.watts, "W")),
+        literal("-" if present_load is None or present_load.watts is None else value_text(present_load.watts, "W")),
         literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
         literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),

@@ -72,7 +72,7 @@ class NetworkPane(Pane):
         table.say_when_empty(literal(none, "$text-muted"))
         planned = picture.planned.exchange if picture.planned else 0.0
         newest = sorted(picture.rounds.items(), reverse=True)[:_SHOWN]
-        table.show([sync_row(key, said, picture, planned) for key, said in newest])
+        table.show([sync_row(key, syncs, picture, planned) for key, syncs in newest])
 
 
 def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False) -> Content:
@@ -82,45 +82,45 @@ def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False
     measured = {}
     if picture.figures is not None:
         measured = {frozenset((link.source, link.target)): link for link in picture.figures.cluster.links}
-    used = {frozenset((one, other)): (there, back) for one, other, there, back in pairs(members)}
+    used = {frozenset((rank, peer)): (forward, backward) for rank, peer, forward, backward in pairs(members)}
     lines = []
-    for one, other in combinations(sorted(members), 2):
-        link, ways = measured.get(frozenset((names[one], names[other]))), used.get(frozenset((one, other)), ())
-        if link is not None or ways:
-            relayed = any(way is not None and way.how == "relayed" for way in ways)
+    for rank, peer in combinations(sorted(members), 2):
+        link, routes = measured.get(frozenset((names[rank], names[peer]))), used.get(frozenset((rank, peer)), ())
+        if link is not None or routes:
+            relayed = any(route is not None and route.how == "relayed" for route in routes)
             unusable = link is not None and not link.usable
             direct = LinkMedium.AIR if link and link.air else LinkMedium.CABLE
             kind = LinkMedium.RELAY if relayed or unusable else direct
-            lines.append(MapLink(names[one], names[other], kind, *((link.mbit, link.mbit_back) if link else ())))
-    room = min(height // 2, height - _LEAST)
-    found = drawn(list(names.values()), lines, width, room - 2, ascii_only=ascii_only) if lines else Content("")
-    return Content("\n").join([found, legend(lines)]) if found else found
+            lines.append(MapLink(names[rank], names[peer], kind, *((link.mbit, link.mbit_back) if link else ())))
+    max_lines = min(height // 2, height - _LEAST)
+    drawing = drawn(list(names.values()), lines, width, max_lines - 2, ascii_only=ascii_only) if lines else Content("")
+    return Content("\n").join([drawing, legend(lines)]) if drawing else drawing
 
 
 def mbit(sync: SyncEvent) -> float:
     """Return the payload in the direction that carried more, over the time of the exchange, in Mbit/s."""
-    most = max(sync.bytes_sent, sync.bytes_received)
-    return most * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
+    payload = max(sync.bytes_sent, sync.bytes_received)
+    return payload * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
 
 
-def sync_row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
+def sync_row(key: tuple[int, int], syncs: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
     """Return the row of one synchronisation; its time is held against ``planned`` seconds of transfer."""
-    _, largest = max(said, key=lambda pair: pair[1].bytes_sent)
-    slow, longest = max(said, key=lambda pair: pair[1].seconds)
-    wait = max(sync.wait for _, sync in said)
+    _, largest = max(syncs, key=lambda pair: pair[1].bytes_sent)
+    slow, longest = max(syncs, key=lambda pair: pair[1].seconds)
+    wait = max(sync.wait for _, sync in syncs)
     step, number = key
-    transfer = min(sync.seconds for _, sync in said)  # of the last to arrive, which waited for nobody
+    transfer = min(sync.seconds for _, sync in syncs)  # of the last to arrive, which waited for nobody
     ratio = transfer / planned if planned > 0 else None
     cells = (
         literal(number),
         literal(step),
-        literal(len(longest.members) or len(said)),
+        literal(len(longest.members) or len(syncs)),
         literal(bytes_text(largest.bytes_sent)),
         literal(bytes_text(largest.bytes_received)),
         literal(time_text(longest.seconds)),
         literal(time_text(wait), "$text-warning" if wait > 0.5 * longest.seconds > 0 else ""),
         literal(rate_figure(mbit(longest))),
-        literal(picture.name(slow) if len(said) > 1 else "-"),
+        literal(picture.name(slow) if len(syncs) > 1 else "-"),
         literal("-" if ratio is None else share_text(ratio), "$text-warning" if ratio and ratio > 1.15 else ""),
     )
     return TableRow(f"{step}/{number}", cells)
@@ -147,10 +147,10 @@ def sums(picture: Picture) -> Iterator[Content]:
         if reason.code in (*OWNERSHIP_CODES, *CABLES):
             yield literal(sentence(reason), "$text-muted")
     if (planned := picture.planned) is not None and syncs:
-        said = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"
+        planned_text = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"
         paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]
         measured = f"; measured {time_text(middle)} and {time_text(max(paces))}" if paces else ""
-        yield literal(said + measured, "$text-muted")
+        yield literal(planned_text + measured, "$text-muted")
 
 
 def advice(picture: Picture) -> list[Content]:

@@ -117,22 +117,22 @@ class Asking:
             self.problem = words_of(error.message, error.hint) if isinstance(error, MusterError) else str(error)
 
 
-def let_both_hear(
-    sound: AbstractContextManager[Path], models: tuple[str, str], ask: Transcribe, said: str
+def transcribe_with_both(
+    sound: AbstractContextManager[Path], models: tuple[str, str], ask: Transcribe, reference: str
 ) -> Iterator[str | Sample]:
     """Ask two models about one recording.
 
     Args:
         models: before training (empty: there was none) and after.
-        said: empty: nobody knows.
+        reference: what was said; empty: unknown.
     """
     yield "recording"
     with sound as file:
         before, after = models
         yield "the model before training listens"
-        first = ask(before, file) if before else UNTRAINED
+        transcript_before = ask(before, file) if before else UNTRAINED
         yield "the new model listens"
-        yield Sample(id="", reference=said, before=first, after=ask(after, file))
+        yield Sample(id="", reference=reference, before=transcript_before, after=ask(after, file))
 
 
 class AskingDialog(Dialog):
@@ -264,9 +264,9 @@ class HearingDialog(ModelDialog):
         if self._model is not None:
             self._hear(f"Speak now, for {SECONDS:.0f} seconds", self._record(SECONDS), "")
 
-    def _hear(self, heading: str, sound: AbstractContextManager[Path], said: str) -> None:
+    def _hear(self, heading: str, sound: AbstractContextManager[Path], reference: str) -> None:
         models = (self._base, str(self._model))
-        asking = Asking("speech", lambda: let_both_hear(sound, models, self._ask, said))
+        asking = Asking("speech", lambda: transcribe_with_both(sound, models, self._ask, reference))
         self.app.push_screen(AskingDialog(heading, asking))
 
 

@@ -16,7 +16,7 @@ from app.run_series import of_member, smoothed
 from app.shell.text import literal, muted
 from profiles.quantities import bytes_text
 
-ROOM = 118
+MIN_WIDTH = 118
 """Cells of the tab from which on this stands beside the table."""
 _CHARTS = ("samples/s", "wait share", "temperature")
 _TALL, _LINES, _MORE_LINES = 32, 4, 8
@@ -33,14 +33,14 @@ class OneMachine(Vertical):
     OneMachine { width: 44%; max-width: 76; height: 1fr; margin-left: 2; padding-left: 2; border-left: solid $border; }
     OneMachine #facts { height: auto; padding-bottom: 1; }
     OneMachine Chart { height: 1fr; max-height: 12; margin-bottom: 1; }
-    OneMachine #said { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
+    OneMachine #log { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
     def compose(self) -> ComposeResult:
         yield Words(id="facts")
-        for place in range(len(_CHARTS)):
-            yield Chart(id=f"course{place}")
-        yield Words(id="said")
+        for index in range(len(_CHARTS)):
+            yield Chart(id=f"chart{index}")
+        yield Words(id="log")
 
     def show(self, rank: int, picture: Picture, facts: Sequence[tuple[str, Content]]) -> None:
         """Show a member.
@@ -51,18 +51,20 @@ class OneMachine(Vertical):
         width, height = self.size
         lines = _facts(rank, picture, facts, width)
         self.query_one("#facts", Words).show(Content("\n").join(lines))
-        most = _MORE_LINES if height >= _TALL else _LINES
-        own = [line for line in picture.lines if line.machine == picture.name(rank)][-most:]
+        max_lines = _MORE_LINES if height >= _TALL else _LINES
+        machine_lines = [line for line in picture.lines if line.machine == picture.name(rank)][-max_lines:]
         styles = {"error": "$text-error", "warning": "$text-warning", "info": "$text-muted"}
-        said = [literal(line.text, styles[line.level]).truncate(max(1, width), ellipsis=True) for line in own]
-        said = said or [muted("it has logged nothing yet")]
-        self.query_one("#said", Words).show(Content("\n").join(said))
-        charts = [data for name in _CHARTS if (data := _course(rank, picture, name)) is not None]
-        room = max(1, (height - len(lines) - 1 - len(said)) // (LEAST_CHART + 1))
-        for place, chart in enumerate(self.query(Chart)):
-            chart.display = place < min(len(charts), room)
+        log_lines = [
+            literal(line.text, styles[line.level]).truncate(max(1, width), ellipsis=True) for line in machine_lines
+        ]
+        log_lines = log_lines or [muted("it has logged nothing yet")]
+        self.query_one("#log", Words).show(Content("\n").join(log_lines))
+        charts = [data for name in _CHARTS if (data := _chart_data(rank, picture, name)) is not None]
+        max_charts = max(1, (height - len(lines) - 1 - len(log_lines)) // (LEAST_CHART + 1))
+        for index, chart in enumerate(self.query(Chart)):
+            chart.display = index < min(len(charts), max_charts)
             if chart.display:
-                chart.show(charts[place])
+                chart.show(charts[index])
 
 
 def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], width: int) -> list[Content]:
@@ -71,19 +73,21 @@ def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], wi
     head = [literal(picture.name(rank), "bold"), state_of(member, picture), muted(member.device)]
     sums = member.total
     moved = [("sent", sums.bytes_sent), ("received", sums.bytes_received)]
-    known = [*facts, *((label, literal(bytes_text(count))) for label, count in moved if count)]
+    labelled = [*facts, *((label, literal(bytes_text(count))) for label, count in moved if count)]
     cells = [
-        Content.assemble((f"{label:<{_LABEL}}", "$text-muted"), value) for label, value in known if value.plain != "-"
+        Content.assemble((f"{label:<{_LABEL}}", "$text-muted"), value)
+        for label, value in labelled
+        if value.plain != "-"
     ]
     half = max(_LABEL + 8, width // 2)
     lines = [
-        Content("").join([one.truncate(half - 1).pad_right(max(1, half - one.cell_length)), *other])
-        for one, *other in (cells[place : place + 2] for place in range(0, len(cells), 2))
+        Content("").join([left.truncate(half - 1).pad_right(max(1, half - left.cell_length)), *right])
+        for left, *right in (cells[index : index + 2] for index in range(0, len(cells), 2))
     ]
-    return [Content("  ").join(part for part in head if part), *lines]
+    return [Content("  ").join(piece for piece in head if piece), *lines]
 
 
-def _course(rank: int, picture: Picture, name: str) -> ChartData | None:
+def _chart_data(rank: int, picture: Picture, name: str) -> ChartData | None:
     """Return the chart of one of its series; ``None`` where it has no values."""
     series = of_member(picture.state.curves, rank, name)
     points = series.points()

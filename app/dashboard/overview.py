@@ -76,26 +76,26 @@ class EventsPane(Pane):
 
     def draw(self, picture: Picture) -> None:
         state = picture.state
-        last = tuple(member.work.syncs for member in state.members.values())
-        seen = (state.timeline, last)
+        sync_counts = tuple(member.work.syncs for member in state.members.values())
+        seen = (state.timeline, sync_counts)
         if seen == self._seen:
             return
         self._seen = seen
-        rows = [_row(one, picture) for one in chronological(state.timeline)[-MOST_ROWS:]]
-        every = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
-        self.query_one(RowTable).show(row for _, row in every[:MOST_ROWS])
+        rows = [_row(entry, picture) for entry in chronological(state.timeline)[-MOST_ROWS:]]
+        all_rows = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
+        self.query_one(RowTable).show(row for _, row in all_rows[:MOST_ROWS])
 
 
-def _row(one: TimelineEntry, picture: Picture) -> tuple[float, TableRow]:
-    cells = (literal(clock_text(one.time), "$text-muted"), MARKS[one.kind].show(one.kind), _words(one, picture))
-    hint = (literal(one.hint, "$text-accent"),) if one.hint else ()
-    return one.time, TableRow(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
+def _row(entry: TimelineEntry, picture: Picture) -> tuple[float, TableRow]:
+    cells = (literal(clock_text(entry.time), "$text-muted"), MARKS[entry.kind].show(entry.kind), _words(entry, picture))
+    hint = (literal(entry.hint, "$text-accent"),) if entry.hint else ()
+    return entry.time, TableRow(f"{entry.time}/{entry.member}/{entry.kind}/{entry.text}", cells, hint)
 
 
 def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
     """One line a round, when the first member said it, with the figures of tab 4."""
-    for (step, number), said in picture.rounds.items():
-        syncs = [sync for _, sync in said]
+    for (step, number), member_syncs in picture.rounds.items():
+        syncs = [sync for _, sync in member_syncs]
         began, longest = min(sync.time for sync in syncs), max(syncs, key=lambda sync: sync.seconds)
         words = f"round {number} at step {step}: {counted(len(longest.members), 'machine')}"
         sent = bytes_text(max(sync.bytes_sent for sync in syncs))
@@ -114,22 +114,22 @@ def clock_text(moment: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
-def entry_line(one: TimelineEntry, picture: Picture) -> Content:
+def entry_line(entry: TimelineEntry, picture: Picture) -> Content:
     """Return time, symbol and words in one line."""
-    symbol = MARKS[one.kind].show("")
-    return Content.assemble((clock_text(one.time), "$text-muted"), "  ", symbol, " ", _words(one, picture))
+    symbol = MARKS[entry.kind].show("")
+    return Content.assemble((clock_text(entry.time), "$text-muted"), "  ", symbol, " ", _words(entry, picture))
 
 
-def _words(one: TimelineEntry, picture: Picture) -> Content:
-    return literal(what(one, picture), "$text-error" if one.kind in ("lost", "error") else "")
+def _words(entry: TimelineEntry, picture: Picture) -> Content:
+    return literal(entry_text(entry, picture), "$text-error" if entry.kind in ("lost", "error") else "")
 
 
-def what(one: TimelineEntry, picture: Picture) -> str:
+def entry_text(entry: TimelineEntry, picture: Picture) -> str:
     """Return the words, with machine and step where they are not said."""
-    name = picture.name(one.member) if one.member >= 0 else ""
-    who = f"{name}: " if name and name not in one.text and one.kind not in ("evaluation",) else ""
-    at = f" (step {one.step})" if one.step >= 0 and one.kind in ("evaluation", "warning", "error") else ""
-    return f"{who}{one.text}{at}"
+    name = picture.name(entry.member) if entry.member >= 0 else ""
+    machine = f"{name}: " if name and name not in entry.text and entry.kind not in ("evaluation",) else ""
+    at = f" (step {entry.step})" if entry.step >= 0 and entry.kind in ("evaluation", "warning", "error") else ""
+    return f"{machine}{entry.text}{at}"
 
 
 SMOOTHING = 0.8
@@ -180,9 +180,9 @@ class OverviewPane(Pane):
         self.query_one("#latest", Words).show(latest)
         if self.screen.has_class("-wide"):
             error, rate = self.query_one("#error-rate", Chart), self.query_one("#rate", Chart)
-            both = height - latest.plain.count("\n") - 1 - _AROUND >= 2 * LEAST_CHART
-            error.display = both or bool(state.evaluations)
-            rate.display = both or not error.display
+            fits_both = height - latest.plain.count("\n") - 1 - _AROUND >= 2 * LEAST_CHART
+            error.display = fits_both or bool(state.evaluations)
+            rate.display = fits_both or not error.display
             links = self.query_one("#links", Words)
             drawing = link_map(picture, links.size.width or width * 2 // 5, height)
             links.display = height >= _TALL and bool(drawing)
@@ -215,7 +215,7 @@ def loss_chart(picture: Picture) -> ChartData:
         legend=predicted_legend(lines) + invalid,
         empty=empty,
         strips=strips(picture),
-        beside=True,
+        shows_figures=True,
     )
 
 
@@ -227,17 +227,17 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
     took = duration_text(state.seconds(now)) if state.started else ""
     step, done = f"step {state.step}/{state.total_steps}", f"{share:.0%}"
-    spare, rest = 0, ""
+    spare, figures = 0, ""
     for reached in _reached(state):
-        rest = "  ".join(word for word in (rate, took, reached) if word)
-        spare = width - len("  ".join((step, "", done, rest)))
+        figures = "  ".join(word for word in (rate, took, reached) if word)
+        spare = width - len("  ".join((step, "", done, figures)))
         if spare >= _SHORTEST_BAR:
             break
     drawn = bar(share, max(_SHORTEST_BAR, min(_LONGEST_BAR, spare)))
     signs = [(sign, "$text-primary") for sign in drawn]
     if predicted_share is not None and state.ended is None:
         signs[min(len(signs) - 1, int(predicted_share * len(signs)))] = ("┃", "$text-muted")
-    line = Content.assemble((step, "bold"), "  ", together(signs), f"  {done}  ", literal(rest, "$text-muted"))
+    line = Content.assemble((step, "bold"), "  ", together(signs), f"  {done}  ", literal(figures, "$text-muted"))
     return line.truncate(max(1, width), ellipsis=True)
 
 
@@ -252,17 +252,17 @@ def _reached(state: RunState) -> tuple[str, ...]:
 
 def _error_chart(picture: Picture) -> ChartData:
     state = picture.state
-    every, metrics = series_names(state.curves), evaluated_series(state)
-    rates = [name for name in every if metrics.get(name) in ("wer", "cer")]
-    shown = rates[:2] or [name for name in every if metrics.get(name) == "loss"][:2]
+    all_names, metrics = series_names(state.curves), evaluated_series(state)
+    rates = [name for name in all_names if metrics.get(name) in ("wer", "cer")]
+    shown = rates[:2] or [name for name in all_names if metrics.get(name) == "loss"][:2]
     shown.sort(key=lambda name: old_step(state, name) is not None)  # where there is no room, the old one is cut
     styles = ("$text-accent", "$text-secondary")
     curves, legend = [], []
-    for place, (name, style) in enumerate(zip(shown, styles)):
+    for index, (name, style) in enumerate(zip(shown, styles)):
         points = of_run(state.curves, name).points()
-        curves.append(Curve(points, style, pattern=place))
-        old = old_step(state, name)
-        value = newest_text(picture, name) if old is None else f"at {old}"
+        curves.append(Curve(points, style, pattern=index))
+        old_at = old_step(state, name)
+        value = newest_text(picture, name) if old_at is None else f"at {old_at}"
         legend.append((sample(f"{name} {value}".strip(), curves[-1]), style))
     empty = "" if picture.launched else "evaluations appear here"
     return ChartData(
@@ -279,25 +279,37 @@ def _rate_chart(picture: Picture) -> ChartData:
     return ChartData("samples/s", curves, legend=predicted_legend(lines), zero=True)
 
 
-def _result(picture: Picture, most: int, width: int) -> Content:
+def _result(picture: Picture, max_lines: int, width: int) -> Content:
     """Return what a completed run reached, what its model makes of held-out samples, where it is and what to do with
     it; of a failed one why it failed and what to do; nothing for others."""
     ended = picture.ended
     if ended is not None and ended.status == "failed":
-        said = (literal(ended.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
-        return Content("\n").join([line for part in said for line in part.wrap(max(20, width))][:most])
+        messages = (literal(ended.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
+        return Content("\n").join([line for message in messages for line in message.wrap(max(20, width))][:max_lines])
     if ended is None or ended.status != "completed":
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
     model = [Content.assemble(("model   ", "$text-muted"), literal(relative_path(ended.model)))] if ended.model else []
-    if (kept := picture.plan_vs_actual) is not None:
-        told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
-        figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
+    if (comparison := picture.plan_vs_actual) is not None:
+        comparison_lines, max_comparison_lines = (
+            literal(str(comparison)).wrap(max(20, width)),
+            (2 if max_lines < 9 else 3) + (not model),
+        )
+        figures[:0] = (
+            comparison_lines
+            if len(comparison_lines) <= max_comparison_lines
+            else [
+                *comparison_lines[: max_comparison_lines - 1],
+                comparison_lines[max_comparison_lines - 1].truncate(width - 2) + " …",
+            ]
+        )
     following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))
-    shown = sample_lines(picture.showcase, width, 1 if most < 12 else 3) if picture.showcase else []
-    return Content("\n").join([*figures[: most - 1 - len(model) - len(shown) // 3], *shown, *model, following])
+    shown = sample_lines(picture.showcase, width, 1 if max_lines < 12 else 3) if picture.showcase else []
+    return Content("\n").join([*figures[: max_lines - 1 - len(model) - len(shown) // 3], *shown, *model, following])
 
 
-def _latest(picture: Picture, most: int) -> Content:
-    happened: Sequence[Content] = [entry_line(one, picture) for one in chronological(picture.state.timeline)[-most:]]
+def _latest(picture: Picture, max_lines: int) -> Content:
+    happened: Sequence[Content] = [
+        entry_line(entry, picture) for entry in chronological(picture.state.timeline)[-max_lines:]
+    ]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

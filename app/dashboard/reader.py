@@ -128,15 +128,15 @@ class Picture:
     @property
     def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:
         """The newest synchronisations by step and round: what each member, by its rank, said of them."""
-        found: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
+        syncs_by_round: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
         for member in self.state.members.values():
             for sync in member.recent_syncs:
-                found.setdefault((sync.step, sync.round), []).append((member.rank, sync))
-        return found
+                syncs_by_round.setdefault((sync.step, sync.round), []).append((member.rank, sync))
+        return syncs_by_round
 
     def name(self, rank: int) -> str:
         """Return the name of a member."""
-        return self.state.name(rank, dict(enumerate(one.name for one in self.plan.members)) if self.plan else {})
+        return self.state.name(rank, dict(enumerate(member.name for member in self.plan.members)) if self.plan else {})
 
 
 class RunReader:
@@ -149,8 +149,8 @@ class RunReader:
 
     def __init__(self, path: Path, source: Follower | None = None, grace: float = GRACE) -> None:
         self._grace = grace
-        self._given = self._source = source
-        self._known = Picture(path)
+        self._given_source = self._source = source
+        self._current = Picture(path)
         """All that does not depend on the moment; both threads write into it, by :meth:`_note`."""
         self._writing = threading.Lock()
         self._heard: dict[int, float] = {}
@@ -161,7 +161,7 @@ class RunReader:
         self._showcase_of = 0
         """When the file was written that is shown, in ns."""
         self._former: list[Path] | None = None
-        self._former_place = -1
+        self._former_index = -1
         self._closed = threading.Event()
         self._visit = Visit(path)
         self._marked = time.monotonic()
@@ -182,17 +182,17 @@ class RunReader:
             self._leave_mark()
 
     def _leave_mark(self) -> None:
-        if self._given is None and self._known.read:
+        if self._given_source is None and self._current.read:
             self._visit.leave(time.time())
 
     @property
     def picture(self) -> Picture:
         """The run at this moment."""
-        known, heard, now = self._known, dict(self._heard), time.monotonic()
-        live = self._given is not None or self._live
+        snapshot, heard, now = self._current, dict(self._heard), time.monotonic()
+        live = self._given_source is not None or self._live
         return replace(
-            known,
-            state=self._state_in_the_end(known, live),
+            snapshot,
+            state=self._state_in_the_end(snapshot, live),
             now=self._source.now() if self._source is not None else time.time(),
             live=live,
             heard={rank: now - at for rank, at in heard.items()},
@@ -200,18 +200,18 @@ class RunReader:
 
     def _note(self, **changes: Any) -> None:
         with self._writing:
-            self._known = changed(self._known, **changes)
+            self._current = changed(self._current, **changes)
 
     def next_former(self) -> None:
         """Lay the next older run of the same profile under the curves, or none after the last; reads in a thread."""
         threading.Thread(target=self._load_former, name="dashboard-former", daemon=True).start()
 
-    def _state_in_the_end(self, known: Picture, live: bool) -> RunState:
+    def _state_in_the_end(self, picture: Picture, live: bool) -> RunState:
         """Return the state, with the end that the metadata tell, or nobody told, where no event could be written."""
-        state, metadata = known.state, known.metadata
-        if self._given is not None and known.ended is not None:
-            return known.ended.state
-        if live or not known.read:
+        state, metadata = picture.state, picture.metadata
+        if self._given_source is not None and picture.ended is not None:
+            return picture.ended.state
+        if live or not picture.read:
             return state
         if metadata is None or metadata.status not in FINAL:
             return at_its_end(state, INTERRUPTED)
@@ -225,13 +225,13 @@ class RunReader:
             if self._closed.is_set():
                 return
             if event is None:
-                if not self._known.read:
-                    self._note(read=True, since=self._since(self._known.state))
+                if not self._current.read:
+                    self._note(read=True, since=self._since(self._current.state))
                 since_yield = 0
                 continue
-            self._visit.note(event, self._known.state)
-            self._note(state=apply(self._known.state, event), events=self._known.events + 1)
-            if self._known.read and event.member is not None:
+            self._visit.note(event, self._current.state)
+            self._note(state=apply(self._current.state, event), events=self._current.events + 1)
+            if self._current.read and event.member is not None:
                 self._heard[event.member] = time.monotonic()
             since_yield += 1
             if since_yield >= YIELD_EVERY:
@@ -239,15 +239,15 @@ class RunReader:
                 time.sleep(_YIELD_SECONDS)
         if self._source is not None:
             with contextlib.suppress(MusterError, OSError):
-                first, ended = not self._known.read, self._source.ended(self._known.state)
-                self._note(ended=ended, **({"since": self._since(ended.state)} if first else {}))
+                is_first_read, ended = not self._current.read, self._source.ended(self._current.state)
+                self._note(ended=ended, **({"since": self._since(ended.state)} if is_first_read else {}))
         self._note(read=True)
 
     def _since(self, state: RunState) -> str:
-        return self._visit.line(state, time.time()) if self._given is None else ""
+        return self._visit.line(state, time.time()) if self._given_source is None else ""
 
     def _all_events(self) -> Iterator[Event | None]:
-        path = self._known.path
+        path = self._current.path
         try:
             if self._source is None:
                 self._source = Follower(path)
@@ -255,27 +255,27 @@ class RunReader:
             yield from self._source.events()
         except (MusterError, OSError) as error:
             self._note(damage=error.message if isinstance(error, MusterError) else f"{path}: {error.strerror}")
-            if self._given is None:
+            if self._given_source is None:
                 self._source = None
                 yield from read_events(path / "events.jsonl")
 
     # ------------------------------------------------------------------------------------------------------- files
 
     def _look(self) -> None:
-        path = self._known.path
+        path = self._current.path
         while not self._closed.is_set():
             now = time.monotonic()
             self._unheld_since = None if is_live(path) else self._unheld_since or now
             self._live = self._unheld_since is None or now - self._unheld_since < self._grace
             with contextlib.suppress(MusterError, OSError):
                 self._note(metadata=read_metadata(path))
-            if self._known.plan is None:
+            if self._current.plan is None:
                 with contextlib.suppress(BadInput):
                     self._note(plan=read_plan(path / "plan.json"))
-            if self._known.planning is None and (path / PLANNING).is_file():
+            if self._current.planning is None and (path / PLANNING).is_file():
                 with contextlib.suppress(BadInput):
                     self._note(planning=Planning.read(path / PLANNING))
-            if self._known.figures is None and (path / FIGURES).is_file():
+            if self._current.figures is None and (path / FIGURES).is_file():
                 with contextlib.suppress(BadInput):
                     self._note(figures=Figures.read(path / FIGURES))
             self._look_at_showcase(path / FOLDER / NAME)
@@ -297,16 +297,16 @@ class RunReader:
 
     def _load_former(self) -> None:
         if self._former is None:
-            path, plan = self._known.path, self._known.plan
+            path, plan = self._current.path, self._current.plan
             profile, self._former = plan.profile.name if plan else "", []
             with contextlib.suppress(BadInput):
                 runs = list_runs(Path(os.path.abspath(path)).parent)
                 self._former = [run.path for run in runs if run.profile == profile and run.path.name < path.name]
-        self._former_place = -1 if self._former_place + 1 >= len(self._former) else self._former_place + 1
-        if self._former_place < 0:
+        self._former_index = -1 if self._former_index + 1 >= len(self._former) else self._former_index + 1
+        if self._former_index < 0:
             self._note(former=None)
             return
-        path = self._former[self._former_place]
+        path = self._former[self._former_index]
         events = read_events(path / "events.jsonl")
         state = reduce_events(itertools.takewhile(lambda _: not self._closed.is_set(), events))
         curves = {name: of_run(state.curves, name) for name in series_names(state.curves)}

@@ -15,33 +15,33 @@ _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
 class SamplesDialog(Dialog):
     """All samples of a run; those that are clips can be heard in the report."""
 
-    def __init__(self, found: Showcase) -> None:
-        how = " Words that were not said are red, left out ones in brackets." * (found.kind == "speech")
-        lines = [literal(found.rule + how, "$text-muted")]
-        for one in found.samples:
-            lines += [Content(""), _heading(found.kind, one)]
-            lines += sample_texts(found.kind, one)
-        if any(one.sound for one in found.samples):
+    def __init__(self, showcase: Showcase) -> None:
+        legend = " Words that were not said are red, left out ones in brackets." * (showcase.kind == "speech")
+        lines = [literal(showcase.rule + legend, "$text-muted")]
+        for sample in showcase.samples:
+            lines += [Content(""), _heading(showcase.kind, sample)]
+            lines += sample_texts(showcase.kind, sample)
+        if any(sample.sound for sample in showcase.samples):
             lines += [Content(""), literal("The report (o) plays them.", "$text-muted")]
-        super().__init__(TITLES[found.kind], *lines)
+        super().__init__(TITLES[showcase.kind], *lines)
 
 
-def sample_texts(kind: str, one: Sample) -> list[Content]:
+def sample_texts(kind: str, sample: Sample) -> list[Content]:
     """Return what was said, what the model made of it before, and after."""
-    return [_line(name, text) for name, text in rows(kind, one)]
+    return [_line(name, text) for name, text in rows(kind, sample)]
 
 
-def sample_lines(found: Showcase, width: int, most: int) -> list[Content]:
+def sample_lines(showcase: Showcase, width: int, max_samples: int) -> list[Content]:
     """Return the first samples in short: what was said, and what was made of it before and after."""
     lines = []
-    for one in found.samples[:most]:
-        texts = [(name, text) for name, text in rows(found.kind, one) if name in ("said", "before", "after")]
-        lines += [_line(name, text) for name, text in texts] or [_heading(found.kind, one)]
+    for sample in showcase.samples[:max_samples]:
+        texts = [(name, text) for name, text in rows(showcase.kind, sample) if name in ("said", "before", "after")]
+        lines += [_line(name, text) for name, text in texts] or [_heading(showcase.kind, sample)]
     return [line.truncate(max(1, width), ellipsis=True) for line in lines]
 
 
-def _heading(kind: str, one: Sample) -> Content:
-    words = (one.why, one.id, change_of(kind, one))
+def _heading(kind: str, sample: Sample) -> Content:
+    words = (sample.why, sample.id, change_of(kind, sample))
     return literal(", ".join(word for word in words if word), "bold")
 
 

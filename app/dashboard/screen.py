@@ -134,36 +134,38 @@ class DashboardScreen(BaseScreen):
         picture = self.picture
         plan = picture.plan
         name = plan.profile.name if plan else picture.path.name
-        how = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
-        how = plan.launch.title if plan and plan.launch else how
+        method = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
+        method = plan.launch.title if plan and plan.launch else method
         run_id = plan.run_id if plan else ""
-        parts: list[Content | str] = [
+        pieces: list[Content | str] = [
             Content.styled("Muster", "bold $primary"), literal(name, "bold"), literal(run_id, "$text-muted"),
-            literal(how, "$text-muted"),
+            literal(method, "$text-muted"),
         ]  # fmt: skip
         if self._replay:
-            parts.append(Content.styled("replay", "$text-accent"))
+            pieces.append(Content.styled("replay", "$text-accent"))
         if self._frozen:
-            parts.append(Content.styled("frozen, space continues", "bold $text-warning"))
-        return Content("  ").join(part for part in parts if part)
+            pieces.append(Content.styled("frozen, space continues", "bold $text-warning"))
+        return Content("  ").join(piece for piece in pieces if piece)
 
     def offered_keys(self) -> tuple[Key, ...]:
         if not self.ready:
             return self.KEYS
-        own = self._pane.KEYS
-        rest = self.KEYS
+        pane_keys = self._pane.KEYS
+        screen_keys = self.KEYS
         if not self._alive:
-            rest = self._keys_after_the_end()
+            screen_keys = self._keys_after_the_end()
         elif self.picture.state.status == "paused":
-            rest = tuple(Key("p", "pause", "Resume", "Resume training.") if key.key == "p" else key for key in rest)
-        return (rest[0], *own, *rest[1:])
+            screen_keys = tuple(
+                Key("p", "pause", "Resume", "Resume training.") if key.key == "p" else key for key in screen_keys
+            )
+        return (screen_keys[0], *pane_keys, *screen_keys[1:])
 
     def _keys_after_the_end(self) -> tuple[Key, ...]:
         report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
         following = [Key("n", "next", "Next", _NEXT)] if self._next_commands() else []
         following += [Key("b", "samples", "Samples", _SAMPLES)] if self.picture.showcase else []
-        there = [key for key in self.KEYS if key.action == "freeze" or key.action.startswith("tab(")]
-        return (report, *following, Key("d", "detach", "Leave", "Leave."), *there)
+        view_keys = [key for key in self.KEYS if key.action == "freeze" or key.action.startswith("tab(")]
+        return (report, *following, Key("d", "detach", "Leave", "Leave."), *view_keys)
 
     def help_text(self) -> str:
         return f"{self._pane.ABOUT}\n" if self.ready else ""
@@ -207,7 +209,7 @@ class DashboardScreen(BaseScreen):
     def _headline(self, picture: Picture) -> Content:
         if not picture.read and picture.events:
             return literal(f"reading what has happened so far: {picture.events} events", "$text-muted")
-        said = headline(
+        line = headline(
             picture.state,
             picture.now,
             live=picture.live,
@@ -217,13 +219,13 @@ class DashboardScreen(BaseScreen):
             launched=picture.launched,
         )
         if picture.damage and not picture.state.members:
-            said = RunHeadline("bad", "Damaged", (picture.damage,))
-        said = said.within(self.query_one("#headline", Words).size.width - _MARK)
-        mark = LEVELS[said.level]
-        parts = [mark.show(said.word).stylize("bold")]
-        parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")
-                  for place, part in enumerate(said.details)]  # fmt: skip
-        return Content(" · ").join(parts)
+            line = RunHeadline("bad", "Damaged", (picture.damage,))
+        line = line.within(self.query_one("#headline", Words).size.width - _MARK)
+        mark = LEVELS[line.level]
+        pieces = [mark.show(line.word).stylize("bold")]
+        pieces += [literal(detail, mark.style if line.level == "bad" and index == 1 else "")
+                  for index, detail in enumerate(line.details)]  # fmt: skip
+        return Content(" · ").join(pieces)
 
     def _tell(self, picture: Picture) -> None:
         while news := self._reporting.news():
@@ -250,7 +252,7 @@ class DashboardScreen(BaseScreen):
     def action_pane(self, key: str) -> None:
         """Hand a key to the tab that it belongs to."""
         pane = self._pane
-        if any(own.action == f"pane('{key}')" for own in pane.KEYS):
+        if any(pane_key.action == f"pane('{key}')" for pane_key in pane.KEYS):
             if key == "u":
                 self._reader.next_former()
             pane.press(key)
@@ -317,12 +319,12 @@ class DashboardScreen(BaseScreen):
         """Ask which machine is to take part."""
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self.picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
-        other = "user@host of another machine"
+        example = "user@host of another machine"
         about = (
             literal(
-                f"A machine of this run that is away, or {other}."
+                f"A machine of this run that is away, or {example}."
                 if away
-                else f"No machine of this run is away. Name {other}."
+                else f"No machine of this run is away. Name {example}."
             ),
         )
         needed = "Type it as after ssh, for example ada@studio.local."
@@ -352,23 +354,23 @@ class DashboardScreen(BaseScreen):
 
     def action_next(self) -> None:
         """Offer what can be done with the model, and what to type."""
-        ended, found = self.picture.ended, self.picture.showcase
+        ended, showcase = self.picture.ended, self.picture.showcase
         if ended is not None and (commands := self._next_commands()):
-            self.app.push_screen(next_dialog(ended, commands, found, self.action_report))
+            self.app.push_screen(next_dialog(ended, commands, showcase, self.action_report))
 
     def action_samples(self) -> None:
         """Show what the model makes of a few samples."""
         if self.picture.showcase:
             self.app.push_screen(SamplesDialog(self.picture.showcase))
 
-    def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
+    def _confirm(self, question: str, yes: str, act: Callable[[], object]) -> None:
         if not self._alive:
             self._say("this is a replay" if self._replay else "this run has ended")
             return
 
         def answered(sure: bool | None) -> None:
             if sure:
-                then()
+                act()
 
         self.app.push_screen(QuestionDialog(question, yes, "No"), answered)
 
@@ -382,10 +384,10 @@ class DashboardScreen(BaseScreen):
 
 
 def _tabs(current: str) -> Content:
-    parts = []
+    tabs = []
     for key, name, _ in TABS:
-        here = name.lower() == current
+        is_current = name.lower() == current
         press = Style.from_meta({"@click": f"screen.tab('{name.lower()}')"})
-        styles = ("bold $text-primary", "bold underline") if here else ("$text-primary", "$text-muted")
-        parts.append(Content.assemble((key, styles[0]), " ", (name, styles[1])).stylize(press))
-    return Content("   ").join(parts)
+        styles = ("bold $text-primary", "bold underline") if is_current else ("$text-primary", "$text-muted")
+        tabs.append(Content.assemble((key, styles[0]), " ", (name, styles[1])).stylize(press))
+    return Content("   ").join(tabs)

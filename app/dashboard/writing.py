@@ -129,7 +129,7 @@ class WritingDialog(ModelDialog):
 class ChatTurn:
     """What a person said, and what the model has answered so far."""
 
-    said: str
+    message: str
     answer: str = ""
     note: str = ""
     """Why there is no answer."""
@@ -188,7 +188,7 @@ class ChatProcess:
         turn.answer += document.get("text", "")
         if "end" in document:
             turn.note, self.busy = document["note"], False
-            if turn.said == "/reset":
+            if turn.message == "/reset":
                 self.turns = []
 
 
@@ -246,7 +246,7 @@ class ChatDialog(Box[None]):
 
 
 def _turn_lines(turn: ChatTurn) -> list[Content]:
-    lines = [literal(turn.said, "bold $text-primary")]
+    lines = [literal(turn.message, "bold $text-primary")]
     lines += [literal(visible(line)) for line in turn.answer.split("\n")] if turn.answer else []
     lines += [literal(turn.note, "$text-warning")] if turn.note else []
     return [*lines, Content("")]
