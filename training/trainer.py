@@ -41,7 +41,7 @@ from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
 from training.strategies.own_file import opened
 from training.strategies.registry import strategy_class
-from training.strategies.weights import equalised, trainable
+from training.strategies.weights import sync_weights, trainable
 from training.tasks.base import Task
 from training.update import StepFigures, Update
 
@@ -157,7 +157,7 @@ class Trainer:
             settings = self.plan.hash(), self._name_of, alike, list(map(self._name_of, self.plan.absent))
             agreed = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
         if agreed is None:  # a new run
-            equalised(self.parameters, self.exchange, "weights/start")
+            sync_weights(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
             self.position.begin(self.plan.attempt)

@@ -14,12 +14,12 @@ from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
 from training.strategies.allreduce import AllReduce
 from training.strategies.diloco import DiLoCo
-from training.strategies.weights import taken_from, usual, weight_hash
+from training.strategies.weights import broadcast_from, majority, weight_hash
 
 
 def test_most_members_are_right_and_else_the_lowest_rank() -> None:
-    assert usual({0: b"x", 1: b"a", 2: b"a"}) == 1
-    assert usual({1: b"a", 2: b"b"}) == 1
+    assert majority({0: b"x", 1: b"a", 2: b"a"}) == 1
+    assert majority({1: b"a", 2: b"b"}) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_one_of_three_does_not_set_the_others_weights(make: Any) -> None:
 def test_what_a_member_hands_over_is_checked(size: bytes, piece: bytes, word: str) -> None:
     def body(member: RoomExchange) -> Any:
         if member.rank:
-            return taken_from(0, torch.ones(2), member, "w")
+            return broadcast_from(0, torch.ones(2), member, "w")
         member.gather("w/size", size)
         return member.start_gather("w/0", piece) if size in (b"4", b"8") else None
 
@@ -88,7 +88,7 @@ def test_what_a_member_hands_over_is_checked(size: bytes, piece: bytes, word: st
 def test_a_distance_that_is_none_is_not_believed(lie: bytes) -> None:
     def body(member: RoomExchange) -> Any:
         if member.rank == 0:
-            return taken_from(0, torch.ones(2), member, "w")[1]
+            return broadcast_from(0, torch.ones(2), member, "w")[1]
         member.gather("w/size", b"0")
         member.gather("w/0", b"")
         return member.gather("w/drift", lie)

@@ -271,7 +271,7 @@ class AllReduce(GradientStrategy):
         if results:
             self._members = results[-1].members
         refused_buckets = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
-        self._note_unfit(refused_buckets, self._codec, self._state.scale)
+        self._count_non_finite(refused_buckets, self._codec, self._state.scale)
         if self._state.scale is not None and any(result.refused for result in results):
             # The loss scale is too large, which is normal: all skip the step, and residuals stay as they were.
             for bucket in self._buckets:

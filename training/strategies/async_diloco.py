@@ -52,12 +52,12 @@ from training.strategies.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.registry import register
 from training.strategies.weights import (
-    difference_mended,
+    broadcast_from,
+    difference_warning,
     flatten,
-    taken_from,
-    unfit_parameter,
+    majority,
+    non_finite_parameter,
     unflatten_into,
-    usual,
     weight_hash,
 )
 
@@ -192,7 +192,7 @@ class AsyncDiLoCo(Strategy):
         speeds = {rank: believed(report.partition(b" ")[0]) for rank, report in reports.items()}
         hashes = {rank: report.partition(b" ")[2] for rank, report in reports.items()}
         if len(set(hashes.values())) > 1:
-            self._agree(usual(hashes))
+            self._agree(majority(hashes))
         self._members, self._met = tuple(speeds), False
         self._server.period = self._options.momentum_period or len(speeds)
         self._work.open(begin, end, owners, speeds)
@@ -212,12 +212,12 @@ class AsyncDiLoCo(Strategy):
         """Take the state of a member of the majority."""
         drifts = []
         for name, vector in self._server.tensors().items():
-            majority_vector, drift = taken_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
+            majority_vector, drift = broadcast_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
             vector.copy_(majority_vector)
             drifts.append(drift)
         self._go_on_from_anchor()
         unflatten_into(self._parameters, self._base)
-        self.context.warn(f"version {self._version}: {difference_mended(max(drifts), source)}")
+        self.context.warn(f"version {self._version}: {difference_warning(max(drifts), source)}")
 
     def _speed(self) -> float:
         """Return this member's speed; 0: not known."""
@@ -263,8 +263,8 @@ class AsyncDiLoCo(Strategy):
 
     def _give(self, delta: torch.Tensor) -> None:
         data = self._wire.encoded(delta)
-        non_finite = "" if data else unfit_parameter(self._names, self._parameters, delta, self._codec)
-        self._refusals.note(non_finite and f"version {self.version}: the weight {non_finite}")
+        non_finite = "" if data else non_finite_parameter(self._names, self._parameters, delta, self._codec)
+        self._non_finite_counter.count(non_finite and f"version {self.version}: the weight {non_finite}")
         if data and self.context.settings.error_feedback and not self._codec.exact:
             sent = self._wire.decoded(data)
             self._residual = None if sent is None else delta.sub_(sent)

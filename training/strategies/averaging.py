@@ -28,12 +28,12 @@ from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.weights import (
     NOT_COMPARED,
     agreement_flags,
-    difference_mended,
+    difference_warning,
     differences,
-    disagree,
-    equalised,
     flatten,
-    unfit_parameter,
+    hashes_differ,
+    non_finite_parameter,
+    sync_weights,
     unflatten_into,
     weight_hash,
 )
@@ -159,10 +159,10 @@ class Averaging(InRounds):
         self._tell(weights, result)
         unflatten_into(self._parameters, mean)
         comparison = differences(weights, mean, out=weights) if result.fit else NOT_COMPARED
-        if disagree(result.flags):
-            _, drift, source = equalised(self._parameters, self._exchange, f"{self.name}/mend")
+        if hashes_differ(result.flags):
+            _, drift, source = sync_weights(self._parameters, self._exchange, f"{self.name}/mend")
             if source is not None:
-                self.context.warn(f"round {self._round}: {difference_mended(drift, source)}")
+                self.context.warn(f"round {self._round}: {difference_warning(drift, source)}")
                 self._last_mean = mean = self._weights()
         traffic = self._exchange.traffic.since(before)
         return sync_event(traffic, self._round, result.members, weight_hash(mean), *comparison)
@@ -194,8 +194,8 @@ class Averaging(InRounds):
         return result
 
     def _tell(self, weights: torch.Tensor, result: MeanResult) -> None:
-        non_finite = "" if result.fit else unfit_parameter(self._names, self._parameters, weights, self._codec)
-        self._refusals.note(non_finite and f"round {self._round}: the weight {non_finite}")
+        non_finite = "" if result.fit else non_finite_parameter(self._names, self._parameters, weights, self._codec)
+        self._non_finite_counter.count(non_finite and f"round {self._round}: the weight {non_finite}")
         if result.fit and not result.included:
             outcome = "were late and count for nothing" if self._last_mean is None else "were late and are carried over"
             self.context.warn(f"round {self._round}: this machine's steps {outcome}")

@@ -24,7 +24,7 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.lazy import nn, torch
 from training.strategies.costs import CostModel, Rhythm, Start
-from training.strategies.weights import Refusals, trainable
+from training.strategies.weights import NonFiniteCounter, trainable
 
 if TYPE_CHECKING:
     from training.strategies.arrivals import WorkUnit
@@ -181,7 +181,7 @@ class Strategy(ABC):
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
         self._members: tuple[int, ...] = ()
-        self._refusals = Refusals(context.warn)
+        self._non_finite_counter = NonFiniteCounter(context.warn)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Receive the optimizer, before :meth:`attach`: a strategy may drop the state of weights that this member does

@@ -247,7 +247,7 @@ class Demo(GradientStrategy):
             torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).tolist() if gradients else []
         )
         non_finite = next((self._name_of[p] for p, norm in zip(gradients, largest) if not math.isfinite(norm)), "")
-        self._refusals.note(non_finite and f"step {self._step + 1}: the gradient of {non_finite}")
+        self._non_finite_counter.count(non_finite and f"step {self._step + 1}: the gradient of {non_finite}")
         return bool(non_finite)
 
     # ------------------------------------------------------------------------------------------------- sending

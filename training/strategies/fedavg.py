@@ -30,7 +30,7 @@ from training.lazy import torch
 from training.strategies.averaging import Averaging, AveragingCosts, AveragingOptions, islands, shuffled
 from training.strategies.base import StrategyContext
 from training.strategies.registry import register
-from training.strategies.weights import mean_held
+from training.strategies.weights import holding_mean
 
 
 class FedAvgOptions(AveragingOptions):
@@ -104,5 +104,5 @@ class FedAvg(Averaging):
         if self._alone or not self._size:
             yield
             return
-        with mean_held(self._parameters, self._exchange, f"{self.name}/consensus"):
+        with holding_mean(self._parameters, self._exchange, f"{self.name}/consensus"):
             yield

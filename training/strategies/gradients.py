@@ -11,7 +11,7 @@ from training.exchange.base import MAX_FLAGS, Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.weights import difference_mended, equalised, unfit_parameter
+from training.strategies.weights import difference_warning, non_finite_parameter, sync_weights
 
 
 class GradientStrategy(Strategy):
@@ -32,15 +32,17 @@ class GradientStrategy(Strategy):
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._step, self._before = step, self._exchange.traffic.copy()
 
-    def _note_unfit(self, buckets: Sequence[Bucket], codec: Codec, scale: float | None) -> None:
+    def _count_non_finite(self, buckets: Sequence[Bucket], codec: Codec, scale: float | None) -> None:
         """Count a step in which this member's gradients of some buckets are not in the mean, since they are not
         finite."""
         parameter_name = ""
         if buckets:
             first_bucket = buckets[0]
             names = [self._name_of[parameter] for parameter in first_bucket.parameters]
-            parameter_name = unfit_parameter(names, first_bucket.parameters, first_bucket.pack(scale or 1.0), codec)
-        self._refusals.note(
+            parameter_name = non_finite_parameter(
+                names, first_bucket.parameters, first_bucket.pack(scale or 1.0), codec
+            )
+        self._non_finite_counter.count(
             parameter_name and f"step {self._step + 1}: the gradient of {parameter_name}", scaled=scale is not None
         )
 
@@ -59,9 +61,9 @@ class GradientStrategy(Strategy):
         Equal gradients give equal weights on equal hardware; different processors may differ in the last bit of an
         optimizer step. If hashes differ, all take the weights of the majority.
         """
-        digest, drift, source = equalised(self._parameters, self._exchange, "verify")
+        digest, drift, source = sync_weights(self._parameters, self._exchange, "verify")
         if source is not None:
-            self.context.warn(difference_mended(drift, source))
+            self.context.warn(difference_warning(drift, source))
         traffic = self._exchange.traffic.since(self._before)
         return sync_event(traffic, self._step + 1, self._members, digest, drift)
 

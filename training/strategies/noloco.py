@@ -45,9 +45,9 @@ from training.strategies.registry import register
 from training.strategies.weights import (
     NOT_COMPARED,
     differences,
-    mean_held,
+    holding_mean,
     mean_of_all,
-    unfit_parameter,
+    non_finite_parameter,
     unflatten_into,
     weight_hash,
 )
@@ -205,8 +205,8 @@ class NoLoCo(InRounds):
         round_label, non_finite = f"round {self._round + 1}", ""
         for result, contribution in ((slow_result, self._slow), (change_result, change)):
             if not result.fit:
-                non_finite = unfit_parameter(self._names, self._parameters, contribution, self._codec)
-        self._refusals.note(non_finite and f"{round_label}: the weight {non_finite}")
+                non_finite = non_finite_parameter(self._names, self._parameters, contribution, self._codec)
+        self._non_finite_counter.count(non_finite and f"{round_label}: the weight {non_finite}")
         if not (non_finite or (change_result.included and slow_result.included)):
             self.context.warn(f"{round_label}: this machine came after the deadline and goes on without a partner")
 
@@ -218,7 +218,7 @@ class NoLoCo(InRounds):
         if self._averaged or self._alone:
             yield
             return
-        with mean_held(self._parameters, self._exchange, f"{self.name}/consensus"):
+        with holding_mean(self._parameters, self._exchange, f"{self.name}/consensus"):
             yield
 
     # ----------------------------------------------------------------------------------------------------- snapshots

@@ -19,15 +19,15 @@ from training.exchange.staging import common_queue, fetched, to_device
 from training.lazy import torch
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import (
-    Refusals,
+    NonFiniteCounter,
     agreement_flags,
-    difference_mended,
-    disagree,
+    broadcast_from,
+    difference_warning,
     flatten,
-    taken_from,
-    unfit_parameter,
+    hashes_differ,
+    majority,
+    non_finite_parameter,
     unflatten_into,
-    usual,
     weight_hash,
 )
 
@@ -116,7 +116,7 @@ class OuterFragment:
         interval: steps from round to round.
         compares: whether the members' anchors are compared.
         warn: called with a line to show to the user.
-        refusals: counts this member's deltas that were not finite.
+        counter: counts this member's deltas that were not finite.
     """
 
     weigh: Callable[[float, int], float] = staticmethod(lambda tokens, steps: tokens)
@@ -135,10 +135,10 @@ class OuterFragment:
         interval: int,
         compares: bool,
         warn: Callable[[str], None],
-        refusals: Refusals,
+        counter: NonFiniteCounter,
     ) -> None:
         self.spec, self._mean, self._outer, self._interval = spec, mean, outer, interval
-        self._compares, self._warn, self._refusals = compares, warn, refusals
+        self._compares, self._warn, self._non_finite_counter = compares, warn, counter
         self.anchor = self.weights()
         """Flat fp32 on the host; equal on all members."""
         self.sent_weights: torch.Tensor | None = None
@@ -236,8 +236,10 @@ class OuterFragment:
             mean, contribution = self._mean.wait()
             non_finite = ""
             if not mean.fit:
-                non_finite = unfit_parameter(self.spec.names, self.spec.tensors(), contribution, self._mean.codec)
-            self._result = RoundResult(mean.mean, mean.members, not mean.included, disagree(mean.flags), non_finite)
+                non_finite = non_finite_parameter(self.spec.names, self.spec.tensors(), contribution, self._mean.codec)
+            self._result = RoundResult(
+                mean.mean, mean.members, not mean.included, hashes_differ(mean.flags), non_finite
+            )
             self._is_sent = False
         return self._result
 
@@ -278,11 +280,13 @@ class OuterFragment:
             return 0.0 if self._compares and exchange.engine != "solo" else None
         name, vectors = self.spec.name, self._outer.tensors()
         digest = "".join(map(weight_hash, (self.anchor, *vectors.values())))
-        source = usual(exchange.gather(f"{name}/held", digest.encode()))
-        anchor, drift = taken_from(source, self.anchor, exchange, f"{name}/mend")
+        source = majority(exchange.gather(f"{name}/held", digest.encode()))
+        anchor, drift = broadcast_from(source, self.anchor, exchange, f"{name}/mend")
         self.anchor.copy_(anchor)
-        self._outer.load({key: taken_from(source, v, exchange, f"{name}/mend-{key}")[0] for key, v in vectors.items()})
-        self._warn(f"{self._round_label}: {difference_mended(drift, source)}")
+        self._outer.load(
+            {key: broadcast_from(source, v, exchange, f"{name}/mend-{key}")[0] for key, v in vectors.items()}
+        )
+        self._warn(f"{self._round_label}: {difference_warning(drift, source)}")
         return drift
 
     @property
@@ -290,7 +294,7 @@ class OuterFragment:
         return f"{self.spec.label}round {self.round}"
 
     def _warn_of(self, result: RoundResult) -> None:
-        self._refusals.note(result.non_finite and f"{self._round_label}: the weight {result.non_finite}")
+        self._non_finite_counter.count(result.non_finite and f"{self._round_label}: the weight {result.non_finite}")
         if result.is_late and not result.non_finite:
             self._warn(f"{self._round_label}: this machine's delta was late and is carried over")
 

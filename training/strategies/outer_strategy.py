@@ -64,7 +64,7 @@ class OuterStrategy(Strategy):
         keeps_loss = settings.error_feedback and exchange.engine != "solo" and self._codec.name != "fp32"
         mean = make_mean(exchange, self._codec, spec.name if keeps_loss else "")
         compares, warn = bool(settings.verify_interval), self.context.warn
-        return OuterFragment(spec, mean, self.make_outer(), self.interval, compares, warn, self._refusals)
+        return OuterFragment(spec, mean, self.make_outer(), self.interval, compares, warn, self._non_finite_counter)
 
     def _report(self, merged: list[tuple[OuterFragment, float | None]]) -> SyncEvent | None:
         """Return the event of the merged fragments; no byte is reported twice if their rounds overlap.

@@ -46,7 +46,7 @@ from training.strategies.weights import (
     NOT_COMPARED,
     differences,
     flatten,
-    mean_held,
+    holding_mean,
     mean_of_all,
     unflatten_into,
     weight_hash,
@@ -329,7 +329,7 @@ class Sparta(Strategy):
                 unflatten_into([parameter], flat)
 
     def _tell(self, step: int, outcome: _Outcome) -> None:
-        self._refusals.note(outcome.unfit and f"step {step + 1}: the weight {outcome.unfit}")
+        self._non_finite_counter.count(outcome.unfit and f"step {step + 1}: the weight {outcome.unfit}")
         if outcome.late and not outcome.unfit:
             self.context.warn(f"step {step + 1}: this machine's weights came after the deadline")
 
@@ -344,7 +344,7 @@ class Sparta(Strategy):
         if self._averaged or self._alone:
             yield
             return
-        with mean_held(self._parameters, self._exchange, "sparta/consensus"):
+        with holding_mean(self._parameters, self._exchange, "sparta/consensus"):
             self._before = self._exchange.traffic.copy()
             yield
 

@@ -99,7 +99,7 @@ def mean_of_all(values: torch.Tensor, exchange: Exchange, name: str) -> MeanResu
 
 
 @contextmanager
-def mean_held(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str) -> Iterator[None]:
+def holding_mean(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str) -> Iterator[None]:
     """Hold the plain mean of all members in ``parameters``, and restore this member's values afterwards.
 
     A collective: all members enter it together.
@@ -120,13 +120,13 @@ def weight_hash(values: torch.Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(data.data)
 
 
-MOST_REFUSALS = 3
+MAX_NON_FINITE = 3
 """After this many contributions in a row that are not finite the member leaves the run."""
-MOST_OVERFLOWS = 32
+MAX_OVERFLOWS = 32
 """The same under loss scaling, where some are normal: after so many halvings a scale of 65,536 is used up."""
 
 
-class Refusals:
+class NonFiniteCounter:
     """Counts consecutive contributions of this member that are not finite.
 
     Args:
@@ -137,7 +137,7 @@ class Refusals:
         self._warn = warn
         self._count = 0
 
-    def note(self, problem: str, scaled: bool = False) -> None:
+    def count(self, problem: str, scaled: bool = False) -> None:
         """Count one contribution.
 
         Args:
@@ -150,7 +150,7 @@ class Refusals:
         self._count = self._count + 1 if problem else 0
         if not problem:
             return
-        if self._count == (MOST_OVERFLOWS if scaled else MOST_REFUSALS):
+        if self._count == (MAX_OVERFLOWS if scaled else MAX_NON_FINITE):
             raise RunFailed(
                 f"{problem} is not finite on this machine, {self._count} times in a row",
                 "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
@@ -159,7 +159,9 @@ class Refusals:
             self._warn(f"{problem} is not finite on this machine; the others continue without this contribution")
 
 
-def unfit_parameter(names: Sequence[str], parameters: Sequence[torch.Tensor], flat: torch.Tensor, codec: Codec) -> str:
+def non_finite_parameter(
+    names: Sequence[str], parameters: Sequence[torch.Tensor], flat: torch.Tensor, codec: Codec
+) -> str:
     """Return the name of the first of ``parameters``, concatenated in ``flat``, that ``codec`` cannot encode."""
     offset = 0
     for name, parameter in zip(names, parameters, strict=True):
@@ -169,13 +171,13 @@ def unfit_parameter(names: Sequence[str], parameters: Sequence[torch.Tensor], fl
     return "a parameter"
 
 
-def usual(hashes: Mapping[int, bytes]) -> int:
+def majority(hashes: Mapping[int, bytes]) -> int:
     """Return the lowest rank among the members with the most frequent hash; if all differ, the lowest rank."""
     votes = Counter(hashes.values())
     return min(hashes, key=lambda rank: (-votes[hashes[rank]], rank))
 
 
-def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -> tuple[torch.Tensor, float]:
+def broadcast_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -> tuple[torch.Tensor, float]:
     """Return member ``source``'s flat fp32 vector, bit for bit, and the largest distance of any member from it.
 
     A collective: all members call it together.
@@ -198,7 +200,7 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
     return source_values.to(flat.device), max([drift, *map(_distance, drifts.values())])
 
 
-def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
+def sync_weights(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
     """Make all members hold the weights of the majority, else of the lowest rank; sent only if hashes differ.
 
     Returns:
@@ -209,8 +211,8 @@ def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str)
     hashes = exchange.gather(name, digest.encode())
     if len(set(hashes.values())) == 1:
         return digest, 0.0, None
-    source = usual(hashes)
-    flat, drift = taken_from(source, flat, exchange, f"{name}/mend")
+    source = majority(hashes)
+    flat, drift = broadcast_from(source, flat, exchange, f"{name}/mend")
     unflatten_into(parameters, flat)
     return weight_hash(flat), drift, source
 
@@ -224,8 +226,8 @@ def _distance(report: bytes) -> float:
     return value if 0.0 <= value <= torch.finfo(torch.float32).max else 0.0
 
 
-def difference_mended(drift: float, source: int) -> str:
-    """Return the warning for weights that differed and were replaced by :func:`taken_from`."""
+def difference_warning(drift: float, source: int) -> str:
+    """Return the warning for weights that differed and were replaced by :func:`broadcast_from`."""
     return f"weights differed by up to {drift:.3g} between the members and were set to member {source}'s"
 
 
@@ -235,7 +237,7 @@ def agreement_flags(digest: str) -> bytes:
     return bits + bytes(255 - byte for byte in bits)
 
 
-def disagree(flags: bytes) -> bool:
+def hashes_differ(flags: bytes) -> bool:
     """Return whether combined :func:`agreement_flags` come from different hashes."""
     half = len(flags) // 2
     return any(map(int.__and__, flags[:half], flags[half:]))

@@ -213,7 +213,7 @@ class ZeRO1(GradientStrategy):
         packed = to_host([bucket.pack(self._scale) for bucket in buckets.values()], torch.float32)
         vectors = dict(zip(buckets, torch.split(packed, [bucket.elements for bucket in buckets.values()]), strict=True))
         non_finite = [buckets[rank] for rank, vector in vectors.items() if not all_finite(vector)]
-        self._note_unfit(non_finite, self._codec, self._scale if self._scaled else None)
+        self._count_non_finite(non_finite, self._codec, self._scale if self._scaled else None)
         counts = self._weight > 0.0 and not non_finite
         encoded = {rank: buckets[rank].flags + _bytes(vector) for rank, vector in vectors.items()} if counts else {}
         for parameter in self._parameters:
