@@ -24,8 +24,8 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.events import EvaluationEvent, Event, RunEvent, StepEvent, SyncEvent
 from training.strategies.costs import FEWEST_ROUNDS
-from training.strategies.own_file import rhythm_of
 from training.strategies.registry import cost_model
+from training.strategies.user_strategy import rhythm_of
 
 Curve = tuple[tuple[float, float], ...]
 """Samples that the group has seen, and the loss then; ascending."""

@@ -122,11 +122,11 @@ class ObjectTrainer(ABC):
             hint = 'put what calls fit() under: if __name__ == "__main__":'
             raise BadInput("a worker imports the script, which calls fit() again", hint)
         from profiles.resolve import profile_from_options
-        from training.strategies.own_file import described
+        from training.strategies.user_strategy import settings_for
         from training.tasks.custom import CustomJob
         from training.tasks.object_files import check_given, load_result, make_model
 
-        name, strategy_options = described(strategy)
+        name, strategy_options = settings_for(strategy)
         usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._settings}
         chosen = {**usual, **strategy_options, **options}
         earlier = self._earlier(resume, name, options) if resume else None

@@ -39,8 +39,8 @@ from training.snapshot_writer import SnapshotWriter
 from training.state import TrainingState, check_finite, longest_vector, prefixed, synchronise_buffers, tensors_under
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
-from training.strategies.own_file import opened
 from training.strategies.registry import strategy_class
+from training.strategies.user_strategy import load_user_strategy
 from training.strategies.weights import sync_weights, trainable
 from training.tasks.base import Task
 from training.update import StepFigures, Update
@@ -104,7 +104,7 @@ class Trainer:
         self.parameters = trainable(self.model)
         self.compression = Compression(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))
-        strategy = opened(self.profile.strategy)
+        strategy = load_user_strategy(self.profile.strategy)
         kind = strategy_class(strategy.strategy)
         strategy = kind.resumed(strategy) if self.plan.resume else strategy
         settings = self.settings

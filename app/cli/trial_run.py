@@ -34,7 +34,7 @@ from training.plan import RunPlan
 from training.run_files import explained, write_whole
 from training.run_folder import RunFolder
 from training.schedule import ends_in_warm_up, steps_in
-from training.strategies.own_file import rehearsed, rhythm_of
+from training.strategies.user_strategy import rhythm_of, shortened_for_trial
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned
@@ -171,7 +171,7 @@ def shortened(plan: RunPlan) -> RunPlan:
         "data": {"max_eval_samples": min(limit, EVALUATED) if limit else EVALUATED},
     }
     sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
-    sections["strategy"] = rehearsed(profile.strategy, INNER_STEPS)
+    sections["strategy"] = shortened_for_trial(profile.strategy, INNER_STEPS)
     return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
 
 

@@ -33,9 +33,9 @@ from profiles.schema import Profile
 from training.bounded_fields import first_problem
 from training.plan import ClockPlan, RunPlan
 from training.simulated.clock import Absence, Cost
-from training.strategies.own_file import rhythm_of
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import strategy_class, stretch_of
+from training.strategies.user_strategy import rhythm_of
 
 _MOST_MEMBERS = 1024
 """Largest number of members of a simulated run."""

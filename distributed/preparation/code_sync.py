@@ -28,7 +28,7 @@ from profiles.locations import with_files
 from profiles.schema import Profile
 from training.plan import JOB_FACTORY, RunPlan
 from training.run_files import explain, sha256, write_whole
-from training.strategies.own_file import as_own_code
+from training.strategies.user_strategy import as_user_code
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table
 
@@ -114,7 +114,7 @@ def collect(plan: RunPlan) -> Inputs:
         owner, _, field = name.partition(".")
         trees["inputs/outer"], remote_name = _user_code(code, "inputs/outer")
         strategy = strategy.with_own(owner, **{field: remote_name})
-    strategy = as_own_code(strategy)
+    strategy = as_user_code(strategy)
     if strategy.own_strategy:
         trees["inputs/strategy"] = _strategy_code(strategy.own_strategy.rpartition(":")[0])
         renamed = with_files(strategy.strategy, lambda file: f"inputs/strategy/{Path(file).name}")

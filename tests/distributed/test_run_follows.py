@@ -56,9 +56,9 @@ def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: 
     runs = [host.files / ".cache" / "muster" / "runs" for host in lab]
     before = [sorted(path.iterdir()) for path in runs]
     given = muster.run(*muster.train(*AUTO, "--try", "--json", "--plan", str(folder / PLANNING)))
-    rehearsed = json.loads(given.stdout)  # a few steps on the machines; nothing of it is kept
-    assert rehearsed["plan_hash"] == RunFolder.open(folder).plan().hash()
-    assert rehearsed["seconds_per_step"] > 0
+    trial = json.loads(given.stdout)  # a few steps on the machines; nothing of it is kept
+    assert trial["plan_hash"] == RunFolder.open(folder).plan().hash()
+    assert trial["seconds_per_step"] > 0
     assert [sorted(path.iterdir()) for path in runs] == before
     assert len(list((tmp_path / "output").iterdir())) == 1
 

@@ -13,8 +13,8 @@ from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
-from training.strategies.own_file import opened
 from training.strategies.registry import cost_model, strategy_class, usual_strategy
+from training.strategies.user_strategy import load_user_strategy
 
 BY_SHAPE = ("demo",)
 """What these give follows from the tensors' shapes; their own tests count it."""
@@ -135,7 +135,7 @@ def consensus_leaves_everybody_as_it_was(settings: StrategySettings) -> None:
 
 
 def as_many_bytes_are_given_as_the_costs_say(settings: StrategySettings) -> None:
-    kind, settings, steps = strategy_class(settings.strategy), opened(settings), 20
+    kind, settings, steps = strategy_class(settings.strategy), load_user_strategy(settings), 20
     costs = cost_model(settings.strategy, settings)
     if costs is None or settings.strategy in BY_SHAPE:
         pytest.skip("its costs are not known by the number of parameters")

@@ -18,8 +18,8 @@ from training.exchange.base import Exchange, JoiningState
 from training.state import prefixed, tensors_under
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Course, Rhythm, Start
-from training.strategies.own_file import opened, rehearsed
 from training.strategies.registry import strategy_class
+from training.strategies.user_strategy import load_user_strategy, shortened_for_trial
 from training.strategies.weights import flatten, weight_hash
 
 STEPS = 1000
@@ -48,7 +48,7 @@ class Shapes(nn.Module):
 def settings_of(name: str, **more: Any) -> StrategySettings:
     """Return settings with which exchanges are at most :data:`INTERVAL` steps apart."""
     usual = strategy_settings(**{"strategy": name, "verify_interval": 0} | more)
-    return rehearsed(usual, INTERVAL)
+    return shortened_for_trial(usual, INTERVAL)
 
 
 def overlapping(name: str) -> StrategySettings | None:
@@ -95,7 +95,7 @@ class Member:
         self.step = 0
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.strategy = strategy_class(settings.strategy)(
-            StrategyContext(opened(settings), STEPS, 7, self.warnings.append, start)
+            StrategyContext(load_user_strategy(settings), STEPS, 7, self.warnings.append, start)
         )
         if joining is not None:
             self._adopt(joining)

@@ -143,7 +143,7 @@ class All(Strategy):
         return Rhythm(settings.of(AllOptions).interval)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         return settings.with_own(cls.name, interval=min(interval, settings.of(AllOptions).interval))
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:

@@ -13,8 +13,8 @@ from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Course, Rhythm
-from training.strategies.own_file import rehearsed, rhythm_of
 from training.strategies.registry import strategies, strategy_class
+from training.strategies.user_strategy import rhythm_of, shortened_for_trial
 
 
 def names() -> Iterator[str]:
@@ -64,8 +64,8 @@ def test_a_snapshot_has_what_options_need(name: str, own: dict[str, Any], more: 
 @pytest.mark.parametrize("name", strategies())
 def test_a_rehearsal_synchronises_often_enough_and_not_more_often(name: str) -> None:
     usual = StrategySettings(strategy=name)
-    assert rhythm_of(rehearsed(usual, 5)).interval <= 5
-    assert rhythm_of(rehearsed(usual, 1000)) == rhythm_of(usual)
+    assert rhythm_of(shortened_for_trial(usual, 5)).interval <= 5
+    assert rhythm_of(shortened_for_trial(usual, 1000)) == rhythm_of(usual)
 
 
 @pytest.mark.parametrize("name", ["demo", "noloco", "sparseloco", "sparta", "sparta + noloco", "zero1"])

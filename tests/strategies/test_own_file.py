@@ -23,7 +23,6 @@ from profiles.schema import Profile, StrategySettings
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
 from training.strategies.base import Strategy, StrategyContext
-from training.strategies.own_file import closed, described, opened, rhythm_of, text_of
 from training.strategies.registry import (
     ENTRY_POINTS,
     check_strategy,
@@ -32,6 +31,13 @@ from training.strategies.registry import (
     register_installed,
     strategies,
     strategy_class,
+)
+from training.strategies.user_strategy import (
+    load_user_strategy,
+    rhythm_of,
+    settings_for,
+    settings_name,
+    unload_user_strategy,
 )
 
 STAND_INS = Path(__file__).with_name("stand_ins.py")
@@ -72,8 +78,11 @@ def test_its_options_are_read_checked_and_written_back(file: Path) -> None:
     settings = StrategySettings(strategy=f"{file}:All", strategy_options="interval = 7")
     assert rhythm_of(settings).interval == 7
     assert rhythm_of(settings.model_copy(update={"strategy_options": "whole.interval=9"})).interval == 9
-    assert closed(opened(settings)).strategy_options == "whole.interval = 7"
-    assert StrategySettings.model_validate_json(closed(opened(settings)).model_dump_json()).owned == settings.owned
+    assert unload_user_strategy(load_user_strategy(settings)).strategy_options == "whole.interval = 7"
+    assert (
+        StrategySettings.model_validate_json(unload_user_strategy(load_user_strategy(settings)).model_dump_json()).owned
+        == settings.owned
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ def test_its_options_are_read_checked_and_written_back(file: Path) -> None:
 )
 def test_options_that_do_not_fit_are_refused(file: Path, options: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        opened(StrategySettings(strategy=f"{file}:All", strategy_options=options))
+        load_user_strategy(StrategySettings(strategy=f"{file}:All", strategy_options=options))
 
 
 def test_options_without_a_strategy_of_ones_own_are_refused() -> None:
@@ -188,8 +197,8 @@ def test_a_plan_of_it_is_predicted_where_it_says_what_it_costs(file: Path) -> No
 def test_a_class_names_its_file() -> None:
     from stand_ins import Half
 
-    assert text_of(Half) == f"{STAND_INS}:Half"
-    assert text_of(strategies()["diloco"]) == "diloco"
+    assert settings_name(Half) == f"{STAND_INS}:Half"
+    assert settings_name(strategies()["diloco"]) == "diloco"
 
 
 @pytest.fixture
@@ -245,15 +254,15 @@ def sparta_of(**own: Any) -> Strategy:
     ],
 )
 def test_a_script_names_a_strategy_as_it_likes(strategy: object, name: str, options: dict[str, Any]) -> None:
-    text, own = described(strategy)
+    text, own = settings_for(strategy)
     assert (text, {option: value for option, value in own.items() if "." in option}) == (name, options)
     profile(strategy=text, **own)
 
 
 def test_an_instance_of_an_own_class_keeps_its_options(file: Path) -> None:
     kind = strategy_class(f"{file}:All")
-    settings = opened(StrategySettings(strategy=f"{file}:All", strategy_options="interval = 7"))
-    text, own = described(kind(StrategyContext(settings, total_steps=1, seed=0)))
+    settings = load_user_strategy(StrategySettings(strategy=f"{file}:All", strategy_options="interval = 7"))
+    text, own = settings_for(kind(StrategyContext(settings, total_steps=1, seed=0)))
     assert (text, own) == (f"{file}:All", {"strategy_options": "interval = 7"})
 
 
@@ -273,4 +282,4 @@ class Bare(Half):
 )
 def test_what_is_no_strategy_is_named(strategy: object, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        described(strategy)
+        settings_for(strategy)

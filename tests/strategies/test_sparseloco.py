@@ -218,7 +218,7 @@ def test_a_plan_has_no_rhythm_for_too_few_exchanges() -> None:
 
 
 def test_a_rehearsal_is_short_and_not_refused() -> None:
-    settings = SparseLoCo.rehearsed(StrategySettings(strategy="sparseloco"), 4)
+    settings = SparseLoCo.shortened_for_trial(StrategySettings(strategy="sparseloco"), 4)
     assert strategy_class("sparseloco").rhythm(settings) == Rhythm(4)
     SparseLoCo(StrategyContext(settings, 10, 0))
 

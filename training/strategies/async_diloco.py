@@ -156,7 +156,7 @@ class AsyncDiLoCo(Strategy):
         return Rhythm(settings.of(AsyncDiLoCoOptions).sync_interval)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         shorter = min(interval, cls.rhythm(settings).interval)
         return settings.with_own(cls.name, sync_interval=shorter, meet_every=1)
 

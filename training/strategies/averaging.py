@@ -80,7 +80,7 @@ class InRounds(Strategy):
         return Rhythm(settings.of(cls.options).sync_interval)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         return settings.with_own(cls.name, sync_interval=min(interval, cls.rhythm(settings).interval))
 
     def __init__(self, context: StrategyContext) -> None:

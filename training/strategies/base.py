@@ -169,7 +169,7 @@ class Strategy(ABC):
         return Rhythm()
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         """Return settings for a short trial, with synchronisations at most ``interval`` steps apart."""
         return settings
 

@@ -108,8 +108,10 @@ class Composition(Strategy):
         return min((component.rhythm(settings) for component in cls.components), key=lambda rhythm: rhythm.interval)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return functools.reduce(lambda shortened, kind: kind.rehearsed(shortened, interval), cls.components, settings)
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        return functools.reduce(
+            lambda shortened, kind: kind.shortened_for_trial(shortened, interval), cls.components, settings
+        )
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         for component in self._components:

@@ -81,7 +81,7 @@ class DiLoCo(OuterStrategy):
         return Rhythm(options.sync_interval, options.sync_delay)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         return settings.with_own("diloco", sync_interval=min(interval, cls.rhythm(settings).interval))
 
     def make_fragments(self, model: nn.Module) -> list[OuterFragment]:

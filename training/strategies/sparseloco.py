@@ -230,7 +230,7 @@ class SparseLoCo(DiLoCo):
         return Rhythm(settings.of(SparseLoCoOptions).sync_interval)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         shorter = min(interval, cls.rhythm(settings).interval)
         return settings.with_own("sparseloco", sync_interval=shorter, force=True)
 

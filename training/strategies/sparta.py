@@ -206,7 +206,7 @@ class Sparta(Strategy):
         return Rhythm(options.interval, options.delay)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         rhythm = cls.rhythm(settings)
         shorter = min(interval, rhythm.interval)
         return settings.with_own(cls.name, interval=shorter, delay=min(rhythm.delay, shorter))

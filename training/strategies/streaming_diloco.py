@@ -178,7 +178,7 @@ class StreamingDiLoCo(DiLoCo):
         return Rhythm(options.sync_interval, options.overlap)
 
     @classmethod
-    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+    def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         options = settings.of(StreamingOptions)
         shorter = min(interval, options.sync_interval)
         return settings.with_own(_NAME, sync_interval=shorter, fragments=min(options.fragments, shorter))

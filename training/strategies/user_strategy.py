@@ -33,7 +33,7 @@ else:
     user_code = lazy("training.tasks.user_code")
 
 
-def is_own(text: str) -> bool:
+def is_user_strategy(text: str) -> bool:
     """Return whether a text names a single user-defined strategy."""
     return len(component_names(text)) == 1 and bool(own_code_in(text))
 
@@ -63,7 +63,7 @@ def check(text: str) -> str:
 
 
 @functools.cache
-def class_of(text: str) -> type[Strategy]:
+def load_class(text: str) -> type[Strategy]:
     """Load the class, which runs its file.
 
     Raises:
@@ -82,7 +82,7 @@ def class_of(text: str) -> type[Strategy]:
     return loaded
 
 
-def text_of(kind: type[Strategy]) -> str:
+def settings_name(kind: type[Strategy]) -> str:
     """Return the name of a class in settings: its registered name, else ``file.py:Class``."""
     if strategies().get(kind.name) is kind:
         return kind.name
@@ -92,7 +92,7 @@ def text_of(kind: type[Strategy]) -> str:
         raise BadInput(f"{kind.__qualname__} is in no file", "put it into a .py file") from error
 
 
-def described(strategy: object) -> tuple[str, dict[str, Any]]:
+def settings_for(strategy: object) -> tuple[str, dict[str, Any]]:
     """Return the name in settings of a strategy that a script passes, and the options of an instance.
 
     Args:
@@ -104,14 +104,14 @@ def described(strategy: object) -> tuple[str, dict[str, Any]]:
     if isinstance(strategy, str):
         return strategy, {}
     if isinstance(strategy, list | tuple) and strategy:
-        descriptions = [described(part) for part in strategy]
+        descriptions = [settings_for(part) for part in strategy]
         return " + ".join(text for text, _ in descriptions), {
             name: value for _, options in descriptions for name, value in options.items()
         }
     if isinstance(strategy, type) and issubclass(strategy, Strategy):
-        return text_of(strategy), {}
+        return settings_name(strategy), {}
     if isinstance(strategy, Strategy):
-        return text_of(type(strategy)), _options_of(strategy)
+        return settings_name(type(strategy)), _options_of(strategy)
     hint = f"a class derived from Strategy, an instance of one, a list, or a name: {', '.join(strategies())}"
     raise BadInput(f"strategy is {type(strategy).__name__}, which is no strategy here", hint)
 
@@ -122,7 +122,7 @@ def _options_of(strategy: Strategy) -> dict[str, Any]:
     if not isinstance(context, StrategyContext):
         hint = "give the class, and its values as options of fit()"
         raise BadInput(f"an object of {kind.__name__} was not made with a StrategyContext, as workers make it", hint)
-    settings, name = context.settings, text_of(kind)
+    settings, name = context.settings, settings_name(kind)
     defaults, options = StrategySettings(), settings.of(kind.options)
     fields = {field for field in type(defaults).model_fields if field not in ("strategy", "owned", "strategy_options")}
     values = {
@@ -135,31 +135,31 @@ def _options_of(strategy: Strategy) -> dict[str, Any]:
     return values | ({"strategy_options": texts} if texts else {})
 
 
-def own_classes(settings: StrategySettings) -> list[type[Strategy]]:
+def user_classes(settings: StrategySettings) -> list[type[Strategy]]:
     """Return the user-defined classes that settings name.
 
     Raises:
-        BadInput: see :func:`class_of`.
+        BadInput: see :func:`load_class`.
     """
-    return [class_of(text) for text in own_code_in(settings.strategy)]
+    return [load_class(text) for text in own_code_in(settings.strategy)]
 
 
-def opened(settings: StrategySettings) -> StrategySettings:
+def load_user_strategy(settings: StrategySettings) -> StrategySettings:
     """Load user-defined strategies, and return settings in which their options are sections like those of others.
 
     Raises:
         BadInput: an option does not exist, or a value is invalid.
     """
-    options, sections, kinds = _pairs(settings.strategy_options), dict(settings.owned), own_classes(settings)
+    options, sections, kinds = _parse_options(settings.strategy_options), dict(settings.owned), user_classes(settings)
     for kind in kinds:
-        section_name = _place(settings, kind)
+        section_name = _section_name(settings, kind)
         own_options = {
-            full: value for full, value in options.items() if _field(full, kind) in kind.options.model_fields
+            full: value for full, value in options.items() if _option_name(full, kind) in kind.options.model_fields
         }
         options = {full: value for full, value in options.items() if full not in own_options}
         current_values = sections[section_name].model_dump() if section_name in sections else {}
-        sections[section_name] = _read(
-            kind, current_values | {_field(full, kind): value for full, value in own_options.items()}
+        sections[section_name] = _validated(
+            kind, current_values | {_option_name(full, kind): value for full, value in own_options.items()}
         )
     for name in options:
         known_options = [field for kind in kinds for field in kind.options.model_fields]
@@ -168,12 +168,12 @@ def opened(settings: StrategySettings) -> StrategySettings:
     return settings.model_copy(update={"owned": sections}) if kinds else settings
 
 
-def closed(settings: StrategySettings) -> StrategySettings:
-    """Undo :func:`opened`: return settings that can be written to a document."""
+def unload_user_strategy(settings: StrategySettings) -> StrategySettings:
+    """Undo :func:`load_user_strategy`: return settings that can be written to a document."""
     texts = [
         f"{kind.name}.{field} = {as_text(getattr(section, field))}"
-        for kind in own_classes(settings)
-        if (section_name := _place(settings, kind)) not in owners("strategy")
+        for kind in user_classes(settings)
+        if (section_name := _section_name(settings, kind)) not in owners("strategy")
         for section in [settings.owned[section_name]]
         for field in kind.options.model_fields
     ]
@@ -182,7 +182,7 @@ def closed(settings: StrategySettings) -> StrategySettings:
     return settings.model_copy(update={"owned": sections, "strategy_options": options_text})
 
 
-def as_own_code(settings: StrategySettings) -> StrategySettings:
+def as_user_code(settings: StrategySettings) -> StrategySettings:
     """Return settings for machines that may lack packages with strategies which are installed here.
 
     Strategies of such packages are named as user code, and own no options.
@@ -211,25 +211,27 @@ def as_own_code(settings: StrategySettings) -> StrategySettings:
 
 def rhythm_of(settings: StrategySettings) -> Rhythm:
     """Return how often members synchronise."""
-    return strategy_class(settings.strategy).rhythm(opened(settings))
+    return strategy_class(settings.strategy).rhythm(load_user_strategy(settings))
 
 
-def rehearsed(settings: StrategySettings, interval: int) -> StrategySettings:
+def shortened_for_trial(settings: StrategySettings, interval: int) -> StrategySettings:
     """Return settings for a short trial, with synchronisations at most ``interval`` steps apart."""
-    return closed(strategy_class(settings.strategy).rehearsed(opened(settings), interval))
+    return unload_user_strategy(
+        strategy_class(settings.strategy).shortened_for_trial(load_user_strategy(settings), interval)
+    )
 
 
-def _place(settings: StrategySettings, kind: type[Strategy]) -> str:
+def _section_name(settings: StrategySettings, kind: type[Strategy]) -> str:
     """Return the section name of a class's options: a subclass may use the options of its base class."""
     same_section = (name for name, section in settings.owned.items() if type(section) is kind.options is not Section)
     return next(same_section, kind.name)
 
 
-def _field(name: str, kind: type[Strategy]) -> str:
+def _option_name(name: str, kind: type[Strategy]) -> str:
     return name.removeprefix(f"{kind.name}.")
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _parse_options(text: str) -> dict[str, str]:
     pairs = {}
     for assignment in filter(None, (assignment.strip() for assignment in text.split(","))):
         name, sign, value = assignment.partition("=")
@@ -241,7 +243,7 @@ def _pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-def _read(kind: type[Strategy], values: Mapping[str, object]) -> Section:
+def _validated(kind: type[Strategy], values: Mapping[str, object]) -> Section:
     try:
         return kind.options.model_validate(values)
     except ValidationError as error:
@@ -249,4 +251,4 @@ def _read(kind: type[Strategy], values: Mapping[str, object]) -> Section:
         raise BadInput(f"strategy_options: {name}: {problem}", "see the options of its class") from error
 
 
-register_form(Form("FILE.py:CLASS", is_own, check, class_of))
+register_form(Form("FILE.py:CLASS", is_user_strategy, check, load_class))
