@@ -30,7 +30,7 @@ from training.events import (
     from_line,
 )
 from training.membership import Membership
-from training.strategies.registry import stretch_of
+from training.strategies.registry import segment_steps_of
 
 COORDINATOR = -1
 """The coordinator as a source; a member is its rank."""
@@ -133,7 +133,7 @@ class EventIntake:
         self._inbox = Inbox()
         self._sources: dict[int, _SourceState] = {}
         self._step = 0
-        self._stretch = stretch_of(members.plan.profile.strategy)
+        self._stretch = segment_steps_of(members.plan.profile.strategy)
         self.may_pause = False
         """Whether the run has ever been asked to pause."""
 

@@ -13,7 +13,13 @@ from training.plan import JOB_FACTORY, MemberPlan, RunPlan
 from training.resources import count_gpus, whole_cores
 from training.run_folder import new_run_id
 from training.strategies.costs import start_of
-from training.strategies.registry import check_settings, check_strategy, scaling_rule_of, stretch_of, usual_strategy
+from training.strategies.registry import (
+    check_settings,
+    check_strategy,
+    scaling_rule_of,
+    segment_steps_of,
+    usual_strategy,
+)
 from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
@@ -56,7 +62,7 @@ def plan_local_run(
     chosen = with_local_model(profile).model_copy(update=update)
     if workers > 1:
         check_settings(chosen.strategy)
-    if workers > 1 and stretch_of(chosen.strategy):
+    if workers > 1 and segment_steps_of(chosen.strategy):
         _check_own_pace(chosen)
     devices = (
         _device_indices(profile.training.device, workers, count) if on_this_machine and not simulated else [0] * workers

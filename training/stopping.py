@@ -19,7 +19,7 @@ from training.group_orders import GroupOrders
 from training.membership import Membership
 from training.orders import OrderAction
 from training.outcome import kept_step, kept_text
-from training.strategies.registry import strategy_class, stretch_of
+from training.strategies.registry import segment_steps_of, strategy_class
 
 ANSWER_WITHIN = 30.0
 """Seconds to wait for a member's answer to an order: a connection may have to be made again."""
@@ -62,7 +62,7 @@ class OrderCoordinator:
         # This process runs nobody's own code, and does not know what only that tells.
         interval = 1 if settings.own_strategy else strategy_class(settings.strategy).rhythm(settings).interval
         spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
-        self._stretch = stretch_of(settings)
+        self._stretch = segment_steps_of(settings)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
         self._ended: list[tuple[int, int]] = []
         self._callbacks: dict[int, Callable[[int], None]] = {}

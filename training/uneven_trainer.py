@@ -6,13 +6,13 @@ from training.batches import StepBatches
 from training.data import SampleSchedule
 from training.events import SyncEvent
 from training.plan import RunPlan
-from training.strategies.registry import stretch_of
+from training.strategies.registry import segment_steps_of
 from training.trainer import Trainer
 
 
 def trainer_class(plan: RunPlan) -> type[Trainer]:
     """Return the trainer class of a run's members."""
-    return UnevenTrainer if stretch_of(plan.profile.strategy) else Trainer
+    return UnevenTrainer if segment_steps_of(plan.profile.strategy) else Trainer
 
 
 class UnevenTrainer(Trainer):
@@ -29,7 +29,7 @@ class UnevenTrainer(Trainer):
         self._meets = False
         self._begin = self._stands = begin, position.cursor
         self._end = self._next_meeting()
-        self.strategy.begin_stretch(begin, self._end, sorted(position.batch_sizes), self._asked, self._ends)
+        self.strategy.begin_segment(begin, self._end, sorted(position.batch_sizes), self._asked, self._ends)
         report: SyncEvent | None = None
         while self.strategy.places:
             if report is not None:
@@ -56,7 +56,7 @@ class UnevenTrainer(Trainer):
     def _next_meeting(self) -> int:
         """Return the step after which all members meet next."""
         step, snapshots = self.position.step, self.profile.snapshot.snapshot_interval
-        ends = [self.total_steps, step + stretch_of(self.profile.strategy)]
+        ends = [self.total_steps, step + segment_steps_of(self.profile.strategy)]
         if snapshots:
             ends.append((step // snapshots + 1) * snapshots)
         if self.profile.evaluation.eval_interval and self.position.next_evaluation > step:

@@ -34,7 +34,7 @@ from training.bounded_fields import first_problem
 from training.plan import ClockPlan, RunPlan
 from training.simulated.clock import Absence, Cost
 from training.strategies.registry import cost_model as costs_of
-from training.strategies.registry import strategy_class, stretch_of
+from training.strategies.registry import segment_steps_of, strategy_class
 from training.strategies.user_strategy import rhythm_of
 
 _MOST_MEMBERS = 1024
@@ -197,7 +197,7 @@ class Machines:
                 f"the file of machines has no measured speed of {unmeasured[0]}", "measure it, or leave it out"
             )
         batches = [member.batch_size for member in plan.members]
-        is_asynchronous = stretch_of(plan.profile.strategy) > 0
+        is_asynchronous = segment_steps_of(plan.profile.strategy) > 0
         if not plan.profile.run.shares and not is_asynchronous:
             speeds, overheads = [m.speed for m in machines], [m.overhead for m in machines]
             batches = (

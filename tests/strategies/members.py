@@ -86,7 +86,7 @@ class Member:
             torch.manual_seed(3)
             self.model = make()
         self.exchange = exchange
-        self.stretch = strategy_class(settings.strategy).stretch(settings)
+        self.stretch = strategy_class(settings.strategy).segment_steps(settings)
         if self.stretch:
             exchange.shares_process = True  # type: ignore[misc]  # the order of what comes is that of the speeds
         self._owners: tuple[int, ...] = exchange.members if joining is None else tuple(joining.state["owners"])
@@ -144,7 +144,7 @@ class Member:
         """Make a step; return whether it ended at a synchronisation point."""
         if self.stretch and self.strategy.synchronised:
             self._meeting = self.step + self.stretch
-            self.strategy.begin_stretch(self.step, self._meeting, self._owners, lambda step: False, lambda step: None)
+            self.strategy.begin_segment(self.step, self._meeting, self._owners, lambda step: False, lambda step: None)
         weight = self.exchange.rank + 1
         chance = torch.Generator().manual_seed(self.step * 101 + self.exchange.rank)
         x = torch.randn(2 * weight, 3, 8, generator=chance)

@@ -18,11 +18,11 @@ from tests.strategies.small_models import in_a_group
 from tests.training.memory_exchange import RoomExchange
 from tests.waiting import until
 from training.events import SyncEvent
-from training.strategies.arrival_rounds import believed
-from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.async_diloco import AsyncDiLoCo, AsyncDiLoCoOptions
+from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import StrategyContext
 from training.strategies.composition import check_components
+from training.strategies.delta_rounds import parse_speed
 from training.strategies.diloco import DiLoCo
 
 TARGETS = torch.linspace(-1.0, 1.0, 24).reshape(4, 6)
@@ -49,15 +49,15 @@ def begin(
 ) -> list[int]:
     """Begin a stretch; return where it is noted that it ends sooner."""
     ends: list[int] = []
-    strategy.begin_stretch(start, end, owners, asked, ends.append)
+    strategy.begin_segment(start, end, owners, asked, ends.append)
     return ends
 
 
 def trained(strategy: AsyncDiLoCo, model: nn.Module) -> tuple[list[WorkUnit], list[SyncEvent]]:
     """Make the steps of a stretch: one of SGD towards the target of the place."""
     taken, reports = [], []
-    while strategy.places:
-        place = strategy.places[0]
+    while strategy.work_units:
+        place = strategy.work_units[0]
         weights = next(model.parameters())
         strategy.begin_step(place.step, 1.0)
         with torch.no_grad():
@@ -155,7 +155,7 @@ def test_nobody_waits_for_a_slower_member() -> None:
         strategy, model = made(exchange, in_turns=False)
         begin(strategy, 12)
         steps = 0
-        while strategy.places:
+        while strategy.work_units:
             if exchange.rank == 2 and not steps:
                 assert all(others_steps.acquire(timeout=60) for _ in range(30)), "the others wait"
             steps += 1
@@ -177,7 +177,7 @@ def test_the_others_do_what_a_lost_member_had_taken(at_the_end: bool) -> None:
         if exchange.rank == 1:
             work, rounds = strategy._work, strategy._rounds
             assert rounds is not None
-            until(lambda: not (at_the_end and (work.taken[0] or work.taken[2] or work.left)))
+            until(lambda: not (at_the_end and (work.taken[0] or work.taken[2] or work.units_left)))
             strategy._work = WorkAssignment(1, _owners=(1,))  # it takes part in nothing any more
             rounds.wait_for_end()
             exchange.room.leave(1)
@@ -205,7 +205,7 @@ def test_all_meet_soon_where_one_of_them_is_asked_to(in_turns: bool) -> None:
 
 @pytest.mark.parametrize("said", [-1.0, math.nan, math.inf, 1e300, b"fast", b"-3", b""])
 def test_a_speed_that_can_be_none_counts_as_unknown(said: float | bytes) -> None:
-    assert believed(said) == 0.0
+    assert parse_speed(said) == 0.0
 
 
 def test_work_is_taken_by_speed_and_ends_for_all_at_once() -> None:
@@ -215,12 +215,12 @@ def test_work_is_taken_by_speed_and_ends_for_all_at_once() -> None:
     work.speeds[2] = 0.01
     work.take(2)
     assert len(work.taken[2]) == 1
-    while not work.over:
+    while not work.is_over:
         for rank in (0, 0, 1):
             last = len(work.taken[rank])
             work.take(rank)
-        if not work.left:
-            work.keep((0, 1))
+        if not work.units_left:
+            work.reassign_lost((0, 1))
     assert last <= 5
 
 

@@ -17,13 +17,13 @@ et al. 2019, arXiv 1903.03934, polynomial).
 speed makes one step first.
 
 There is no server that could be lost: all members hold the anchor and get every delta in the same order
-(:mod:`training.strategies.arrival_rounds`), so that equal versions of the anchor are the same bits; a report has
+(:mod:`training.strategies.delta_rounds`), so that equal versions of the anchor are the same bits; a report has
 version and hash. A member sends each delta to n - 1 others and gets theirs: ``(n - 1) S`` in each direction a delta, as
 much as DiLoCo with two members and n / 2 times as much with n.
 
 All members meet every ``meet_every`` intervals, where the run evaluates or writes a snapshot, and on request as soon as
 each has sent its current delta. Orders, newcomers and snapshots are handled only there; a member waits for the last
-deltas of the others, which are short (:mod:`training.strategies.arrivals`). The learning rate follows the samples of
+deltas of the others, which are short (:mod:`training.strategies.async_work`). The learning rate follows the samples of
 all members. The work of a lost member is done by the others.
 
 A simulation has no real speeds: ``speeds`` sets them, and the order of deltas follows from them alone.
@@ -44,10 +44,10 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
-from training.strategies.arrival_rounds import DeltaTransport, Rounds, Stopwatch, believed
-from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
+from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Course, Learning, Rhythm, Start
+from training.strategies.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.registry import register
@@ -139,17 +139,17 @@ class AsyncDiLoCo(Strategy):
         self._options = context.settings.of(AsyncDiLoCoOptions)
         self._codec = codec_by_name(self.codec(context.settings))
         self._work = WorkAssignment(self._options.sync_interval)
-        self._places: deque[WorkUnit] = deque()
-        self._since: dict[int, int] = {}
+        self._work_units: deque[WorkUnit] = deque()
+        self._start_versions: dict[int, int] = {}
         """Version of the anchor that each member trains from, by rank."""
-        self._due: dict[int, float] = {}
+        self._arrival_times: dict[int, float] = {}
         """Time at which each member's delta arrives, if speeds are configured and not measured."""
         self._rounds: Rounds | None = None
         self._watch = Stopwatch()
         self._residual: torch.Tensor | None = None
         self._reported = Traffic()
         self._version = 0
-        self._met = True
+        self._has_met = True
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
@@ -161,7 +161,7 @@ class AsyncDiLoCo(Strategy):
         return settings.with_own(cls.name, sync_interval=shorter, meet_every=1)
 
     @classmethod
-    def stretch(cls, settings: StrategySettings) -> int:
+    def segment_steps(cls, settings: StrategySettings) -> int:
         options = settings.of(AsyncDiLoCoOptions)
         return options.sync_interval * options.meet_every
 
@@ -181,41 +181,46 @@ class AsyncDiLoCo(Strategy):
 
     # ------------------------------------------------------------------------------------------------------ a segment
 
-    def begin_stretch(
-        self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
+    def begin_segment(
+        self,
+        begin: int,
+        end: int,
+        owners: Sequence[int],
+        meeting_requested: Callable[[int], bool],
+        set_end: Callable[[int], None],
     ) -> None:
-        self._asked, self._ends = asked, ends
+        self._is_meeting_requested, self._set_end = meeting_requested, set_end
         digest = (
             "".join(map(weight_hash, self._server.tensors().values())) if self.context.settings.verify_interval else ""
         )
         reports = self._exchange.gather(f"{self.name}/speed", f"{self._speed()!r} {digest}".encode())
-        speeds = {rank: believed(report.partition(b" ")[0]) for rank, report in reports.items()}
+        speeds = {rank: parse_speed(report.partition(b" ")[0]) for rank, report in reports.items()}
         hashes = {rank: report.partition(b" ")[2] for rank, report in reports.items()}
         if len(set(hashes.values())) > 1:
-            self._agree(majority(hashes))
-        self._members, self._met = tuple(speeds), False
+            self._restore_agreement(majority(hashes))
+        self._members, self._has_met = tuple(speeds), False
         self._server.period = self._options.momentum_period or len(speeds)
         self._work.open(begin, end, owners, speeds)
-        self._since = dict.fromkeys(speeds, self.version)
-        self._places = deque(self._work.taken[self._exchange.rank])
+        self._start_versions = dict.fromkeys(speeds, self.version)
+        self._work_units = deque(self._work.taken[self._exchange.rank])
         if self._in_turns:
-            self._due = {rank: len(units) / speeds[rank] for rank, units in self._work.taken.items()}
-            self._go_to_turn()
+            self._arrival_times = {rank: len(units) / speeds[rank] for rank, units in self._work.taken.items()}
+            self._advance_to_own_turn()
         else:
             self._rounds = Rounds(self._exchange, self._wire, self)
-        if not self._places:
+        if not self._work_units:
             self._meet()
             unflatten_into(self._parameters, self._base)
         self._watch.start()
 
-    def _agree(self, source: int) -> None:
+    def _restore_agreement(self, source: int) -> None:
         """Take the state of a member of the majority."""
         drifts = []
         for name, vector in self._server.tensors().items():
             majority_vector, drift = broadcast_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
             vector.copy_(majority_vector)
             drifts.append(drift)
-        self._go_on_from_anchor()
+        self._continue_from_anchor()
         unflatten_into(self._parameters, self._base)
         self.context.warn(f"version {self._version}: {difference_warning(max(drifts), source)}")
 
@@ -232,27 +237,27 @@ class AsyncDiLoCo(Strategy):
         return self._options.sync_interval / fastest if fastest and not self._options.speeds else 0.0
 
     @property
-    def places(self) -> Sequence[WorkUnit]:
-        return self._places
+    def work_units(self) -> Sequence[WorkUnit]:
+        return self._work_units
 
     def end_step(self) -> SyncEvent | None:
-        self._places.popleft()
+        self._work_units.popleft()
         self._watch.stop()
-        if self._places:
+        if self._work_units:
             return None
         weights = self._weights()
         delta = self._base - weights
         if self._residual is not None:
             delta.add_(self._residual)
         if self._alone:
-            if self.asked():
-                self.cut()
+            if self.requests_meeting():
+                self.end_early()
             self.apply(self._exchange.rank, delta, 0.0)
         else:
-            self._give(delta)
+            self._send_delta(delta)
         if self._in_turns:
-            self._go_to_turn()
-        if not self._places:
+            self._advance_to_own_turn()
+        if not self._work_units:
             self._meet()
         unflatten_into(self._parameters, self._base)
         drift = float(weights.sub_(self._base).abs().max()) if weights.numel() else 0.0
@@ -261,7 +266,7 @@ class AsyncDiLoCo(Strategy):
         self._watch.start()
         return sync_event(traffic, self._version, self._members, weight_hash(self._base), drift)
 
-    def _give(self, delta: torch.Tensor) -> None:
+    def _send_delta(self, delta: torch.Tensor) -> None:
         data = self._wire.encoded(delta)
         non_finite = "" if data else non_finite_parameter(self._names, self._parameters, delta, self._codec)
         self._non_finite_counter.count(non_finite and f"version {self.version}: the weight {non_finite}")
@@ -269,13 +274,13 @@ class AsyncDiLoCo(Strategy):
             sent = self._wire.decoded(data)
             self._residual = None if sent is None else delta.sub_(sent)
         if self._rounds is None:
-            return self._turn_of(self._exchange.rank, data)
+            return self._apply_turn(self._exchange.rank, data)
         start = time.monotonic()
-        if not self._rounds.give(data, self._speed()):
+        if not self._rounds.submit(data, self._speed()):
             self.context.warn(f"version {self.version}: this machine's delta came after the others had met")
         self._exchange.traffic.wait_seconds += time.monotonic() - start
 
-    def _go_on_from_anchor(self) -> None:
+    def _continue_from_anchor(self) -> None:
         self._base.copy_(self._server.anchor)
         self._version = self.version
 
@@ -283,14 +288,14 @@ class AsyncDiLoCo(Strategy):
         """Wait until the segment is over, or this member was assigned work of a lost one."""
         if self._rounds is not None:
             start = time.monotonic()
-            is_over = self._rounds.wait_for_end(lambda: bool(self._places))
+            is_over = self._rounds.wait_for_end(lambda: bool(self._work_units))
             self._exchange.traffic.wait_seconds += time.monotonic() - start
             if not is_over:
                 return
             self._rounds = None
-        self._places.clear()
-        self._go_on_from_anchor()
-        self._met = True
+        self._work_units.clear()
+        self._continue_from_anchor()
+        self._has_met = True
 
     # ------------------------------------------------------------------------------------- the same on all members
 
@@ -300,63 +305,65 @@ class AsyncDiLoCo(Strategy):
         return self._server.version
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the segment is over."""
-        return self._work.over
+        return self._work.is_over
 
-    def asked(self) -> bool:
+    def requests_meeting(self) -> bool:
         """Return whether this member requests a meeting as early as possible."""
-        return self._asked(self._work.reached)
+        return self._is_meeting_requested(self._work.reached_step)
 
-    def cut(self) -> None:
+    def end_early(self) -> None:
         """End the segment as early as possible."""
-        self._ends(self._work.cut())
+        self._set_end(self._work.end_early())
 
     def apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
         """Apply a member's delta, and assign its next work units."""
         if delta is not None:
-            self._server.apply(delta, self.version - self._since.get(rank, self.version))
+            self._server.apply(delta, self.version - self._start_versions.get(rank, self.version))
         self._work.speeds[rank] = speed or self._work.speeds.get(rank, 0.0)
-        self._take(rank)
+        self._assign_work(rank)
 
-    def _take(self, rank: int) -> None:
+    def _assign_work(self, rank: int) -> None:
         self._work.take(rank)
-        self._since[rank] = self.version
+        self._start_versions[rank] = self.version
         if rank == self._exchange.rank:
-            self._go_on_from_anchor()
-            self._places = deque(self._work.taken[rank])
+            self._continue_from_anchor()
+            self._work_units = deque(self._work.taken[rank])
 
-    def are_there(self, ranks: Collection[int]) -> None:
+    def note_members(self, ranks: Collection[int]) -> None:
         """Assign the units of lost members to idle ones."""
         self._members = tuple(sorted(ranks))
-        for rank in self._work.keep(ranks):
-            self._take(rank)
+        for rank in self._work.reassign_lost(ranks):
+            self._assign_work(rank)
 
     # ----------------------------------------------------------------------------------------- if speeds are configured
 
-    def _go_to_turn(self) -> None:
+    def _advance_to_own_turn(self) -> None:
         """Apply the others' deltas until it is this member's turn, or the segment is over."""
-        while not self.over:
-            rank = min((rank for rank, units in self._work.taken.items() if units), key=lambda r: (self._due[r], r))
+        while not self.is_over:
+            rank = min(
+                (rank for rank, units in self._work.taken.items() if units), key=lambda r: (self._arrival_times[r], r)
+            )
             if rank == self._exchange.rank:
                 return
-            self._turn_of(rank, b"")
+            self._apply_turn(rank, b"")
 
-    def _turn_of(self, rank: int, data: bytes) -> None:
-        if any(self._exchange.gather(f"{self.name}/asked", b"1" if self.asked() else b"").values()):
-            self.cut()
-        encoded_deltas = self._wire.handed_over(self.version, data, (rank,))
+    def _apply_turn(self, rank: int, data: bytes) -> None:
+        if any(self._exchange.gather(f"{self.name}/asked", b"1" if self.requests_meeting() else b"").values()):
+            self.end_early()
+        encoded_deltas = self._wire.broadcast_deltas(self.version, data, (rank,))
         self.apply(rank, self._wire.decoded(encoded_deltas.get(rank, b"")), 0.0)
-        self._due[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
+        self._arrival_times[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
 
     # -------------------------------------------------------------------------------------------- at a meeting
 
     @property
     def synchronised(self) -> bool:
-        return self._met
+        return self._has_met
 
     def meets(self, report: SyncEvent | None) -> bool:
-        return self._met
+        return self._has_met
 
     @property
     def steps_to_average(self) -> int | None:
@@ -376,4 +383,4 @@ class AsyncDiLoCo(Strategy):
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._server.load(tensors, state)
         self._residual = tensors.get("residual")
-        self._go_on_from_anchor()
+        self._continue_from_anchor()

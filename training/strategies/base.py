@@ -27,7 +27,7 @@ from training.strategies.costs import CostModel, Rhythm, Start
 from training.strategies.weights import NonFiniteCounter, trainable
 
 if TYPE_CHECKING:
-    from training.strategies.arrivals import WorkUnit
+    from training.strategies.async_work import WorkUnit
 
 
 def sync_event(
@@ -174,7 +174,7 @@ class Strategy(ABC):
         return settings
 
     @classmethod
-    def stretch(cls, settings: StrategySettings) -> int:
+    def segment_steps(cls, settings: StrategySettings) -> int:
         """Return the most steps of a segment in which members train at their own pace; 0: all make the same steps."""
         return 0
 
@@ -197,23 +197,30 @@ class Strategy(ABC):
         self._parameters = trainable(model)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
-    def begin_stretch(
-        self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
+    def begin_segment(
+        self,
+        begin: int,
+        end: int,
+        owners: Sequence[int],
+        meeting_requested: Callable[[int], bool],
+        set_end: Callable[[int], None],
     ) -> None:
-        """Begin a segment in which members train at their own pace (see :meth:`stretch`); all members call it together.
+        """Begin a segment in which members train at their own pace (see :meth:`segment_steps`); all members call it
+        together.
 
-        Each makes the steps of :attr:`places`. If it is empty, all have met, and :attr:`synchronised` is true.
+        Each makes the steps of :attr:`work_units`. If it is empty, all have met, and :attr:`synchronised` is true.
 
         Args:
             begin: steps of the run before the segment.
             end: steps of the run after it, unless a member requests an earlier meeting.
             owners: ranks among which the samples of a step are divided.
-            asked: returns whether this member requests a meeting after so many steps of the run; called by any thread.
-            ends: called with the steps of the run after which they meet earlier than planned; called by any thread.
+            meeting_requested: returns whether this member requests a meeting after so many steps of the run; called by
+            any thread.
+            set_end: called with the steps of the run after which they meet earlier than planned; called by any thread.
         """
 
     @property
-    def places(self) -> Sequence[WorkUnit]:
+    def work_units(self) -> Sequence[WorkUnit]:
         """Work units that this member trains on in its next steps of the segment, as far as they are known."""
         return ()
 

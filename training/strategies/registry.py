@@ -162,9 +162,9 @@ def check_settings(settings: StrategySettings) -> None:
 declare_check("strategy", check_settings)
 
 
-def stretch_of(settings: StrategySettings) -> int:
-    """Return :meth:`Strategy.stretch`; 0 for a user-defined strategy, whose code is run only where it trains."""
-    return 0 if settings.own_strategy else strategy_class(settings.strategy).stretch(settings)
+def segment_steps_of(settings: StrategySettings) -> int:
+    """Return :meth:`Strategy.segment_steps`; 0 for a user-defined strategy, whose code is run only where it trains."""
+    return 0 if settings.own_strategy else strategy_class(settings.strategy).segment_steps(settings)
 
 
 def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:

@@ -67,7 +67,7 @@ class WorkAssignment:
         for rank in self.speeds:
             self.take(rank)
 
-    def usual(self, rank: int) -> int:
+    def units_at_once(self, rank: int) -> int:
         """Return ``H_i = H v_i / max v``, at least 1 (dynamic local updates, eq. 5 of the paper)."""
         fastest = max(self.speeds.values())
         speed = self.speeds[rank]
@@ -75,7 +75,7 @@ class WorkAssignment:
 
     def take(self, rank: int) -> None:
         """Assign the next units to a member, if any are left."""
-        usual_count, remaining = self.usual(rank), self.left
+        usual_count, remaining = self.units_at_once(rank), self.units_left
         assigned_to_others = sum(len(units) for other_rank, units in self.taken.items() if other_rank != rank)
         total_speed = sum(self.speeds.values())
         share = (
@@ -93,32 +93,32 @@ class WorkAssignment:
         self._next += 1
         return WorkUnit(self._begin + step, self._owners[index])
 
-    def keep(self, ranks: Collection[int]) -> list[int]:
+    def reassign_lost(self, ranks: Collection[int]) -> list[int]:
         """Take back the units of members other than ``ranks``; return the ranks that are idle and can take some."""
         for rank in self.speeds.keys() - set(ranks):
             del self.speeds[rank]
             self._abandoned.extend(self.taken.pop(rank, ()))
         self._abandoned = deque(sorted(self._abandoned))
-        return [rank for rank, units in self.taken.items() if not units] if self.left else []
+        return [rank for rank, units in self.taken.items() if not units] if self.units_left else []
 
     @property
-    def reached(self) -> int:
+    def reached_step(self) -> int:
         """Step of the run that the assigned units reach: the earliest end of the segment."""
         return self._begin - -self._next // len(self._owners)
 
-    def cut(self) -> int:
+    def end_early(self) -> int:
         """End the segment as early as possible; return the steps of the run before its end."""
-        self._end = (self.reached - self._begin) * len(self._owners)
-        return self.reached
+        self._end = (self.reached_step - self._begin) * len(self._owners)
+        return self.reached_step
 
     @property
-    def left(self) -> int:
+    def units_left(self) -> int:
         return self._end - self._next + len(self._abandoned)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the segment is over: no units are left and none are assigned, or no member is left."""
-        return not any(self.taken.values()) and not (self.left and self.taken)
+        return not any(self.taken.values()) and not (self.units_left and self.taken)
 
 
 class DelayedNesterov:

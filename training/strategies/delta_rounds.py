@@ -26,7 +26,7 @@ _MIN_PAUSE, _MAX_PAUSE, _PAUSE_SHARE = 0.02, 1.0, 0.01
 _MAX_SPEED = 1e9
 
 
-def believed(speed: float | bytes) -> float:
+def parse_speed(speed: float | bytes) -> float:
     """Return a reported speed in steps a second; 0 (not known) if it is malformed or out of range."""
     try:
         reported_speed = float(speed)
@@ -35,7 +35,7 @@ def believed(speed: float | bytes) -> float:
     return reported_speed if 0.0 <= reported_speed < _MAX_SPEED else 0.0
 
 
-class Stretch(Protocol):
+class AsyncSegment(Protocol):
     """What rounds act on. The thread of :class:`Rounds` calls it, holding :attr:`Rounds.changed`."""
 
     @property
@@ -44,7 +44,7 @@ class Stretch(Protocol):
         ...
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the segment is over."""
         ...
 
@@ -53,11 +53,11 @@ class Stretch(Protocol):
         """Seconds in which the fastest member makes a delta; 0: not known."""
         ...
 
-    def asked(self) -> bool:
+    def requests_meeting(self) -> bool:
         """Return whether this member requests a meeting."""
         ...
 
-    def cut(self) -> None:
+    def end_early(self) -> None:
         """A member requested a meeting: end the segment as early as possible."""
         ...
 
@@ -65,7 +65,7 @@ class Stretch(Protocol):
         """Apply a member's delta (``None``: unusable), and note its speed."""
         ...
 
-    def are_there(self, ranks: Collection[int]) -> None:
+    def note_members(self, ranks: Collection[int]) -> None:
         """Called after a round with the ranks that took part."""
         ...
 
@@ -103,7 +103,7 @@ class DeltaTransport:
             return None
         return delta if offset == len(data) and all_finite(delta) else None
 
-    def handed_over(self, version: int, data: bytes, sources: Collection[int]) -> dict[int, bytes]:
+    def broadcast_deltas(self, version: int, data: bytes, sources: Collection[int]) -> dict[int, bytes]:
         """Broadcast the encoded deltas of some members; return them by rank, without incomplete ones.
 
         A collective: all members call it together, and all get the same.
@@ -123,20 +123,20 @@ class Rounds:
 
     Args:
         wire: transports the deltas.
-        stretch: the segment that they advance.
+        segment: the segment that they advance.
     """
 
-    def __init__(self, exchange: Exchange, wire: DeltaTransport, stretch: Stretch) -> None:
+    def __init__(self, exchange: Exchange, wire: DeltaTransport, segment: AsyncSegment) -> None:
         self.changed = threading.Condition()
         """Held to access what the deltas change."""
-        self._exchange, self._wire, self._stretch = exchange, wire, stretch
+        self._exchange, self._wire, self._segment = exchange, wire, segment
         self._waiting: tuple[bytes, float] | None = None
         self._error: Exception | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._take_part, name="deltas", daemon=True)
         self._thread.start()
 
-    def give(self, delta: bytes, speed: float) -> bool:
+    def submit(self, delta: bytes, speed: float) -> bool:
         """Submit a delta and wait until it is applied; return ``False`` if the segment ended before.
 
         Raises:
@@ -185,33 +185,33 @@ class Rounds:
 
     def _round(self) -> bool:
         """Take part in one round; return whether the segment is over."""
-        stretch = self._stretch
+        segment = self._segment
         with self.changed:
-            if stretch.over:
+            if segment.is_over:
                 return True
-            pause = min(max(stretch.seconds * _PAUSE_SHARE, _MIN_PAUSE), _MAX_PAUSE)
+            pause = min(max(segment.seconds * _PAUSE_SHARE, _MIN_PAUSE), _MAX_PAUSE)
             self.changed.wait_for(lambda: self._waiting is not None, pause)
-            pending_delta, asked = self._waiting, stretch.asked()
+            pending_delta, asked = self._waiting, segment.requests_meeting()
         payload = _REPORT.pack(pending_delta is not None, asked, pending_delta[1] if pending_delta else 0.0)
         payloads = self._exchange.gather("async_diloco/round", payload)
         reports = {rank: _REPORT.unpack(data) for rank, data in payloads.items() if len(data) == _REPORT.size}
         with self.changed:
-            version = stretch.version
+            version = segment.version
             if any(asked for _, asked, _ in reports.values()):
-                stretch.cut()
+                segment.end_early()
         ranks = sorted(rank for rank, (has_delta, *_) in reports.items() if has_delta)
         encoded_deltas = (
-            self._wire.handed_over(version, pending_delta[0] if pending_delta else b"", ranks) if ranks else {}
+            self._wire.broadcast_deltas(version, pending_delta[0] if pending_delta else b"", ranks) if ranks else {}
         )
         for rank in ranks:
             delta = self._wire.decoded(encoded_deltas.pop(rank, b""))
             with self.changed:
-                stretch.apply(rank, delta, believed(reports[rank][2]))
+                segment.apply(rank, delta, parse_speed(reports[rank][2]))
                 if rank == self._exchange.rank:
                     self._waiting = None
                     self.changed.notify_all()
         with self.changed:
-            stretch.are_there(payloads.keys())
+            segment.note_members(payloads.keys())
             self.changed.notify_all()
         return False
 
