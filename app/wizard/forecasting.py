@@ -56,7 +56,7 @@ class Forecast:
         assert planning is not None  # one machine that trains alone has no H
         choice, predictor = planning.ranking[index].choice, self._predictor(planning)
         other = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
-        if why := known_costs(other, planning.job).refused(predictor.course(other), rhythm_of(other)):
+        if why := known_costs(other, planning.job).refused(predictor.run_spec(other), rhythm_of(other)):
             raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
         return way_of(planning, index, predictor.predict(other))
 

@@ -165,7 +165,7 @@ class _Planner:
         if self._job.strategy != "auto":
             return ""
         choice = Choice(strategy=strategy, codec=costs.codecs[0], engine="mesh", members=self._predictor.workable)
-        return costs.unsound(self._predictor.course(choice)) if choice.members else ""
+        return costs.unsound(self._predictor.run_spec(choice)) if choice.members else ""
 
     def _groups(self, configuration: _Configuration) -> Iterator[Candidate]:
         members = self._eligible(configuration)

@@ -16,7 +16,7 @@ from distributed.planning.document import Candidate, Choice, Job, MemberForecast
 from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
 from profiles.declarations import Owning
 from profiles.errors import BadInput
-from training.strategies.costs import Compute, CostModel, Course, Rhythm, batch_efficiency
+from training.strategies.costs import Compute, CostModel, Rhythm, RunSpec, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import strategies, usual_strategy
 
@@ -128,22 +128,22 @@ class Predictor:
 
     def rhythms(self, choice: Choice) -> Iterator[Rhythm]:
         """Yield the rhythms (interval and delay) of a choice whose expected loss is within the job's bound."""
-        costs, course = known_costs(choice, self.job), self.course(choice)
-        for rhythm in costs.rhythms(course):
-            is_within_bound = costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase
-            if is_within_bound and not costs.refused(course, rhythm):
+        costs, run = known_costs(choice, self.job), self.run_spec(choice)
+        for rhythm in costs.rhythms(run):
+            is_within_bound = costs.learning(run, rhythm, 1.0).loss <= self.job.max_loss_increase
+            if is_within_bound and not costs.refused(run, rhythm):
                 yield rhythm
 
     def refused(self, choice: Choice) -> str:
         """Return why a choice's strategy refuses all of its rhythms; empty if it accepts one, or has none."""
-        costs, course = known_costs(choice, self.job), self.course(choice)
-        refusals = [costs.refused(course, rhythm) for rhythm in costs.rhythms(course)]
+        costs, run = known_costs(choice, self.job), self.run_spec(choice)
+        refusals = [costs.refused(run, rhythm) for rhythm in costs.rhythms(run)]
         return refusals[0] if refusals and all(refusals) else ""
 
-    def course(self, choice: Choice) -> Course:
+    def run_spec(self, choice: Choice) -> RunSpec:
         """Return the properties of the run that a strategy's cost model depends on."""
         job = self.job
-        return Course(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec, job.texts)
+        return RunSpec(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec, job.texts)
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
@@ -180,13 +180,13 @@ class Predictor:
 
     def _learning(self, choice: Choice, split: BatchSplit) -> tuple[float, float, tuple[str, ...]]:
         """Return token efficiency, expected increase of the loss, and the sources of both."""
-        job, course = self.job, self.course(choice)
+        job, run = self.job, self.run_spec(choice)
         if choice.alone:
             alone = known_costs(choice.model_copy(update={"strategy": usual_strategy()}))
-            return 1.0, 0.0, alone.learning(Course(course.steps), Rhythm(), 1.0).sources
+            return 1.0, 0.0, alone.learning(RunSpec(run.steps), Rhythm(), 1.0).sources
         ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
         effective_members = sum(split.batches) / max(split.batches)
-        learning = known_costs(choice, self.job).learning(course, rhythm_of(choice), effective_members)
+        learning = known_costs(choice, self.job).learning(run, rhythm_of(choice), effective_members)
         sources = (*learning.sources, "batch") if ratio > 1 else learning.sources
         return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learning.share), learning.loss, sources
 

@@ -15,7 +15,7 @@ from profiles.quantities import memory_text, rate_text, share_text, time_text
 from profiles.split import DATA_STAY
 from training.schedule import scaled_learning_rate
 from training.sensors import BUSY
-from training.strategies.costs import Course
+from training.strategies.costs import RunSpec
 from training.strategies.registry import scaling_rule_of
 
 WORTH = 1.05
@@ -210,8 +210,8 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
         "shares": "",
     }
     if best.predicted:
-        course = Course(best.steps, job.start, job.lora, choice.codec, job.texts)
-        options |= known_costs(choice, predictor.job).settings(course, rhythm_of(choice))
+        run = RunSpec(best.steps, job.start, job.lora, choice.codec, job.texts)
+        options |= known_costs(choice, predictor.job).settings(run, rhythm_of(choice))
     return Settings(
         options=options,
         members=tuple(

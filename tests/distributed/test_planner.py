@@ -25,7 +25,7 @@ from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
 from training.strategies.allreduce import AllReduce, AllReduceCosts
-from training.strategies.costs import Course
+from training.strategies.costs import RunSpec
 from training.strategies.registry import forget, register, strategies
 
 ROOT = Path(__file__).parents[2]
@@ -451,8 +451,8 @@ def test_all_that_are_sound_for_a_job_are_ranked_and_the_others_have_a_reason(na
 
 def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_asked_for() -> None:
     class Guessed(AllReduceCosts):
-        def unsound(self, course: Course) -> str:
-            return "it is a guess" if course.steps < 2000 else ""
+        def unsound(self, run: RunSpec) -> str:
+            return "it is a guess" if run.steps < 2000 else ""
 
     register(type("Own", (AllReduce,), {"name": "guessed", "options": Section, "costs": Guessed(), "is_usual": False}))
     try:

@@ -14,7 +14,7 @@ from training.events import SyncEvent
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import codec_by_name
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import CostModel, Course, Rhythm
+from training.strategies.costs import CostModel, Rhythm, RunSpec
 from training.strategies.weights import flatten, unflatten_into, weight_hash
 
 
@@ -120,8 +120,8 @@ class AllCosts(CostModel):
 
     exact = False
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        if course.steps > AllOptions().interval:
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+        if run.steps > AllOptions().interval:
             yield Rhythm(AllOptions().interval)
 
 

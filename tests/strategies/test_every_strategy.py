@@ -12,7 +12,7 @@ from members import overlapping, settings_of
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Course, Rhythm
+from training.strategies.costs import Rhythm, RunSpec
 from training.strategies.registry import strategies, strategy_class
 from training.strategies.user_strategy import rhythm_of, shortened_for_trial
 
@@ -97,7 +97,7 @@ def test_a_part_that_cannot_feed_errors_back_leaves_that_to_the_other() -> None:
 def test_a_plan_feeds_errors_back_where_a_part_wants_it(codec: str, planned: bool) -> None:
     costs = strategy_class("sparta + diloco").costs
     assert costs is not None
-    assert costs.settings(Course(1000, codec=codec), Rhythm(20))["error_feedback"] is planned
+    assert costs.settings(RunSpec(1000, codec=codec), Rhythm(20))["error_feedback"] is planned
 
 
 @pytest.mark.parametrize("name", ["noloco", "sparta"])

@@ -12,7 +12,7 @@ from profiles.declarations import import_all
 from profiles.errors import BadInput
 from training.strategies.allreduce import AllReduce, AllReduceCosts
 from training.strategies.checked_costs import CheckedCosts
-from training.strategies.costs import Compute, Course, Learning, Rhythm
+from training.strategies.costs import Compute, Learning, Rhythm, RunSpec
 from training.strategies.registry import cost_model, forget, register
 
 
@@ -38,7 +38,7 @@ class Lies(AllReduceCosts):
     """One part of it is replaced by each test."""
 
 
-COURSE, RHYTHM, COMPUTE = Course(100), Rhythm(), Compute(1.0, 1, 1000)
+COURSE, RHYTHM, COMPUTE = RunSpec(100), Rhythm(), Compute(1.0, 1, 1000)
 ASKS: dict[str, Any] = {
     "elements": lambda costs: costs.elements(1000),
     "rhythms": lambda costs: costs.rhythms(COURSE),
@@ -48,7 +48,7 @@ ASKS: dict[str, Any] = {
 }
 
 
-def endless(course: Course) -> Iterator[Rhythm]:
+def endless(run: RunSpec) -> Iterator[Rhythm]:
     while True:
         yield Rhythm()
 
@@ -58,7 +58,7 @@ def endless(course: Course) -> Iterator[Rhythm]:
     [
         ("elements", lambda trainable: -1),
         ("elements", lambda trainable: float("nan")),
-        ("rhythms", lambda course: [Rhythm(interval=0)]),
+        ("rhythms", lambda run: [Rhythm(interval=0)]),
         ("rhythms", endless),
         ("hidden", lambda *given: 2.5),
         ("hidden", lambda *given: -1.0),
@@ -67,7 +67,7 @@ def endless(course: Course) -> Iterator[Rhythm]:
         ("learning", lambda *given: Learning(loss=float("nan"))),
         ("learning", lambda *given: 1 / 0),
         ("learning", lambda *given: 0.9),
-        ("unsound", lambda course: True),
+        ("unsound", lambda run: True),
     ],
 )
 def test_costs_that_cannot_be_are_refused_with_the_strategy_s_name(part: str, lie: Any) -> None:

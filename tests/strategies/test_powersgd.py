@@ -17,7 +17,7 @@ from tests.training.memory_exchange import RoomExchange
 from training.strategies.allreduce import AllReduce
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.compressors.powersgd import orthonormal, product
-from training.strategies.costs import Course
+from training.strategies.costs import RunSpec
 from training.strategies.registry import cost_model
 
 WEIGHTS = (1.0, 2.0, 5.0)
@@ -337,7 +337,7 @@ def test_its_costs_follow_its_rank_and_it_is_not_taken_unasked() -> None:
     low, high, plain = costs(2), costs(8), cost_model("allreduce", StrategySettings())
     size = 37_000_000
     assert low.elements(size) < high.elements(size) < size // 30 and plain.elements(size) == size
-    assert "only where you ask" in low.unsound(Course(1000)) and not plain.unsound(Course(1000))
+    assert "only where you ask" in low.unsound(RunSpec(1000)) and not plain.unsound(RunSpec(1000))
     assert plain.exact and not low.exact
     layers, width = 9, 585  # such a transformer: 37 M
     shapes = [(width, width)] * 4 * layers + [(width, 4 * width)] * 2 * layers

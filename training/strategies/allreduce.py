@@ -31,7 +31,7 @@ from training.exchange.staging import SideQueue, common_queue
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
-from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
+from training.strategies.costs import Compute, CostModel, Learning, Rhythm, RunSpec
 from training.strategies.gradients import Bucket, GradientStrategy, grouped
 from training.strategies.registry import register
 
@@ -96,7 +96,7 @@ class AllReduceCosts(CostModel):
     def with_options(self, settings: Owning) -> CostModel:
         return type(self)(settings)
 
-    def unsound(self, course: Course) -> str:
+    def unsound(self, run: RunSpec) -> str:
         return "" if self._compressor == "none" else _ASKED
 
     def elements(self, trainable: int) -> int:
@@ -109,10 +109,10 @@ class AllReduceCosts(CostModel):
         bucket = self._bucket / (4e-6 * compute.trainable)
         return min(exchange, overlap_credit(compute.seconds / compute.passes, self._price.early * exchange, bucket))
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         if self._compressor != "none":
             return Learning(sources=(_source(self._compressor),))
-        return Learning(sources=("exact" if course.codec == "fp32" else "bf16",))
+        return Learning(sources=("exact" if run.codec == "fp32" else "bf16",))
 
 
 def overlap_credit(compute: float, exchange: float, bucket: float) -> float:

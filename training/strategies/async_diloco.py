@@ -46,7 +46,7 @@ from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
 from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Course, Learning, Rhythm, Start
+from training.strategies.costs import Learning, Rhythm, RunSpec, Start
 from training.strategies.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
@@ -117,11 +117,11 @@ class AsyncDiLoCoCosts(IntervalCosts):
         "async": "as DiLoCo, and 1.9 % more loss: own check, three seeds of a fine-tune, members of one speed"
     }
 
-    def unsound(self, course: Course) -> str:
+    def unsound(self, run: RunSpec) -> str:
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        as_diloco = learnt_as_with_diloco(course, rhythm, worth)
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        as_diloco = learnt_as_with_diloco(run, rhythm, worth)
         return Learning(as_diloco.share, as_diloco.loss + _MORE_LOSS, ("async",))
 
 

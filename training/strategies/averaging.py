@@ -23,7 +23,7 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Course, Learning, Rhythm, interpolate, merge_efficiency
+from training.strategies.costs import Learning, Rhythm, RunSpec, interpolate, merge_efficiency
 from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.weights import (
     NOT_COMPARED,
@@ -59,14 +59,14 @@ class AveragingCosts(IntervalCosts):
         "averaging-scratch": "plain averages from scratch by H: own check, 0.9 M parameters, 4 members, 1 to 3 seeds",
     }
 
-    def unsound(self, course: Course) -> str:
-        return "" if course.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
+    def unsound(self, run: RunSpec) -> str:
+        return "" if run.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        if course.start == "pretrained":  # diloco's outer step is the plain mean then
-            return learnt_as_with_diloco(course, rhythm, worth)
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        if run.start == "pretrained":  # diloco's outer step is the plain mean then
+            return learnt_as_with_diloco(run, rhythm, worth)
         gain, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
-        sources = ("averaging-scratch", *codec_by_name(course.codec).sources)
+        sources = ("averaging-scratch", *codec_by_name(run.codec).sources)
         return Learning(merge_efficiency(worth, max(0.0, gain)), loss, sources)
 
 

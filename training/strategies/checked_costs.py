@@ -11,7 +11,7 @@ from typing import TypeVar
 from profiles.declarations import Owning
 from profiles.errors import BadInput, MusterError, where_it_failed
 from training.exchange.codecs import codec_by_name
-from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
+from training.strategies.costs import Compute, CostModel, Learning, Rhythm, RunSpec
 
 T = TypeVar("T")
 
@@ -59,12 +59,12 @@ class CheckedCosts(CostModel):
         stated = self._asked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
         return self if stated is self._stated else CheckedCosts(stated, self._name)
 
-    def unsound(self, course: Course) -> str:
-        return self._asked("unsound", lambda: self._stated.unsound(course), lambda why: isinstance(why, str), "no text")
+    def unsound(self, run: RunSpec) -> str:
+        return self._asked("unsound", lambda: self._stated.unsound(run), lambda why: isinstance(why, str), "no text")
 
-    def refused(self, course: Course, rhythm: Rhythm) -> str:
+    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
         def ask() -> str:
-            return self._stated.refused(course, rhythm)
+            return self._stated.refused(run, rhythm)
 
         return self._asked("refused", ask, lambda why: isinstance(why, str), "no text")
 
@@ -78,9 +78,9 @@ class CheckedCosts(CostModel):
     def longest(self, trainable: int) -> int:
         return self._asked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
         def some() -> list[Rhythm]:
-            return list(islice(self._stated.rhythms(course), MOST_RHYTHMS + 1))
+            return list(islice(self._stated.rhythms(run), MOST_RHYTHMS + 1))
 
         wrong = f"at most {MOST_RHYTHMS}, with an interval of at least 1 and a delay of at least 0"
         rhythms = self._asked("rhythms", some, _are_rhythms, wrong)
@@ -91,13 +91,13 @@ class CheckedCosts(CostModel):
         wrong = f"no part of an exchange of {exchange:.3g} s"
         return self._asked("hidden", ask, lambda found: 0 <= found <= exchange, wrong)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        ask = partial(self._stated.learning, course, rhythm, worth)
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        ask = partial(self._stated.learning, run, rhythm, worth)
         wrong = "a share is at most 1, a loss at least -1, a source one of its sources"
         return self._asked("learning", ask, _is_learning, wrong)
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return self._asked("settings", partial(self._stated.settings, course, rhythm), lambda _: True, "")
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        return self._asked("settings", partial(self._stated.settings, run, rhythm), lambda _: True, "")
 
 
 def _is_amount(value: float) -> bool:

@@ -27,7 +27,7 @@ from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
+from training.strategies.costs import Compute, CostModel, Learning, Rhythm, RunSpec
 from training.strategies.registry import Form, check_strategy, register_form, strategies, strategy_class
 from training.strategies.weights import flatten, unflatten_into
 
@@ -270,11 +270,11 @@ class ComposedCosts(CostModel):
         for name, value in totals.items():
             setattr(self, name, value)
 
-    def unsound(self, course: Course) -> str:
+    def unsound(self, run: RunSpec) -> str:
         return "what its parts learn together is not known"
 
-    def refused(self, course: Course, rhythm: Rhythm) -> str:
-        reasons = [model.refused(course, own_rhythm) for model, own_rhythm in self._models]
+    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
+        reasons = [model.refused(run, own_rhythm) for model, own_rhythm in self._models]
         pairs = zip(self._components, reasons, strict=True)
         return next((f"has {component.name}, which {reason}" for component, reason in pairs if reason), "")
 
@@ -301,8 +301,8 @@ class ComposedCosts(CostModel):
     def longest(self, trainable: int) -> int:
         return max(model.longest(trainable) for model, _ in self._models)
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        if all(any(True for _ in model.rhythms(course)) for model, _ in self._models):
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+        if all(any(True for _ in model.rhythms(run)) for model, _ in self._models):
             yield min((rhythm for _, rhythm in self._models), key=lambda rhythm: rhythm.interval)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
@@ -313,22 +313,22 @@ class ComposedCosts(CostModel):
             hidden_seconds += model.hidden(burst, compute, own_rhythm, settings) * self._interval / own_rhythm.interval
         return min(exchange, hidden_seconds)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        learnings = [model.learning(course, own_rhythm, worth) for model, own_rhythm in self._models]
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        learnings = [model.learning(run, own_rhythm, worth) for model, own_rhythm in self._models]
         sources = dict.fromkeys(source for learning in learnings for source in learning.sources)
         shares, losses = [learning.share for learning in learnings], [learning.loss for learning in learnings]
         if all(component.merges == "weights" for component in self._components):
             return Learning(max(shares), min(losses), tuple(sources))
         return Learning(min(shares), sum(losses), tuple(sources))
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         options: dict[str, str | int | float | bool] = {}
         feeds_back = False
         for model, own_rhythm in self._models:
-            own_options = model.settings(course, own_rhythm)
+            own_options = model.settings(run, own_rhythm)
             feeds_back |= bool(own_options.get("error_feedback"))
             options |= own_options
-        share_codec = not self._own_codecs or all(course.codec in model.codecs for model, _ in self._models)
+        share_codec = not self._own_codecs or all(run.codec in model.codecs for model, _ in self._models)
         return options | {"error_feedback": feeds_back} | ({} if share_codec else {"codec": "auto"})
 
 

@@ -50,7 +50,7 @@ class Rhythm:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunSpec:
     """What a cost model needs to know about the run."""
 
     steps: int
@@ -125,14 +125,14 @@ class CostModel:
         """Return the cost model for these options of the strategy."""
         return self
 
-    def unsound(self, course: Course) -> str:
+    def unsound(self, run: RunSpec) -> str:
         """Return why ``strategy = auto`` leaves it out for such a run, as words after its name.
 
         Empty: it is ranked, because its loss in such runs was measured (:meth:`learning`). A strategy that the user
         asks for is predicted in any case."""
         return ""
 
-    def refused(self, course: Course, rhythm: Rhythm) -> str:
+    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
         """Return why the strategy does not work with this rhythm, as words after its name; empty: it works."""
         return ""
 
@@ -151,7 +151,7 @@ class CostModel:
         """Return the number of elements of the longest vector of one operation."""
         return self.elements(trainable)
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
         """Yield the rhythms that the planner may choose from; none: the strategy makes no sense in this run."""
         yield Rhythm()
 
@@ -164,7 +164,7 @@ class CostModel:
         """
         return 0.0
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         """Return how well the strategy learns.
 
         Args:
@@ -172,7 +172,7 @@ class CostModel:
         """
         return Learning()
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         """Return the options that a plan with this rhythm sets, by name."""
         return {}
 
@@ -198,11 +198,11 @@ LORA_INTERVAL = 20
 with the interval."""
 
 
-def intervals(course: Course) -> Iterator[int]:
+def intervals(run: RunSpec) -> Iterator[int]:
     """Yield the :data:`INTERVALS` that leave enough rounds for a run that merges weights."""
-    fewest = max(FEWEST_ROUNDS, codec_by_name(course.codec).fewest_rounds)
+    fewest = max(FEWEST_ROUNDS, codec_by_name(run.codec).fewest_rounds)
     for interval in INTERVALS:
-        if course.steps // interval >= fewest and not (course.lora and interval > LORA_INTERVAL):
+        if run.steps // interval >= fewest and not (run.lora and interval > LORA_INTERVAL):
             yield interval
 
 

@@ -39,7 +39,7 @@ from training.exchange.codecs import CastCodec, all_finite, codec_by_name
 from training.exchange.staging import is_asynchronous, to_device, to_host
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Course, Learning, OwnCosts, Rhythm, Start, merge_efficiency
+from training.strategies.costs import Learning, OwnCosts, Rhythm, RunSpec, Start, merge_efficiency
 from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
 
@@ -80,15 +80,15 @@ class DemoCosts(OwnCosts[DemoOptions]):
         "demo": "DeMo: own check, 0.9 M parameters, three seeds; in the paper at 1 B as AdamW (arXiv 2411.19870)"
     }
 
-    def unsound(self, course: Course) -> str:
+    def unsound(self, run: RunSpec) -> str:
         return "it is another optimizer, with a learning rate of its own"
 
     def elements(self, trainable: int) -> int:
         share = min(1.0, self._options.topk / self._options.chunk**2)
         return math.ceil(1.5 * share * trainable)  # an index takes half of a value
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        return Learning(merge_efficiency(worth, _GAIN[course.start]), _LOSS[course.start], ("demo",))
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        return Learning(merge_efficiency(worth, _GAIN[run.start]), _LOSS[run.start], ("demo",))
 
 
 @functools.cache

@@ -39,7 +39,7 @@ from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
 from training.strategies.averaging import AveragingOptions, InRounds, islands, shuffled
 from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
-from training.strategies.costs import ONLY_TEXTS, Course, Learning, OwnCosts, Rhythm, Start, merge_efficiency
+from training.strategies.costs import ONLY_TEXTS, Learning, OwnCosts, Rhythm, RunSpec, Start, merge_efficiency
 from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.registry import register
 from training.strategies.weights import (
@@ -97,8 +97,8 @@ class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
         "noloco": "as DiLoCo; own check, three seeds: 1.2 % more loss; the paper (arXiv 2506.10911) has up to 4 % less"
     }
 
-    def unsound(self, course: Course) -> str:
-        return "" if course.trains_texts else ONLY_TEXTS
+    def unsound(self, run: RunSpec) -> str:
+        return "" if run.trains_texts else ONLY_TEXTS
 
     def elements(self, trainable: int) -> int:
         return 2 * trainable
@@ -106,13 +106,13 @@ class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
     def longest(self, trainable: int) -> int:
         return trainable
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        as_diloco = learnt_as_with_diloco(course, rhythm, worth)
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        as_diloco = learnt_as_with_diloco(run, rhythm, worth)
         share = max(merge_efficiency(worth, 0.0), as_diloco.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
         return Learning(share, as_diloco.loss + _MORE_LOSS, ("noloco",))
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        rate, momentum = self._options.rates(course.start)
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        rate, momentum = self._options.rates(run.start)
         chosen = {"noloco.outer_lr": rate, "noloco.outer_momentum": momentum}
         return {self.interval_option: rhythm.interval, "error_feedback": False, **chosen}
 

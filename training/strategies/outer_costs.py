@@ -10,9 +10,9 @@ from training.exchange.codecs import codec_by_name
 from training.strategies.costs import (
     Compute,
     CostModel,
-    Course,
     Learning,
     Rhythm,
+    RunSpec,
     interpolate,
     intervals,
     merge_efficiency,
@@ -57,13 +57,13 @@ class IntervalCosts(CostModel):
         5.3  # DiLoCo's copies, hash and outer step of 37.7 M parameters (docs/inside/performance.md): the most of all
     )
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        return map(Rhythm, intervals(course))
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+        return map(Rhythm, intervals(run))
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         return {
             self.interval_option: rhythm.interval,
-            "error_feedback": codec_by_name(course.codec).wants_feedback,
+            "error_feedback": codec_by_name(run.codec).wants_feedback,
         }
 
 
@@ -100,8 +100,8 @@ class OuterCosts(IntervalCosts):
         options = settings.owned.get(self._name)
         return type(self)(self._name, options) if isinstance(options, OuterOptions) else self
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        for interval in intervals(course):
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+        for interval in intervals(run):
             for delay in OVERLAPS:
                 if 4 * delay <= interval:
                     yield Rhythm(interval, delay)
@@ -109,8 +109,8 @@ class OuterCosts(IntervalCosts):
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, rhythm.delay * compute.seconds)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        rounds, kind = course.rounds(rhythm), "texts" if course.texts and course.start != "scratch" else course.start
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        rounds, kind = run.rounds(rhythm), "texts" if run.texts and run.start != "scratch" else run.start
         gain, loss = interpolate(self.gains[kind], rounds), interpolate(self.losses[kind], rounds)
         if kind in self.interval_losses:
             loss = max(loss, interpolate(self.interval_losses[kind], rhythm.interval, extended=True))
@@ -118,20 +118,20 @@ class OuterCosts(IntervalCosts):
             gain = min(gain, interpolate(self.interval_gains[kind], rhythm.interval, extended=True))
         share = merge_efficiency(worth, max(0.0, gain))
         overlap = ("overlap",) if rhythm.delay else ()
-        sources = (f"diloco-{kind}", *codec_by_name(course.codec).sources, *overlap)
+        sources = (f"diloco-{kind}", *codec_by_name(run.codec).sources, *overlap)
         return Learning(share, max(0.0, loss) + (_LOSS_OF_OVERLAP if rhythm.delay else 0.0), sources)
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        rate, momentum = self._options.outer_rates(course.steps // rhythm.interval, course.start)
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        rate, momentum = self._options.outer_rates(run.steps // rhythm.interval, run.start)
         return {
             self.interval_option: rhythm.interval,
             f"{self._name}.sync_delay": rhythm.delay,
             f"{self._name}.outer_lr": rate,
             f"{self._name}.outer_momentum": momentum,
-            "error_feedback": codec_by_name(course.codec).wants_feedback,
+            "error_feedback": codec_by_name(run.codec).wants_feedback,
         }
 
 
-def learnt_as_with_diloco(course: Course, rhythm: Rhythm, worth: float) -> Learning:
+def learnt_as_with_diloco(run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
     """Return how well DiLoCo with default options learns at an interval."""
-    return OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
+    return OuterCosts("diloco", OuterOptions()).learning(run, rhythm, worth)

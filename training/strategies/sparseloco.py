@@ -35,7 +35,7 @@ from training.exchange.base import (
 from training.exchange.codecs import Codec
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
-from training.strategies.costs import INTERVALS, ONLY_TEXTS, Course, Learning, Rhythm, intervals
+from training.strategies.costs import INTERVALS, ONLY_TEXTS, Learning, Rhythm, RunSpec, intervals
 from training.strategies.diloco import DiLoCo
 from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OuterCosts
@@ -81,27 +81,27 @@ class SparseLoCoCosts(OuterCosts):
     def with_options(self, settings: Owning) -> SparseLoCoCosts:
         return SparseLoCoCosts(self._name, self._options, settings.of(SparseLoCoOptions).force)
 
-    def refused(self, course: Course, rhythm: Rhythm) -> str:
-        rounds = course.steps // rhythm.interval
+    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
+        rounds = run.steps // rhythm.interval
         if rounds >= FEWEST_ROUNDS or self._force:
             return ""
-        return f"needs {FEWEST_ROUNDS} exchanges, and {course.steps} steps have {rounds}"
+        return f"needs {FEWEST_ROUNDS} exchanges, and {run.steps} steps have {rounds}"
 
-    def unsound(self, course: Course) -> str:
-        if course.steps // INTERVALS[0] < FEWEST_ROUNDS:
-            return f"it needs {FEWEST_ROUNDS} exchanges, and {course.steps} steps are too few for them"
-        return "" if course.trains_texts else ONLY_TEXTS
+    def unsound(self, run: RunSpec) -> str:
+        if run.steps // INTERVALS[0] < FEWEST_ROUNDS:
+            return f"it needs {FEWEST_ROUNDS} exchanges, and {run.steps} steps are too few for them"
+        return "" if run.trains_texts else ONLY_TEXTS
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        for interval in intervals(course):
-            if course.steps // interval >= FEWEST_ROUNDS:
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+        for interval in intervals(run):
+            if run.steps // interval >= FEWEST_ROUNDS:
                 yield Rhythm(interval)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        learnt = super().learning(course, rhythm, worth)
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+        learnt = super().learning(run, rhythm, worth)
         return Learning(learnt.share, learnt.loss, ("sparse",))
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         return {self.interval_option: rhythm.interval, "error_feedback": False}
 
 

@@ -39,7 +39,7 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.staging import to_device
 from training.lazy import nn, np, torch
 from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
-from training.strategies.costs import Compute, Course, Learning, OwnCosts, Rhythm, Start, interpolate, merge_efficiency
+from training.strategies.costs import Compute, Learning, OwnCosts, Rhythm, RunSpec, Start, interpolate, merge_efficiency
 from training.strategies.permutation import permuted
 from training.strategies.registry import register
 from training.strategies.weights import (
@@ -116,10 +116,10 @@ class SpartaCosts(OwnCosts[SpartaOptions]):
         "sparta": "SPARTA of 0.5 and 5 %: own check, 0.9 M parameters, 4 members; the paper trains longer"
     }
 
-    def unsound(self, course: Course) -> str:
-        if course.lora:
+    def unsound(self, run: RunSpec) -> str:
+        if run.lora:
             return "single numbers of two adapters averaged are of no use: only their product is a change of weights"
-        loss_is_known = course.texts or course.start == "scratch"
+        loss_is_known = run.texts or run.start == "scratch"
         return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"
 
     def elements(self, trainable: int) -> int:
@@ -129,7 +129,7 @@ class SpartaCosts(OwnCosts[SpartaOptions]):
     def longest(self, trainable: int) -> int:
         return trainable
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
         yield Rhythm(self._options.interval, self._options.delay)
         if not self._options.delay and self._options.longest_delay >= _DELAY:
             yield Rhythm(self._options.interval, _DELAY)
@@ -137,12 +137,12 @@ class SpartaCosts(OwnCosts[SpartaOptions]):
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, min(rhythm.delay, rhythm.interval) * compute.seconds)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         per_thousand = 1000 * self._options.share / rhythm.interval
-        gain, loss = (interpolate(table[course.start], per_thousand) for table in (_GAIN, _LOSS))
+        gain, loss = (interpolate(table[run.start], per_thousand) for table in (_GAIN, _LOSS))
         return Learning(merge_efficiency(worth, max(0.0, gain)), max(0.0, loss), ("sparta",))
 
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         return {self.interval_option: rhythm.interval, "sparta.delay": rhythm.delay, "error_feedback": False}
 
 

@@ -31,7 +31,7 @@ from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
 from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Compute, Course, Learning, Rhythm
+from training.strategies.costs import Compute, Learning, Rhythm, RunSpec
 from training.strategies.diloco import DiLoCo
 from training.strategies.fragments import Piece, fragments_of
 from training.strategies.outer import OuterOptimizer, OuterOptions
@@ -118,11 +118,11 @@ class StreamingCosts(OuterCosts):
         self.vectors = 2 + -(-4 // options.fragments)
         super().__init__(name, options)
 
-    def unsound(self, course: Course) -> str:
-        loss_is_known = course.texts or course.start == "scratch"
+    def unsound(self, run: RunSpec) -> str:
+        loss_is_known = run.texts or run.start == "scratch"
         return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"
 
-    def refused(self, course: Course, rhythm: Rhythm) -> str:
+    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
         too_short = rhythm.interval < self._fragments
         return (
             f"has {self._fragments} fragments, each of which needs a step of its own in an interval"
@@ -133,8 +133,8 @@ class StreamingCosts(OuterCosts):
     def longest(self, trainable: int) -> int:
         return -(-trainable // self._fragments)
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        usual = [rhythm for rhythm in super().rhythms(course) if not self.refused(course, rhythm)]
+    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+        usual = [rhythm for rhythm in super().rhythms(run) if not self.refused(run, rhythm)]
         brief = {
             Rhythm(rhythm.interval, _SHORT_OVERLAP) for rhythm in usual if rhythm.interval >= _SHORT_OVERLAP_INTERVAL
         }
@@ -143,11 +143,11 @@ class StreamingCosts(OuterCosts):
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, self._fragments * rhythm.delay * compute.seconds, rhythm.interval * compute.seconds)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         if rhythm.delay > _SHORT_OVERLAP:
-            learnt = super().learning(course, rhythm, worth)
+            learnt = super().learning(run, rhythm, worth)
         else:
-            learnt = OuterCosts(self._name, self._options).learning(course, rhythm, worth)
+            learnt = OuterCosts(self._name, self._options).learning(run, rhythm, worth)
         return Learning(learnt.share, learnt.loss, (*learnt.sources, "streaming"))
 
 

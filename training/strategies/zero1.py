@@ -46,7 +46,7 @@ from training.exchange.codecs import all_finite, codec_by_name
 from training.exchange.staging import to_device, to_host
 from training.lazy import lazy, nn, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import CostModel, Course, Learning, Rhythm
+from training.strategies.costs import CostModel, Learning, Rhythm, RunSpec
 from training.strategies.gradients import Bucket, GradientStrategy
 from training.strategies.registry import register
 from training.strategies.weights import flatten, unflatten_into
@@ -76,13 +76,13 @@ class ZeRO1Costs(CostModel):
         "zero1": "zero1: the step of the joint batch, exact (Rajbhandari et al. 2019, section 5.1)"
     }
 
-    def unsound(self, course: Course) -> str:
+    def unsound(self, run: RunSpec) -> str:
         return "it sends what allreduce sends and hides none of it: ask for it where the optimizer does not fit"
 
     def longest(self, trainable: int) -> int:
         return min(trainable, MAX_GATHER_BYTES // _FP32)
 
-    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         return Learning(sources=("zero1",))
 
 
