@@ -104,7 +104,7 @@ def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
     for name, options in found.items():
         kind = strategy_class(options["strategy"])
         if kind.merges == "weights":
-            rule = "off" if start in kind.raises_rate else "sqrt"
+            rule = "off" if start in kind.scales_learning_rate else "sqrt"
             said, slash, exchanges = name.partition(" / ")
             again[f"{said}, lr_scaling {rule}{slash}{exchanges}"] = options | {"lr_scaling": rule}
     return found | again

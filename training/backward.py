@@ -60,7 +60,7 @@ class Backward:
         while (losses := self._passes(batches, strategy, warn)) is None:
             self._release()
             give_back(self._precision.device)
-            strategy.backward_again()
+            strategy.restart_backward()
             batches = make_batches(self.max_micro_batch)
         return batches, losses
 

@@ -31,7 +31,7 @@ class LastStep:
         self._buffers = list(persistent_buffers(model).values())
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._steps = 0
-        self._device, self._ends_whole = device, strategy.ends_whole
+        self._device, self._survives_failed_exchange = device, strategy.survives_failed_exchange
         self._opening_stage: Stage = "changing" if strategy.updates else "open"
         self.stage: Stage = "between"
 
@@ -46,7 +46,7 @@ class LastStep:
 
     def keep(self, write: Callable[[], None], warn: Callable[[str], None]) -> bool:
         """Restore the state after the last step if needed, and write it; return whether that was possible."""
-        if self.stage == "changing" or (self.stage == "ending" and not self._ends_whole):
+        if self.stage == "changing" or (self.stage == "ending" and not self._survives_failed_exchange):
             return False
         if self.stage == "open":
             self._go_back()

@@ -16,9 +16,9 @@ from training.strategies.costs import start_of
 from training.strategies.registry import (
     check_settings,
     check_strategy,
+    default_strategy,
     scaling_rule_of,
     segment_steps_of,
-    usual_strategy,
 )
 from training.tasks.published_models import with_local_model
 
@@ -53,7 +53,7 @@ def plan_local_run(
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
     threads = profile.training.threads or max(1, whole_cores() // (1 if simulated else workers))
     strategy = profile.strategy
-    name = usual_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
+    name = default_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
     rule = scaling_rule_of(profile.training.lr_scaling, name, start_of(profile))
     update = {
         "strategy": strategy.model_copy(update={"strategy": name}),

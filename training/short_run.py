@@ -41,7 +41,7 @@ from training.orders import Control
 from training.plan import RunPlan, read_plan
 from training.resources import free_cores, granted_cores, quota, threads, total_memory
 from training.sensors import OtherLoad, RunProcesses, battery
-from training.strategies.registry import usual_strategy
+from training.strategies.registry import default_strategy
 from training.tasks.base import GroupPosition, Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Trainer
@@ -201,7 +201,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
         "training": {"max_steps": MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch, "compile": "off"},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
-        "strategy": {"strategy": usual_strategy()},
+        "strategy": {"strategy": default_strategy()},
     }
     sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
     member = plan.members[0].model_copy(update={"batch_size": batch, "rank": 0})

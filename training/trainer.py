@@ -118,11 +118,11 @@ class Trainer:
         self._warm_up = warm_up_of(settings, self.total_steps)
         reference_batch = settings.batch_size * settings.gradient_accumulation
         start, norm = start_of(self.profile), settings.max_grad_norm
-        rule = scaling_rule(settings.lr_scaling, start in kind.raises_rate)
+        rule = scaling_rule(settings.lr_scaling, start in kind.scales_learning_rate)
         self.peak_rate = scaled_learning_rate(settings.learning_rate, rule, self.plan.global_batch, reference_batch)
         context = StrategyContext(strategy, self.total_steps, settings.seed, self._warn, start, norm)
         self.strategy: Strategy = kind(context)
-        self.strategy.use(self.optimizer)
+        self.strategy.set_optimizer(self.optimizer)
         broken = self.profile.data.max_broken_share
         self.samples = Samples(self.task, settings.seed, self.device, broken, self.member.name)
         ahead = not self.exchange.shares_process
@@ -153,7 +153,7 @@ class Trainer:
         check_same(self.shared_data, self.exchange, self._name_of, self._warn)
         agreed = None
         if self.plan.resume:
-            alike = strategy_class(self.profile.strategy.strategy).alike(self.profile.strategy)
+            alike = strategy_class(self.profile.strategy.strategy).has_equal_snapshots(self.profile.strategy)
             settings = self.plan.hash(), self._name_of, alike, list(map(self._name_of, self.plan.absent))
             agreed = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
         if agreed is None:  # a new run

@@ -36,7 +36,7 @@ from training.resources import count_gpus
 from training.run_folder import RunFolder, new_run_id
 from training.run_index import remember
 from training.stopping import ONE_PRESS
-from training.strategies.registry import usual_strategy
+from training.strategies.registry import default_strategy
 
 if TYPE_CHECKING:
     from distributed.preparation.prepare import PrepareOptions
@@ -208,7 +208,7 @@ def plan_of(job: LaunchedScript, places: Sequence[RankHost], output: Path) -> Ru
         members.append(MemberPlan(rank=rank, name=name, batch_size=1, local=not job.folder))
     name = job.script.rpartition(".")[2] if job.module else Path(job.script).stem
     model = ModelSettings(task=CUSTOM, model_path=f"{job.script}:__main__")
-    strategy, run = StrategySettings(strategy=usual_strategy()), RunSettings(output_dir=str(output))
+    strategy, run = StrategySettings(strategy=default_strategy()), RunSettings(output_dir=str(output))
     profile = Profile(name=name, model_name=job.title, model=model, strategy=strategy, run=run)
     return RunPlan(run_id=new_run_id(), profile=profile, members=tuple(members), engine="mesh", launch=job)
 

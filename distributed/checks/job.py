@@ -27,7 +27,7 @@ from distributed.preparation.transfer import Lack, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
 from profiles.options import less_memory
 from profiles.schema import Profile
-from training.strategies.registry import usual_strategy
+from training.strategies.registry import default_strategy
 from training.tasks.published_models import with_local_model
 
 _ESTIMATED = "estimated"
@@ -107,7 +107,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
     """Compare what a member needs with what is free; what was measured there stands before what is estimated."""
     if measured is not None and any(one.peak for one in measured.machine.measurements):
         job, strategy = job_of(profile, measured.workload), profile.strategy.strategy
-        chosen = usual_strategy() if strategy == "auto" else strategy
+        chosen = default_strategy() if strategy == "auto" else strategy
         need = member_bytes(job, measured.machine, chosen, job.batch)
         return _judged(profile, need, "as measured there", health)
     if size is None:

@@ -13,7 +13,7 @@ from profiles.schema import QUANTISED, ModelSettings, Profile, StrategySettings
 from training.exchange.reduction import AT_ONCE, KEPT_BYTES
 from training.optimizers import state_bytes
 from training.strategies.costs import CostModel
-from training.strategies.registry import cost_model, usual_strategy
+from training.strategies.registry import cost_model, default_strategy
 
 _FP32 = 4
 _BASE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5625}
@@ -184,7 +184,7 @@ def strategy_bytes(strategy: str, trainable: int, settings: Owning | None = None
 def _costs(strategy: str, settings: Owning | None = None) -> CostModel:
     """Return the cost model of a strategy; that of the default strategy for ``auto`` and strategies without one."""
     is_user_code = bool(own_code_in(strategy))  # it may not be approved yet, so it is not imported for this
-    costs = (None if is_user_code else cost_model(strategy, settings)) or cost_model(usual_strategy())
+    costs = (None if is_user_code else cost_model(strategy, settings)) or cost_model(default_strategy())
     return costs or CostModel()
 
 

@@ -31,7 +31,7 @@ from distributed.planning.reasons import WORTH, about_equal, choice_reasons, mem
 from profiles.errors import BadInput
 from profiles.schema import Profile, StrategySettings
 from training.strategies.costs import LOSS_UNKNOWN, CostModel
-from training.strategies.registry import check_strategy, cost_model, strategies, strategy_class, usual_strategy
+from training.strategies.registry import check_strategy, cost_model, default_strategy, strategies, strategy_class
 
 MOST_SUSPECTS = 8
 
@@ -88,7 +88,7 @@ class _Planner:
         self._noted: dict[tuple[str, str, str], Reason] = {}
 
     def plan(self) -> Planning:
-        default_strategy = usual_strategy()
+        default_strategy = default_strategy()
         alone = [
             self._predictor.predict(Choice(strategy=default_strategy, codec="fp32", engine="mesh", members=(name,)))
             for name in self._predictor.workable

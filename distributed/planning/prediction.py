@@ -18,7 +18,7 @@ from profiles.declarations import Owning
 from profiles.errors import BadInput
 from training.strategies.costs import Compute, CostModel, Rhythm, RunSpec, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
-from training.strategies.registry import strategies, usual_strategy
+from training.strategies.registry import default_strategy, strategies
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Predictor:
         """Return token efficiency, expected increase of the loss, and the sources of both."""
         job, run = self.job, self.run_spec(choice)
         if choice.alone:
-            alone = known_costs(choice.model_copy(update={"strategy": usual_strategy()}))
+            alone = known_costs(choice.model_copy(update={"strategy": default_strategy()}))
             return 1.0, 0.0, alone.learning(RunSpec(run.steps), Rhythm(), 1.0).sources
         ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
         effective_members = sum(split.batches) / max(split.batches)

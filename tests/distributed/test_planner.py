@@ -394,7 +394,7 @@ def unknown() -> Iterator[None]:
         name = "unknown"
         options = Section
         costs = None
-        is_usual = False
+        is_default = False
 
     register(Unknown)
     yield
@@ -454,7 +454,9 @@ def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_as
         def unsound(self, run: RunSpec) -> str:
             return "it is a guess" if run.steps < 2000 else ""
 
-    register(type("Own", (AllReduce,), {"name": "guessed", "options": Section, "costs": Guessed(), "is_usual": False}))
+    register(
+        type("Own", (AllReduce,), {"name": "guessed", "options": Section, "costs": Guessed(), "is_default": False})
+    )
     try:
         short, long = (plan(cluster([8, 8]), job(samples=16 * steps)) for steps in (1999, 2000))
         note = "guessed was not considered: it is a guess"

@@ -13,7 +13,7 @@ from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
-from training.strategies.registry import cost_model, strategy_class, usual_strategy
+from training.strategies.registry import cost_model, default_strategy, strategy_class
 from training.strategies.user_strategy import load_user_strategy
 
 BY_SHAPE = ("demo",)
@@ -24,7 +24,7 @@ def one_member_alone_trains_as_without_a_strategy(settings: StrategySettings) ->
     if strategy_class(settings.strategy).updates:
         pytest.skip("it is the optimizer as well")
     alone = Member(settings, SoloExchange(), start="scratch")  # where outer rates are not those of a plain mean
-    plain = Member(settings_of(usual_strategy()), SoloExchange())
+    plain = Member(settings_of(default_strategy()), SoloExchange())
     for member in (alone, plain):
         member.until(12)
         member.strategy.finish()

@@ -99,7 +99,7 @@ class Member:
         )
         if joining is not None:
             self._adopt(joining)
-        self.strategy.use(self.optimizer)
+        self.strategy.set_optimizer(self.optimizer)
         self.strategy.attach(self.model, exchange)
         if joining is not None:
             tensors, state = tensors_under("strategy", joining.tensors), joining.state["strategy"]

@@ -45,7 +45,7 @@ def demo(member: Any, model: nn.Module, warnings: list[str] | None = None, **own
     more = {name: own.pop(name) for name in ("codec", "verify_interval") if name in own}
     found = attached(Demo, member, model, [] if warnings is None else warnings, owned={"demo": own}, **more)
     assert isinstance(found, Demo)
-    found.use(torch.optim.SGD(model.parameters(), lr=RATE))
+    found.set_optimizer(torch.optim.SGD(model.parameters(), lr=RATE))
     return found
 
 
@@ -58,7 +58,7 @@ def trained(member: Any, steps: int, weights: tuple[float, ...] = (1.0, 2.0, 3.0
     model = Model()
     strategy = demo(member, model, **own)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, weight_decay=DECAY)
-    strategy.use(optimizer)
+    strategy.set_optimizer(optimizer)
     for step in range(steps):
         set_learning_rate(optimizer, rate(step))
         strategy.begin_step(step, weights[member.rank])

@@ -43,7 +43,7 @@ class Member:
         self.warnings: list[str] = []
         context = StrategyContext(settings(**options), 100, 0, self.warnings.append, max_grad_norm=max_norm)
         self.strategy = AllReduce(context)
-        self.strategy.use(self.optimizer)
+        self.strategy.set_optimizer(self.optimizer)
         self.strategy.attach(self.model, exchange)
 
     def step(self, number: int, given: tuple[torch.Tensor, ...], weight: float = 1.0) -> torch.Tensor:
@@ -192,7 +192,7 @@ def test_another_optimizer_than_plain_sgd_is_refused(optimizer: str) -> None:
             "nesterov": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
         }[optimizer]()
         strategy = AllReduce(StrategyContext(settings(), 100, 0))
-        strategy.use(made)
+        strategy.set_optimizer(made)
         strategy.attach(model, exchange)
 
     with pytest.raises(BadInput, match="dgc with"):
@@ -281,7 +281,7 @@ def test_sgd_as_it_is_built_is_one_that_goes_with_it() -> None:
         model = nn.Linear(2, 2)
         optimizer = build_optimizer(model, TrainingSettings(optimizer="sgd", momentum=0.8))
         strategy = AllReduce(StrategyContext(settings(), 100, 0))
-        strategy.use(optimizer)
+        strategy.set_optimizer(optimizer)
         strategy.attach(model, exchange)
         return [group["momentum"] for group in optimizer.param_groups]
 

@@ -21,7 +21,7 @@ from training.optimizers import build_optimizer
 from training.strategies.allreduce import AllReduce
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.weights import flatten
-from training.strategies.zero1 import StepHandshake, ZeRO1, divided, partner
+from training.strategies.zero1 import StepHandshake, ZeRO1, assign_owners, opponent_of
 
 STEPS, MOST = 4, 0.05
 """The norm is above that in all of them."""
@@ -54,7 +54,7 @@ class Run:
         self.precision = Precision(dtype, torch.device("cpu"))
         settings = StrategySettings(verify_interval=0)
         self.strategy = make(StrategyContext(settings, 100, 0, self.warnings.append))
-        self.strategy.use(self.optimizer)
+        self.strategy.set_optimizer(self.optimizer)
         self.strategy.attach(self.model, exchange)
         self.norms: list[float | None] = []
 
@@ -199,14 +199,14 @@ def said(owned: dict[int, set[int]], newcomers: tuple[int, ...] = ()) -> dict[in
 
 def test_parts_are_even_and_move_only_where_they_must() -> None:
     sizes = [40, 30, 20, 10, 10, 10]
-    fresh = divided(sizes, said({0: set(), 1: set(), 2: set()}, newcomers=(0, 1, 2)))
+    fresh = assign_owners(sizes, said({0: set(), 1: set(), 2: set()}, newcomers=(0, 1, 2)))
     loads = [sum(size for size, owner in zip(sizes, fresh) if owner == rank) for rank in range(3)]
     assert loads == [40, 40, 40]
     parts = {rank: {i for i, owner in enumerate(fresh) if owner == rank} for rank in range(3)}
-    assert divided(sizes, said(parts)) == fresh
-    without = divided(sizes, said({0: parts[0], 2: parts[2]}))
+    assert assign_owners(sizes, said(parts)) == fresh
+    without = assign_owners(sizes, said({0: parts[0], 2: parts[2]}))
     assert [owner for owner, before in zip(without, fresh) if before != 1] == [o for o in fresh if o != 1]
-    joined = divided(sizes, said({**parts, 3: set()}, newcomers=(3,)))
+    joined = assign_owners(sizes, said({**parts, 3: set()}, newcomers=(3,)))
     assert 3 in joined and sum(one != other for one, other in zip(joined, fresh)) <= 2
 
 
@@ -214,7 +214,7 @@ def test_parts_are_even_and_move_only_where_they_must() -> None:
 def test_everybody_meets_everybody_once(size: int) -> None:
     met = []
     for number in range(size + size % 2 - 1):
-        pairs = [partner(place, number, size) for place in range(size)]
+        pairs = [opponent_of(place, number, size) for place in range(size)]
         assert all(pairs[other] == place for place, other in enumerate(pairs))
         met += [(place, other) for place, other in enumerate(pairs) if place < other]
     assert sorted(met) == list(combinations(range(size), 2))

@@ -26,7 +26,7 @@ def update_of(model: nn.Module, strategy: str, max_norm: float, dtype: torch.dty
     kind = strategy_class(strategy)
     own = kind(StrategyContext(StrategySettings(strategy=strategy), 10, 0, max_grad_norm=max_norm))
     exchange, optimizer = SoloExchange(), torch.optim.SGD(model.parameters(), lr=1.0)
-    own.use(optimizer)
+    own.set_optimizer(optimizer)
     own.attach(model, exchange)
     precision = Precision(dtype, CPU)
     own.begin_step(0, 1.0)

@@ -153,7 +153,7 @@ class AllReduce(GradientStrategy):
     summary: ClassVar[str] = "gradients averaged in every step, sent while backward runs; exact data parallelism"
     options = AllReduceOptions
     costs = AllReduceCosts()
-    is_usual: ClassVar[bool] = True
+    is_default: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
@@ -170,7 +170,7 @@ class AllReduce(GradientStrategy):
         self._state = _StepState()
 
     @classmethod
-    def alike(cls, settings: StrategySettings) -> bool:
+    def has_equal_snapshots(cls, settings: StrategySettings) -> bool:
         return settings.of(AllReduceOptions).compressor == "none" and not settings.error_feedback
 
     @classmethod
@@ -188,7 +188,7 @@ class AllReduce(GradientStrategy):
         codec_to_check = settings.codec if settings.codec != "fp32" else "auto"  # see __init__
         super().check(settings.model_copy(update={"codec": codec_to_check}))
 
-    def use(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
@@ -232,7 +232,7 @@ class AllReduce(GradientStrategy):
         for bucket in self._buckets:
             bucket.arm()
 
-    def backward_again(self) -> None:
+    def restart_backward(self) -> None:
         self._state.armed = False
         for bucket in self._buckets:
             bucket.disarm()

@@ -49,7 +49,7 @@ from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, Rhythm, RunSpec, Start
 from training.strategies.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
-from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
+from training.strategies.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.registry import register
 from training.strategies.weights import (
     broadcast_from,
@@ -121,7 +121,7 @@ class AsyncDiLoCoCosts(IntervalCosts):
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
     def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        as_diloco = learnt_as_with_diloco(run, rhythm, worth)
+        as_diloco = diloco_learning(run, rhythm, worth)
         return Learning(as_diloco.share, as_diloco.loss + _MORE_LOSS, ("async",))
 
 

@@ -24,7 +24,7 @@ from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, Rhythm, RunSpec, interpolate, merge_efficiency
-from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
+from training.strategies.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.weights import (
     NOT_COMPARED,
     agreement_flags,
@@ -46,7 +46,7 @@ _GAIN = {1: 1.0, 8: 0.36, 30: 0.11, 100: 0.04}
 
 
 class AveragingOptions(Section):
-    """Options of a strategy :class:`InRounds`."""
+    """Options of a strategy :class:`RoundStrategy`."""
 
     sync_interval: int = option(50, "steps between averages", unit="steps", ge=1)
 
@@ -64,13 +64,13 @@ class AveragingCosts(IntervalCosts):
 
     def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         if run.start == "pretrained":  # diloco's outer step is the plain mean then
-            return learnt_as_with_diloco(run, rhythm, worth)
+            return diloco_learning(run, rhythm, worth)
         gain, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
         sources = ("averaging-scratch", *codec_by_name(run.codec).sources)
         return Learning(merge_efficiency(worth, max(0.0, gain)), loss, sources)
 
 
-class InRounds(Strategy):
+class RoundStrategy(Strategy):
     """Base class: each member trains alone for ``H`` steps, and then a round of synchronisation follows."""
 
     options: ClassVar[type[AveragingOptions]] = AveragingOptions
@@ -126,7 +126,7 @@ class InRounds(Strategy):
         self._round, self._inner, self._weight = int(state["round"]), int(state["inner"]), float(state["weight"])
 
 
-class Averaging(InRounds):
+class Averaging(RoundStrategy):
     """Base class: each member trains alone for ``H`` steps, then all continue from a mean of their weights.
 
     The mean is weighted by samples (or tokens) of these steps. A member that is too late, or whose weights are not
@@ -150,13 +150,13 @@ class Averaging(InRounds):
 
     def _end_round(self) -> SyncEvent:
         before, weights = self._exchange.traffic.copy(), self._weights()
-        result = self._exchanged(weights)
+        result = self._mean_of_weights(weights)
         self._begin_round()
         if self._last_mean is not None:
             mean = self._last_mean.add_(result.mean)
         else:  # if no member contributed, weights stay as they are
             mean = result.mean if result.weight else weights
-        self._tell(weights, result)
+        self._warn_of(weights, result)
         unflatten_into(self._parameters, mean)
         comparison = differences(weights, mean, out=weights) if result.fit else NOT_COMPARED
         if hashes_differ(result.flags):
@@ -167,7 +167,7 @@ class Averaging(InRounds):
         traffic = self._exchange.traffic.since(before)
         return sync_event(traffic, self._round, result.members, weight_hash(mean), *comparison)
 
-    def _exchanged(self, weights: torch.Tensor) -> MeanResult:
+    def _mean_of_weights(self, weights: torch.Tensor) -> MeanResult:
         """Return the mean from which this member continues; a collective of all members."""
         result = self._mean(weights)
         self._members = result.members
@@ -193,7 +193,7 @@ class Averaging(InRounds):
             self._feedback.settle(sent, weight, result)
         return result
 
-    def _tell(self, weights: torch.Tensor, result: MeanResult) -> None:
+    def _warn_of(self, weights: torch.Tensor, result: MeanResult) -> None:
         non_finite = "" if result.fit else non_finite_parameter(self._names, self._parameters, weights, self._codec)
         self._non_finite_counter.count(non_finite and f"round {self._round}: the weight {non_finite}")
         if result.fit and not result.included:

@@ -96,7 +96,7 @@ class Strategy(ABC):
     """Its cost model; ``None``: unknown, so that the planner never chooses it by itself."""
     merges: ClassVar[Literal["gradients", "weights"]] = "weights"
     """What members exchange: gradients (final after :meth:`gradients`), or weights between two steps."""
-    raises_rate: ClassVar[tuple[Start, ...]] = ("pretrained",)
+    scales_learning_rate: ClassVar[tuple[Start, ...]] = ("pretrained",)
     """For which models ``lr_scaling = auto`` scales the learning rate with the global batch: for both if a step sees
     that batch. If it sees a member's own batch, scaling helped pretrained models whose weights were merged often;
     models from scratch ended worse than on one machine (docs/reference/strategies.md)."""
@@ -105,7 +105,7 @@ class Strategy(ABC):
     inside :meth:`consensus`."""
 
     @classmethod
-    def alike(cls, settings: StrategySettings) -> bool:
+    def has_equal_snapshots(cls, settings: StrategySettings) -> bool:
         """Return whether the snapshots of all members after a step are equal, so that one of them is enough."""
         return False
 
@@ -115,10 +115,10 @@ class Strategy(ABC):
     updates: ClassVar[bool] = False
     """Whether it replaces the optimizer: :meth:`gradients` leaves the update direction in ``p.grad``, applied with the
     learning rate and decoupled weight decay. The gradients it gets are clipped already."""
-    ends_whole: ClassVar[bool] = True
+    survives_failed_exchange: ClassVar[bool] = True
     """Whether a member whose exchange in :meth:`end_step` fails still holds a valid state, as after a step without that
     exchange. A member that loses its group writes its snapshot then."""
-    is_usual: ClassVar[bool] = False
+    is_default: ClassVar[bool] = False
     """Whether it is the default if links cost nothing, and for a single machine."""
 
     @classmethod
@@ -183,7 +183,7 @@ class Strategy(ABC):
         self._members: tuple[int, ...] = ()
         self._non_finite_counter = NonFiniteCounter(context.warn)
 
-    def use(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Receive the optimizer, before :meth:`attach`: a strategy may drop the state of weights that this member does
         not update, and fetch it from another member."""
 
@@ -236,7 +236,7 @@ class Strategy(ABC):
     def last_backward(self) -> None:
         """Called before the backward that completes the step's gradients."""
 
-    def backward_again(self) -> None:
+    def restart_backward(self) -> None:
         """Called if the step's backward passes are repeated from zero gradients, after one ran out of memory.
 
         What was sent already holds complete gradients of this step, and stays valid.

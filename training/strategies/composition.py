@@ -113,9 +113,9 @@ class Composition(Strategy):
             lambda shortened, kind: kind.shortened_for_trial(shortened, interval), cls.components, settings
         )
 
-    def use(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         for component in self._components:
-            component.use(optimizer)
+            component.set_optimizer(optimizer)
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
@@ -131,9 +131,9 @@ class Composition(Strategy):
         for component in self._components:
             component.last_backward()
 
-    def backward_again(self) -> None:
+    def restart_backward(self) -> None:
         for component in self._components:
-            component.backward_again()
+            component.restart_backward()
 
     def gradients(self) -> None:
         for component in self._components:
@@ -341,7 +341,9 @@ def _composed(text: str) -> type[Composition]:
         "name": text,
         "components": components,
         "merges": "gradients" if any(component.merges == "gradients" for component in components) else "weights",
-        "raises_rate": tuple(set.intersection(*(set(component.raises_rate) for component in components))),
+        "scales_learning_rate": tuple(
+            set.intersection(*(set(component.scales_learning_rate) for component in components))
+        ),
         "updates": any(component.updates for component in components),
         "equal": "never" if any(component.equal == "never" for component in components) else "synchronised",
         "costs": ComposedCosts(components) if costs_known else None,

@@ -177,7 +177,7 @@ class CostModel:
         return {}
 
 
-class OwnCosts(CostModel, Generic[Options]):
+class OptionCosts(CostModel, Generic[Options]):
     """Base class of cost models that depend on the strategy's options."""
 
     def __init__(self, options: Options) -> None:

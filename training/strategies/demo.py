@@ -39,7 +39,7 @@ from training.exchange.codecs import CastCodec, all_finite, codec_by_name
 from training.exchange.staging import is_asynchronous, to_device, to_host
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Learning, OwnCosts, Rhythm, RunSpec, Start, merge_efficiency
+from training.strategies.costs import Learning, OptionCosts, Rhythm, RunSpec, Start, merge_efficiency
 from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
 
@@ -68,7 +68,7 @@ class DemoOptions(Section):
     decay: float = option(0.999, "what is left of the momentum after a step", ge=0, lt=1)
 
 
-class DemoCosts(OwnCosts[DemoOptions]):
+class DemoCosts(OptionCosts[DemoOptions]):
     """Few coefficients in every step, from every member to all; for matrices much larger than a chunk, in fp32."""
 
     gathers = True
@@ -213,7 +213,7 @@ class Demo(GradientStrategy):
     def no_feedback(cls, settings: StrategySettings) -> str:
         return "with demo, whose momentum keeps what is not sent"
 
-    def use(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:

@@ -87,9 +87,9 @@ class FedAvg(Averaging):
         options = context.settings.of(self.options)
         self._fraction, self._size = options.fraction, options.island_size
 
-    def _exchanged(self, weights: torch.Tensor) -> MeanResult:
+    def _mean_of_weights(self, weights: torch.Tensor) -> MeanResult:
         if self._alone or (self._fraction == 1.0 and not self._size):
-            return super()._exchanged(weights)
+            return super()._mean_of_weights(weights)
         self._members = tuple(sorted(self._exchange.gather(f"{self.name}/{self._round}/greeting", b"")))
         order = shuffled(self._members, self.context.seed, self._round)
         island = next(candidate for candidate in islands(order, self._size) if self._exchange.rank in candidate)

@@ -18,7 +18,7 @@ class GradientStrategy(Strategy):
     """Base class: members hold the same weights after every step, and compare their hashes at an interval."""
 
     merges = "gradients"
-    raises_rate = ("pretrained", "scratch")
+    scales_learning_rate = ("pretrained", "scratch")
     equal = "always"
 
     def __init__(self, context: StrategyContext) -> None:

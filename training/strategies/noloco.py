@@ -37,10 +37,10 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
-from training.strategies.averaging import AveragingOptions, InRounds, islands, shuffled
+from training.strategies.averaging import AveragingOptions, RoundStrategy, islands, shuffled
 from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
-from training.strategies.costs import ONLY_TEXTS, Learning, OwnCosts, Rhythm, RunSpec, Start, merge_efficiency
-from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
+from training.strategies.costs import ONLY_TEXTS, Learning, OptionCosts, Rhythm, RunSpec, Start, merge_efficiency
+from training.strategies.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.registry import register
 from training.strategies.weights import (
     NOT_COMPARED,
@@ -86,7 +86,7 @@ class NoLoCoOptions(AveragingOptions):
         return self.outer_lr or rate, self.outer_momentum if self.outer_momentum >= 0 else momentum
 
 
-class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
+class NoLoCoCosts(OptionCosts[NoLoCoOptions], IntervalCosts):
     """Two vectors of all trainable parameters every H steps, between two members."""
 
     codecs = ("fp32", "bf16", "fp16")
@@ -107,7 +107,7 @@ class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
         return trainable
 
     def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        as_diloco = learnt_as_with_diloco(run, rhythm, worth)
+        as_diloco = diloco_learning(run, rhythm, worth)
         share = max(merge_efficiency(worth, 0.0), as_diloco.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
         return Learning(share, as_diloco.loss + _MORE_LOSS, ("noloco",))
 
@@ -118,7 +118,7 @@ class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
 
 
 @register
-class NoLoCo(InRounds):
+class NoLoCo(RoundStrategy):
     """Average with one random partner every ``H`` steps."""
 
     name: ClassVar[str] = "noloco"
@@ -180,7 +180,7 @@ class NoLoCo(InRounds):
             pending_slow = self._exchange.start_mean(f"{name}/slow", self._slow, 1.0, self._codec, members=pair)
             change_result, slow_result = pending_change.wait(), pending_slow.wait()
             averaged_members = slow_result.members
-            self._tell(change_result, change, slow_result)
+            self._warn_of(change_result, change, slow_result)
             mean = _taken(slow_result, self._slow) if slow_result.weight else self._slow.clone()
             if len(averaged_members) > 1 and slow_result.fit:
                 drift, _, correlation = differences(self._slow, mean)
@@ -201,7 +201,7 @@ class NoLoCo(InRounds):
         self._momentum.mul_(self._mu).sub_(mean_change.mul_(self._rate)).sub_(pull)
         self._slow.add_(self._momentum)
 
-    def _tell(self, change_result: MeanResult, change: torch.Tensor, slow_result: MeanResult) -> None:
+    def _warn_of(self, change_result: MeanResult, change: torch.Tensor, slow_result: MeanResult) -> None:
         round_label, non_finite = f"round {self._round + 1}", ""
         for result, contribution in ((slow_result, self._slow), (change_result, change)):
             if not result.fit:

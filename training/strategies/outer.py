@@ -85,7 +85,7 @@ class OuterOptions(Section):
         """Return a new outer optimizer for one flat vector."""
         rate, momentum = self.outer_rates(rounds, start, alone)
         if self.outer_optimizer not in _OPTIMIZERS:
-            return OwnOuter(self.outer_optimizer, rate, momentum)
+            return UserOuterOptimizer(self.outer_optimizer, rate, momentum)
         return _OPTIMIZERS[self.outer_optimizer](rate, momentum, self.outer_weight_decay)
 
 
@@ -177,7 +177,7 @@ class AdamW(OuterOptimizer):
             anchor_tile.mul_(1.0 - self.rate * self.decay).sub_((first_moment * correction1).div_(root).mul_(self.rate))
 
 
-class OwnOuter(OuterOptimizer):
+class UserOuterOptimizer(OuterOptimizer):
     """A user-defined outer optimizer: ``function(anchor, mean, state, rate, momentum)``.
 
     The function moves ``anchor`` in place and may keep flat fp32 vectors in ``state`` (at first empty) for the next

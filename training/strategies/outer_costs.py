@@ -132,6 +132,6 @@ class OuterCosts(IntervalCosts):
         }
 
 
-def learnt_as_with_diloco(run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+def diloco_learning(run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
     """Return how well DiLoCo with default options learns at an interval."""
     return OuterCosts("diloco", OuterOptions()).learning(run, rhythm, worth)

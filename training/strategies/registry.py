@@ -169,7 +169,9 @@ def segment_steps_of(settings: StrategySettings) -> int:
 
 def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:
     """Return how the learning rate is scaled with the batch; ``auto`` stays for user code, which only workers run."""
-    return asked if own_code_in(strategy) else scaling_rule(asked, start in strategy_class(strategy).raises_rate)
+    return (
+        asked if own_code_in(strategy) else scaling_rule(asked, start in strategy_class(strategy).scales_learning_rate)
+    )
 
 
 def cost_model(name: str, settings: Owning | None = None) -> CostModel | None:
@@ -205,6 +207,6 @@ def loss_sources() -> dict[str, str]:
     return {key: line for lines in (BATCH_SOURCE, *sources) for key, line in lines.items()}
 
 
-def usual_strategy() -> str:
+def default_strategy() -> str:
     """Return the default strategy: for links that cost nothing, and for a single machine."""
-    return next(name for name, strategy in strategies().items() if strategy.is_usual)
+    return next(name for name, strategy in strategies().items() if strategy.is_default)

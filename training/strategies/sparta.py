@@ -39,7 +39,16 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.staging import to_device
 from training.lazy import nn, np, torch
 from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
-from training.strategies.costs import Compute, Learning, OwnCosts, Rhythm, RunSpec, Start, interpolate, merge_efficiency
+from training.strategies.costs import (
+    Compute,
+    Learning,
+    OptionCosts,
+    Rhythm,
+    RunSpec,
+    Start,
+    interpolate,
+    merge_efficiency,
+)
 from training.strategies.permutation import permuted
 from training.strategies.registry import register
 from training.strategies.weights import (
@@ -103,7 +112,7 @@ class SpartaOptions(Section):
         return np.sort(permuted(position * count, min((position + 1) * count, size), size, seed, cycle))
 
 
-class SpartaCosts(OwnCosts[SpartaOptions]):
+class SpartaCosts(OptionCosts[SpartaOptions]):
     """Few values at every exchange, and all weights at every evaluation."""
 
     codecs = ("fp32", "bf16", "fp16")
@@ -179,7 +188,7 @@ class Sparta(Strategy):
     summary: ClassVar[str] = "a small share of the weights averaged in every step; the members' weights differ"
     options = SpartaOptions
     costs = SpartaCosts(SpartaOptions())
-    raises_rate = ()  # a weight is averaged too rarely: with it all models ended worse than on one machine
+    scales_learning_rate = ()  # a weight is averaged too rarely: with it all models ended worse than on one machine
     equal = "never"
 
     def __init__(self, context: StrategyContext) -> None:
@@ -307,7 +316,7 @@ class Sparta(Strategy):
         outcome = self._settle(sent)
         self._under_way.popleft()
         self._members = outcome.members
-        self._tell(sent.step, outcome)
+        self._warn_of(sent.step, outcome)
         if not outcome.empty:
             self._put(sent, keep_steps=bool(self._options.delay) and not outcome.unfit)
         traffic = self._exchange.traffic.since(self._before)
@@ -328,7 +337,7 @@ class Sparta(Strategy):
             if flat.data_ptr() != parameter.data_ptr():
                 unflatten_into([parameter], flat)
 
-    def _tell(self, step: int, outcome: _Outcome) -> None:
+    def _warn_of(self, step: int, outcome: _Outcome) -> None:
         self._non_finite_counter.count(outcome.unfit and f"step {step + 1}: the weight {outcome.unfit}")
         if outcome.late and not outcome.unfit:
             self.context.warn(f"step {step + 1}: this machine's weights came after the deadline")
@@ -350,7 +359,7 @@ class Sparta(Strategy):
 
     # ---------------------------------------------------------------------------------------------------- snapshots
 
-    def _came_to_something(self) -> list[_Sent]:
+    def _with_result(self) -> list[_Sent]:
         """Wait for the exchanges in flight, and return those with a result; if the group is lost, others did not
         begin."""
         for sent in self._under_way:
@@ -362,12 +371,12 @@ class Sparta(Strategy):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
-        for sent in self._came_to_something():
+        for sent in self._with_result():
             tensors |= {f"sent/{sent.step}": sent.values, f"mean/{sent.step}": sent.mean}
         return tensors
 
     def state(self) -> dict[str, Any]:
-        under_way = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._came_to_something()]
+        under_way = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._with_result()]
         under_way = [{**entry, "members": list(entry["members"])} for entry in under_way]
         return {"step": self._step, "weight": self._weight, "members": list(self._members), "under_way": under_way}
 

@@ -113,7 +113,7 @@ class StepHandshake:
         return cls(weight, took_part, owned) if 0.0 <= weight <= LARGEST_WEIGHT else None
 
 
-def divided(sizes: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> list[int]:
+def assign_owners(sizes: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> list[int]:
     """Return the owner of each parameter; members with the same handshakes get the same owners.
 
     The division stays if no member joined or left. Otherwise each parameter, the largest first, stays with its owner
@@ -140,7 +140,7 @@ def _ownership(handshakes: Mapping[int, StepHandshake]) -> dict[int, tuple[bool,
     return {rank: (handshake.took_part, handshake.owned) for rank, handshake in handshakes.items()}
 
 
-def partner(position: int, round_index: int, size: int) -> int:
+def opponent_of(position: int, round_index: int, size: int) -> int:
     """Return the opponent of ``position`` in a round of a round-robin tournament of ``size``; itself in a bye. There
     are ``size - 1`` rounds, or ``size`` if that is odd."""
     even = size + size % 2
@@ -156,7 +156,7 @@ class ZeRO1(GradientStrategy):
     name: ClassVar[str] = "zero1"
     summary: ClassVar[str] = "allreduce with the optimizer's state divided among the machines; exact, and less memory"
     costs = ZeRO1Costs()
-    ends_whole: ClassVar[bool] = False
+    survives_failed_exchange: ClassVar[bool] = False
 
     @classmethod
     def only_own_codecs(cls, settings: StrategySettings) -> str:
@@ -183,7 +183,7 @@ class ZeRO1(GradientStrategy):
         self._scaled = False
         self._norm: float | None = None
 
-    def use(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -227,7 +227,7 @@ class ZeRO1(GradientStrategy):
         """Send every member its shard of this member's gradient; return what each sent of the own shard, by rank."""
         ranks, rank = sorted(self._shards), self._exchange.rank
         position, size = ranks.index(rank), len(ranks)
-        partners = [ranks[partner(position, round_index, size)] for round_index in range(size + size % 2 - 1)]
+        partners = [ranks[opponent_of(position, round_index, size)] for round_index in range(size + size % 2 - 1)]
         pairs = [(rank,) if peer == rank else tuple(sorted((rank, peer))) for peer in partners]
         outgoing = [b"" if peer == rank else gradient_bytes.get(peer, b"") for peer in partners]
         parcels: list[tuple[Group | None, bytes]] = list(zip(pairs, outgoing, strict=True))
@@ -321,7 +321,7 @@ class ZeRO1(GradientStrategy):
         is_unchanged = _ownership(handshakes) == _ownership(before)
         if is_unchanged and self._shards:
             return
-        owners = divided([parameter.numel() for parameter in self._parameters], handshakes)
+        owners = assign_owners([parameter.numel() for parameter in self._parameters], handshakes)
         self._move(owners, handshakes)
         pairs = list(zip(self._parameters, owners, strict=True))
         self._shards = {rank: Bucket([p for p, owner in pairs if owner == rank]) for rank in handshakes}
