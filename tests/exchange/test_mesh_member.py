@@ -103,7 +103,7 @@ def test_what_is_not_finite_stays_with_its_member_and_all_are_told(tmp_path: Pat
         fine, own = (p.wait(60) for p in pending)
     assert fine.mean.tolist() == own.mean.tolist() == [2.0, 4.0]
     assert (fine.weight, fine.refused, fine.flags) == (own.weight, own.refused, own.flags) == (1.0, (1,), b"\x01")
-    assert fine.included and fine.fit and not own.fit and sum(b - a for a, b in own.left_out) == 2
+    assert fine.included and fine.is_finite and not own.is_finite and sum(b - a for a, b in own.left_out) == 2
 
 
 @pytest.mark.parametrize("codec_name", ["int8", "mxfp4", "topk:0.05"])

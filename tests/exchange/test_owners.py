@@ -127,7 +127,7 @@ def test_whoever_is_not_finite_is_left_out_and_named_to_all(three: list[Mesh], d
     right = reference([vectors[rank] for rank in good], "fp32", [rank + 1.0 for rank in good]) if good else None
     for rank, result in enumerate(results):
         assert result.refused == tuple(sorted(bad))
-        assert result.fit == (rank not in bad)
+        assert result.is_finite == (rank not in bad)
         assert result.flags == bytes([sum(1 << one for one in good)])
         assert result.weight == sum(one + 1.0 for one in good)
         if right is not None:

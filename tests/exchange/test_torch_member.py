@@ -129,7 +129,7 @@ def test_what_is_not_finite_stays_with_its_member_and_all_are_told(tmp_path: Pat
             pending.append(member.start_mean("x", values, 1.0, codec_by_name("int8"), flags))
         for rank, result in enumerate(one.wait(60) for one in pending):
             assert (result.mean[0].item(), result.weight, result.refused, result.flags) == (2.0, 2.0, (1,), b"\x05")
-            assert result.fit == (rank != 1) and result.left_out == (((0, 40_000),) if rank == 1 else ())
+            assert result.is_finite == (rank != 1) and result.left_out == (((0, 40_000),) if rank == 1 else ())
 
 
 @pytest.mark.parametrize(("codec_name", "elements"), [("int8", 50_000), ("mxfp4", 900_001)])

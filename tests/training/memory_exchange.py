@@ -123,7 +123,7 @@ class Room:
         with self._changed:
             if name not in self._replies:
                 late = self._late(_plain(name))
-                chosen = {r: one for r, one in said.items() if r not in late and one.fit}
+                chosen = {r: one for r, one in said.items() if r not in late and one.is_finite}
                 nothing = torch.zeros_like(next(iter(said.values())).values), list[int]()
                 self._replies[name] = self._average(chosen) if chosen else nothing
             return self._replies[name]
@@ -174,9 +174,9 @@ class RoomExchange(Exchange):
             sum(said[rank].weight for rank in among),
             tuple(said),
             () if self.rank in among else ((0, mean.numel()),),
-            tuple(rank for rank, one in said.items() if not one.fit),
+            tuple(rank for rank, one in said.items() if not one.is_finite),
             combine_flags([said[rank].flags for rank in among], len(own.flags)),
-            own.fit,
+            own.is_finite,
         )
 
     def _start_gather(

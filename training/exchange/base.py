@@ -94,14 +94,16 @@ class Contribution:
     stream: str = ""
     """Name of the residuals that belong to the mean."""
     group: Group = ()
-    fit: bool = True
+    is_finite: bool = True
     """Whether the values are numbers that the codec can carry; if not, values, weight and flags are zero."""
 
-    def checked(self, fit: bool | None = None) -> Contribution:
-        """Return the contribution as it is sent; ``fit``, if already known, saves the check."""
-        if self.codec.carries(self.values) if fit is None else fit:
+    def checked(self, is_finite: bool | None = None) -> Contribution:
+        """Return the contribution as it is sent; ``is_finite``, if already known, saves the check."""
+        if self.codec.carries(self.values) if is_finite is None else is_finite:
             return self
-        return replace(self, values=torch.zeros_like(self.values), weight=0.0, flags=bytes(len(self.flags)), fit=False)
+        return replace(
+            self, values=torch.zeros_like(self.values), weight=0.0, flags=bytes(len(self.flags)), is_finite=False
+        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class MeanResult:
     """Ranks whose contribution was not finite, ascending; the same on all members."""
     flags: bytes = b""
     """The contributors' flags, combined by bitwise "or"."""
-    fit: bool = True
+    is_finite: bool = True
     """Whether this member's own contribution was finite; if not, none of it was sent."""
 
     @property

@@ -42,7 +42,7 @@ class ErrorFeedback:
         Args:
             sent: what :meth:`compensate` returned.
         """
-        if not result.fit:
+        if not result.is_finite:
             return  # the residual stays as it was
         if weight == 0.0:
             self.residual = sent

@@ -131,7 +131,13 @@ def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResul
     if at != contribution.values.numel() or not outcome.pieces:
         raise ExchangeError(f"the outcome of '{contribution.name}' has {at} of {contribution.values.numel()} values")
     return MeanResult(
-        contribution.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, contribution.fit
+        contribution.values,
+        weight,
+        outcome.members,
+        tuple(left_out),
+        tuple(sorted(refused)),
+        flags,
+        contribution.is_finite,
     )
 
 

@@ -101,10 +101,12 @@ class _Average:
         self._description = describe_operation("mean", contribution.name, contribution)
         self._seal = description_crc(self._description)
         self._tail = memoryview(
-            _TAIL.pack(contribution.weight, self._seal, mesh.full, not contribution.fit) + contribution.flags
+            _TAIL.pack(contribution.weight, self._seal, mesh.full, not contribution.is_finite) + contribution.flags
         )
         self._metadata = {
-            mesh.rank: _ContributionMetadata(contribution.weight, mesh.full, not contribution.fit, contribution.flags)
+            mesh.rank: _ContributionMetadata(
+                contribution.weight, mesh.full, not contribution.is_finite, contribution.flags
+            )
         }
         self._outcome_tail_bytes = len(outcome_tail(0.0, self.members, (), (), contribution.flags))
 

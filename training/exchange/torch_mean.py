@@ -111,9 +111,9 @@ class Attempt:
             contribution.values[start:stop] = decoded(contribution.codec, data, stop - start)
         if contribution.values.is_cuda:
             torch.cuda.current_stream(contribution.values.device).synchronize()
-        left_out = () if contribution.fit else ((0, contribution.values.numel()),)
+        left_out = () if contribution.is_finite else ((0, contribution.values.numel()),)
         result = MeanResult(
-            contribution.values, weight, members, left_out, tuple(self._refused), flags, contribution.fit
+            contribution.values, weight, members, left_out, tuple(self._refused), flags, contribution.is_finite
         )
         among = [rank for rank in members if rank not in self._refused]
         tail = outcome_tail(weight, members, among, self._refused, flags)
@@ -126,7 +126,7 @@ class Attempt:
         tag = description_crc(f"{description} {sorted(self._bounds.items())}")
         padding = bytes(-len(contribution.flags) % 64)
         header = (
-            _HEAD.pack(contribution.weight, tag, self._full, not contribution.fit, len(contribution.flags))
+            _HEAD.pack(contribution.weight, tag, self._full, not contribution.is_finite, len(contribution.flags))
             + contribution.flags
             + padding
         )

@@ -306,7 +306,7 @@ class SimulatedExchange(Exchange):
     def _mean(self, contribution: Contribution) -> MeanResult:
         contributions, mean = self._hear(contribution.name, self._averaged)
         self._members = self._members if contribution.group else tuple(contributions)
-        finite_ranks = [rank for rank, member_contribution in contributions.items() if member_contribution.fit]
+        finite_ranks = [rank for rank, member_contribution in contributions.items() if member_contribution.is_finite]
         elements, codec = contribution.values.numel(), contribution.codec
         roundtrip_bytes = codec.expected_bytes(elements) + codec.expected_reply_bytes(elements, len(contributions))
         size = math.ceil(
@@ -318,14 +318,14 @@ class SimulatedExchange(Exchange):
             mean.to(contribution.values.device, copy=True),
             sum(contributions[rank].weight for rank in finite_ranks),
             tuple(contributions),
-            () if contribution.fit else ((0, mean.numel()),),
-            tuple(rank for rank, member_contribution in contributions.items() if not member_contribution.fit),
+            () if contribution.is_finite else ((0, mean.numel()),),
+            tuple(rank for rank, member_contribution in contributions.items() if not member_contribution.is_finite),
             combine_flags([contributions[rank].flags for rank in finite_ranks], len(contribution.flags)),
-            contribution.fit,
+            contribution.is_finite,
         )
 
     def _averaged(self, contributions: Mapping[int, Contribution]) -> tuple[dict[int, Contribution], torch.Tensor]:
-        finite = [contribution for contribution in contributions.values() if contribution.fit]
+        finite = [contribution for contribution in contributions.values() if contribution.is_finite]
         mean = (
             average(finite, self._group.residuals)
             if finite

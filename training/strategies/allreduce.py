@@ -270,7 +270,9 @@ class AllReduce(GradientStrategy):
         results = [compressor.wait() for compressor in self._compressors]
         if results:
             self._members = results[-1].members
-        refused_buckets = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
+        refused_buckets = [
+            bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.is_finite
+        ]
         self._count_non_finite(refused_buckets, self._codec, self._state.scale)
         if self._state.scale is not None and any(result.refused for result in results):
             # The loss scale is too large, which is normal: all skip the step, and residuals stay as they were.
@@ -280,7 +282,7 @@ class AllReduce(GradientStrategy):
         for bucket, compressor, result in zip(self._buckets, self._compressors, results, strict=True):
             compressor.settle()
             bucket.unpack(result, self._state.scale or 1.0)
-        if any(result.left_out and result.fit for result in results):
+        if any(result.left_out and result.is_finite for result in results):
             self.context.warn(f"step {self._step + 1}: this machine's gradients came after the deadline")
 
     def _wait_for_starts(self) -> None:

@@ -158,7 +158,7 @@ class Averaging(RoundStrategy):
             mean = result.mean if result.weight else weights
         self._warn_of(weights, result)
         unflatten_into(self._parameters, mean)
-        comparison = differences(weights, mean, out=weights) if result.fit else NOT_COMPARED
+        comparison = differences(weights, mean, out=weights) if result.is_finite else NOT_COMPARED
         if hashes_differ(result.flags):
             _, drift, source = sync_weights(self._parameters, self._exchange, f"{self.name}/mend")
             if source is not None:
@@ -194,9 +194,11 @@ class Averaging(RoundStrategy):
         return result
 
     def _warn_of(self, weights: torch.Tensor, result: MeanResult) -> None:
-        non_finite = "" if result.fit else non_finite_parameter(self._names, self._parameters, weights, self._codec)
+        non_finite = (
+            "" if result.is_finite else non_finite_parameter(self._names, self._parameters, weights, self._codec)
+        )
         self._non_finite_counter.count(non_finite and f"round {self._round}: the weight {non_finite}")
-        if result.fit and not result.included:
+        if result.is_finite and not result.included:
             outcome = "were late and count for nothing" if self._last_mean is None else "were late and are carried over"
             self.context.warn(f"round {self._round}: this machine's steps {outcome}")
 

@@ -182,9 +182,9 @@ class NoLoCo(RoundStrategy):
             averaged_members = slow_result.members
             self._warn_of(change_result, change, slow_result)
             mean = _taken(slow_result, self._slow) if slow_result.weight else self._slow.clone()
-            if len(averaged_members) > 1 and slow_result.fit:
+            if len(averaged_members) > 1 and slow_result.is_finite:
                 drift, _, correlation = differences(self._slow, mean)
-            norm = float(torch.linalg.vector_norm(change)) if change_result.fit else None
+            norm = float(torch.linalg.vector_norm(change)) if change_result.is_finite else None
             self._step(_taken(change_result, change), mean)
         else:  # no partner: the member continues from its own weights
             self._slow.copy_(current)
@@ -204,7 +204,7 @@ class NoLoCo(RoundStrategy):
     def _warn_of(self, change_result: MeanResult, change: torch.Tensor, slow_result: MeanResult) -> None:
         round_label, non_finite = f"round {self._round + 1}", ""
         for result, contribution in ((slow_result, self._slow), (change_result, change)):
-            if not result.fit:
+            if not result.is_finite:
                 non_finite = non_finite_parameter(self._names, self._parameters, contribution, self._codec)
         self._non_finite_counter.count(non_finite and f"{round_label}: the weight {non_finite}")
         if not (non_finite or (change_result.included and slow_result.included)):
@@ -242,7 +242,7 @@ class NoLoCo(RoundStrategy):
 
 def _taken(result: MeanResult, values: torch.Tensor) -> torch.Tensor:
     """Return a pair's mean, with this member's own ``values`` where they were too late for it."""
-    if result.fit:
+    if result.is_finite:
         for start, stop in result.left_out:
             result.mean[start:stop] = values[start:stop]
     return result.mean

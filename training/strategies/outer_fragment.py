@@ -235,7 +235,7 @@ class OuterFragment:
         if self._result is None:
             mean, contribution = self._mean.wait()
             non_finite = ""
-            if not mean.fit:
+            if not mean.is_finite:
                 non_finite = non_finite_parameter(self.spec.names, self.spec.tensors(), contribution, self._mean.codec)
             self._result = RoundResult(
                 mean.mean, mean.members, not mean.included, hashes_differ(mean.flags), non_finite

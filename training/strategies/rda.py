@@ -65,7 +65,7 @@ class RadialDirectional(PseudoGradientMean):
         assert self._norms is not None
         result, sent = super().wait()
         norms = self._norms.wait().mean.tolist()
-        if result.fit and (lost := self.feedback.residual) is not None:
+        if result.is_finite and (lost := self.feedback.residual) is not None:
             self.feedback.residual = self._as_deltas(lost)
         mean = self._off_the_wire(result.mean)
         for tensor, norm in zip(self._tensors(mean), norms, strict=True):

@@ -160,7 +160,7 @@ class GatheredMean(PseudoGradientMean):
             is_finite = self.codec.carries(total)
             mean = total if is_finite else torch.zeros_like(total)
             return MeanResult(
-                mean.clone(), self._weight, (own_rank,), refused=() if is_finite else (own_rank,), fit=is_finite
+                mean.clone(), self._weight, (own_rank,), refused=() if is_finite else (own_rank,), is_finite=is_finite
             ), total
         pieces = [pending.wait() for pending in self._gathers]
         members = tuple(sorted(pieces[-1]))

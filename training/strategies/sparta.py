@@ -296,7 +296,7 @@ class Sparta(Strategy):
         if sent.outcome is None:
             assert sent.pending is not None
             result = sent.pending.wait()
-            non_finite = "" if result.fit else self._unfit(sent)
+            non_finite = "" if result.is_finite else self._unfit(sent)
             sent.outcome = _Outcome(result.members, not result.included, non_finite, result.weight <= 0.0)
             sent.mean, sent.pending = result.mean, None
         return sent.outcome

@@ -131,7 +131,7 @@ class DGC(Compressor):
         assert self._result is not None and self._next is not None
         result, (momentum, unsent) = self._result, self._next
         self._result = self._next = self._pending = None
-        if not result.fit:
+        if not result.is_finite:
             return  # the state before the step stays
         if self._step_context.weight > 0.0:
             sent = roundtrip(self._codec, unsent)

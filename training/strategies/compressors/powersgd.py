@@ -211,10 +211,10 @@ class PowerSGD(Compressor):
             offset += matrix.rows * matrix.rank
         factors = [(matrix.of(step.contribution).T @ matrix.p).reshape(-1) for matrix in self._matrices]
         sent = torch.cat(factors)
-        fit = step.first_result.fit
+        is_finite = step.first_result.is_finite
         name = f"grad/{step.step_context.step}/{self.context.index}/q"
-        weight = step.step_context.weight if fit else 0.0
-        sent = sent if fit else torch.zeros_like(sent)
+        weight = step.step_context.weight if is_finite else 0.0
+        sent = sent if is_finite else torch.zeros_like(sent)
         step.second_mean = self.context.exchange.start_mean(name, sent, weight, self.context.codec)
 
     def wait(self) -> MeanResult:
@@ -241,7 +241,7 @@ class PowerSGD(Compressor):
                 left_out,
                 tuple(sorted({*first_result.refused, *second_result.refused})),
                 first_result.flags,
-                first_result.fit and second_result.fit,
+                first_result.is_finite and second_result.is_finite,
             )
         return step.result
 
@@ -252,7 +252,7 @@ class PowerSGD(Compressor):
         if step.compressed:
             for matrix, q in self._factors(step.q):
                 matrix.q, matrix.p = orthonormal(q, self._seed(matrix, step.step_context.step)), torch.empty(0)
-        if not result.fit:
+        if not result.is_finite:
             return  # the error before the step stays
         self._error = step.contribution if step.step_context.weight == 0.0 else self._lost(step, result)
 
