@@ -225,7 +225,7 @@ class AllReduce(GradientStrategy):
         super().begin_step(step, weight, scale)
         self._state = _StepState(weight=weight, scale=scale)
         for bucket in self._buckets:
-            bucket.under_way = False
+            bucket.in_flight = False
 
     def last_backward(self) -> None:
         self._state.armed = True
@@ -255,7 +255,7 @@ class AllReduce(GradientStrategy):
             start(values)
         else:  # otherwise backward would wait here until the bucket is on the host
             self._state.starting.append(self._side.submit(start, values))
-        bucket.under_way = True
+        bucket.in_flight = True
         self._state.launched += 1
 
     def gradients(self) -> None:

@@ -21,7 +21,7 @@ MOST_RHYTHMS = 1000
 class CheckedCosts(CostModel):
     """A cost model whose answers are checked to be possible.
 
-    A wrong but possible guess passes: the run measures the real figure, which corrects the next plan.
+    A complaint but possible guess passes: the run measures the real figure, which corrects the next plan.
 
     Args:
         stated: the strategy's cost model.
@@ -37,67 +37,69 @@ class CheckedCosts(CostModel):
         for attribute in CostModel.__annotations__:
             setattr(self, attribute, getattr(stated, attribute))
         for codec in self.codecs:
-            self._asked("codecs", partial(codec_by_name, codec), lambda _: True, "")
-        self._asked("codecs", lambda: self.codecs, bool, "none")
+            self._checked("codecs", partial(codec_by_name, codec), lambda _: True, "")
+        self._checked("codecs", lambda: self.codecs, bool, "none")
         for attribute in ("vectors", "merge_ns", "group"):
-            self._asked(attribute, partial(getattr, self, attribute), _is_amount, "no finite number of at least 0")
+            self._checked(attribute, partial(getattr, self, attribute), _is_amount, "no finite number of at least 0")
 
-    def _asked(self, attribute: str, ask: Callable[[], T], is_right: Callable[[T], bool], wrong: str) -> T:
+    def _checked(self, attribute: str, ask: Callable[[], T], is_valid: Callable[[T], bool], complaint: str) -> T:
         problem = f"strategy '{self._name}': its costs cannot be used: {attribute}"
         hint = f"correct its cost model, or set costs = None: then '{self._name}' is used only when it is asked for"
         try:
             answer = ask()
-            right = is_right(answer)
+            valid = is_valid(answer)
         except Exception as error:  # user code may raise anything
             reason = error.message if isinstance(error, MusterError) else where_it_failed(error)
             raise BadInput(f"{problem}: {reason}", hint) from error
-        if not right:
-            raise BadInput(f"{problem} gives {answer}: {wrong}", hint)
+        if not valid:
+            raise BadInput(f"{problem} gives {answer}: {complaint}", hint)
         return answer
 
     def with_options(self, settings: Owning) -> CostModel:
-        stated = self._asked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
+        stated = self._checked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
         return self if stated is self._stated else CheckedCosts(stated, self._name)
 
     def unsound(self, run: RunSpec) -> str:
-        return self._asked("unsound", lambda: self._stated.unsound(run), lambda why: isinstance(why, str), "no text")
+        return self._checked("unsound", lambda: self._stated.unsound(run), lambda why: isinstance(why, str), "no text")
 
     def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
         def ask() -> str:
             return self._stated.refused(run, rhythm)
 
-        return self._asked("refused", ask, lambda why: isinstance(why, str), "no text")
+        return self._checked("refused", ask, lambda why: isinstance(why, str), "no text")
 
     def elements(self, trainable: int) -> int:
-        return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
+        return self._checked(
+            "elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters"
+        )
 
     def carried(self, trainable: int, codec: str) -> int:
         ask = partial(self._stated.carried, trainable, codec)
-        return self._asked("carried", ask, _is_amount, "no number of parameters")
+        return self._checked("carried", ask, _is_amount, "no number of parameters")
 
     def longest(self, trainable: int) -> int:
-        return self._asked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
+        return self._checked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
 
     def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        def some() -> list[Rhythm]:
+        def ask() -> list[Rhythm]:
             return list(islice(self._stated.rhythms(run), MOST_RHYTHMS + 1))
 
-        wrong = f"at most {MOST_RHYTHMS}, with an interval of at least 1 and a delay of at least 0"
-        rhythms = self._asked("rhythms", some, _are_rhythms, wrong)
+        complaint = f"at most {MOST_RHYTHMS}, with an interval of at least 1 and a delay of at least 0"
+        rhythms = self._checked("rhythms", ask, _are_rhythms, complaint)
         return iter(rhythms)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         ask = partial(self._stated.hidden, exchange, compute, rhythm, settings)
-        wrong = f"no part of an exchange of {exchange:.3g} s"
-        return self._asked("hidden", ask, lambda found: 0 <= found <= exchange, wrong)
+        complaint = f"no part of an exchange of {exchange:.3g} s"
+        return self._checked("hidden", ask, lambda seconds: 0 <= seconds <= exchange, complaint)
 
     def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
         ask = partial(self._stated.learning, run, rhythm, worth)
-        wrong = "a share is at most 1, a loss at least -1, a source one of its sources"
-        return self._asked("learning", ask, _is_learning, wrong)
+        complaint = "a share is at most 1, a loss at least -1, a source one of its sources"
+        return self._checked("learning", ask, _is_learning, complaint)
 
     def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return self._asked("settings", partial(self._stated.settings, run, rhythm), lambda _: True, "")
+        return self._checked("settings", partial(self._stated.settings, run, rhythm), lambda _: True, "")
 
 
 def _is_amount(value: float) -> bool:

@@ -231,9 +231,9 @@ class Composition(Strategy):
         for component in self._components:
             prefix, component_state = f"{component.name}/", state["parts"][component.name]
             named = (item for item in tensors.items() if item[0].startswith(prefix))
-            own = {name.removeprefix(prefix): tensor for name, tensor in named}
-            if own or component_state:
-                component.load(own, component_state)
+            component_tensors = {name.removeprefix(prefix): tensor for name, tensor in named}
+            if component_tensors or component_state:
+                component.load(component_tensors, component_state)
 
 
 class ComposedCosts(CostModel):

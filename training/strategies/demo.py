@@ -236,8 +236,8 @@ class Demo(GradientStrategy):
             if any(is_asynchronous(parameter.device) for parameter in self._parameters):
                 coded = list(coded)  # so that the device has all its work before the host waits
             started = [(numbers, self._sent(numbers, *encoded)) for numbers, encoded in coded]
-            for numbers, under_way in started:
-                self._take(numbers, under_way)
+            for numbers, in_flight in started:
+                self._take(numbers, in_flight)
 
     def _has_unfit(self) -> bool:
         """Return whether one of this member's gradients is not finite, and count it; the step then has weight 0."""
@@ -279,7 +279,7 @@ class Demo(GradientStrategy):
     ) -> list[Pending[dict[int, bytes]]]:
         """Start to send indices and values."""
         data = to_host([*indices, *values], torch.uint8).numpy()
-        count, width, under_way = sum(map(len, indices)) // _INDEX_BYTES, self._codec.max_encoded_bytes(1), []
+        count, width, in_flight = sum(map(len, indices)) // _INDEX_BYTES, self._codec.max_encoded_bytes(1), []
         index_bytes, value_bytes = data[: _INDEX_BYTES * count], data[_INDEX_BYTES * count :]
         for start in range(0, count, _AT_ONCE):
             stop = start + _AT_ONCE
@@ -287,8 +287,8 @@ class Demo(GradientStrategy):
                 index_bytes[_INDEX_BYTES * start : _INDEX_BYTES * stop].tobytes()
                 + value_bytes[width * start : width * stop].tobytes()
             )
-            under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", piece))
-        return under_way
+            in_flight.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", piece))
+        return in_flight
 
     def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return indices and values of the coefficients that a parameter sends, chunk after chunk, as bytes."""
@@ -306,9 +306,9 @@ class Demo(GradientStrategy):
 
     # ---------------------------------------------------------------------------------------------- receiving
 
-    def _take(self, numbers: Sequence[int], under_way: Sequence[Pending[dict[int, bytes]]]) -> None:
+    def _take(self, numbers: Sequence[int], in_flight: Sequence[Pending[dict[int, bytes]]]) -> None:
         """Set the gradients of a group of parameters to the sign of the mean."""
-        payloads = [pending.wait() for pending in under_way]
+        payloads = [pending.wait() for pending in in_flight]
         if payloads:
             self._members = tuple(sorted(payloads[-1]))
         counts = [self._chunks[number].number * self._count(number) for number in numbers]

@@ -82,7 +82,7 @@ class Bucket:
     """
 
     parameters: list[nn.Parameter]
-    under_way: bool = False
+    in_flight: bool = False
     """Whether this step's gradients were sent."""
     added_late: int | None = None
     """Index of a parameter whose gradient was accumulated after it had been sent; ``None``: none was."""
@@ -95,7 +95,7 @@ class Bucket:
         if any(self._added):
             self._expected = [max(1, times) for times in self._added]
         self._added = [0] * len(self.parameters)
-        self._stays = self.under_way
+        self._stays = self.in_flight
 
     def disarm(self) -> None:
         """Called if that backward failed; what was sent before stays valid, and its counts are discarded."""
@@ -104,7 +104,7 @@ class Bucket:
     def add(self, index: int) -> None:
         """Count an accumulation into the gradient of a parameter."""
         self._added[index] += 1
-        if self.under_way and not self._stays:
+        if self.in_flight and not self._stays:
             self.added_late = index
 
     @property

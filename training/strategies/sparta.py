@@ -195,7 +195,7 @@ class Sparta(Strategy):
         super().__init__(context)
         self._options = context.settings.of(SpartaOptions)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._under_way: deque[_Sent] = deque()
+        self._in_flight: deque[_Sent] = deque()
         self._step = -1
         self._weight = 0.0
         self._averaged = False
@@ -236,7 +236,7 @@ class Sparta(Strategy):
         return (step + 1) % self._options.interval == 0
 
     def _is_due(self, step: int) -> bool:
-        return bool(self._under_way) and self._under_way[0].step + self._options.delay <= step
+        return bool(self._in_flight) and self._in_flight[0].step + self._options.delay <= step
 
     def end_step(self) -> SyncEvent | None:
         if self._alone:
@@ -251,7 +251,7 @@ class Sparta(Strategy):
         """Merge what is in flight, then average all weights: afterwards every member holds their mean."""
         if self._alone:
             return None
-        while self._under_way:
+        while self._in_flight:
             self._merge()
         before, weights = self._exchange.traffic.copy(), flatten(self._parameters, torch.device("cpu"))
         mean = mean_of_all(weights, self._exchange, "sparta/consensus").mean
@@ -280,7 +280,7 @@ class Sparta(Strategy):
                 yield number, indices[start:stop].to(self._parameters[number].device)
 
     def _send(self) -> None:
-        if not self._under_way:
+        if not self._in_flight:
             self._before = self._exchange.traffic.copy()
         pieces = [
             self._parameters[number].detach().reshape(-1)[indices] for number, indices in self._chosen(self._step)
@@ -289,7 +289,7 @@ class Sparta(Strategy):
         weight = self._weight if self._options.weighting == "samples" else 1.0
         self._weight = 0.0
         pending = self._exchange.start_mean(f"sparta/{self._step}", values, weight, self._codec)
-        self._under_way.append(_Sent(self._step, values, pending))
+        self._in_flight.append(_Sent(self._step, values, pending))
 
     def _settle(self, sent: _Sent) -> _Outcome:
         """Wait for an exchange."""
@@ -312,9 +312,9 @@ class Sparta(Strategy):
 
     def _merge(self) -> SyncEvent:
         """Merge the oldest exchange in flight."""
-        sent = self._under_way[0]
+        sent = self._in_flight[0]
         outcome = self._settle(sent)
-        self._under_way.popleft()
+        self._in_flight.popleft()
         self._members = outcome.members
         self._warn_of(sent.step, outcome)
         if not outcome.empty:
@@ -346,7 +346,7 @@ class Sparta(Strategy):
 
     @property
     def synchronised(self) -> bool:
-        return not self._under_way and self._sends(self._step)
+        return not self._in_flight and self._sends(self._step)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -362,12 +362,12 @@ class Sparta(Strategy):
     def _with_result(self) -> list[_Sent]:
         """Wait for the exchanges in flight, and return those with a result; if the group is lost, others did not
         begin."""
-        for sent in self._under_way:
+        for sent in self._in_flight:
             try:
                 self._settle(sent)
             except ExchangeError:
                 break
-        return [sent for sent in self._under_way if sent.outcome is not None]
+        return [sent for sent in self._in_flight if sent.outcome is not None]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -376,16 +376,16 @@ class Sparta(Strategy):
         return tensors
 
     def state(self) -> dict[str, Any]:
-        under_way = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._with_result()]
-        under_way = [{**entry, "members": list(entry["members"])} for entry in under_way]
-        return {"step": self._step, "weight": self._weight, "members": list(self._members), "under_way": under_way}
+        in_flight = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._with_result()]
+        in_flight = [{**entry, "members": list(entry["members"])} for entry in in_flight]
+        return {"step": self._step, "weight": self._weight, "members": list(self._members), "under_way": in_flight}
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._step, self._weight = int(state["step"]), float(state["weight"])
         self._members = tuple(state["members"])
-        self._under_way.clear()
+        self._in_flight.clear()
         for entry in state["under_way"]:
             outcome = {**entry, "members": tuple(entry["members"])}
             step = outcome.pop("step")
             values, mean = tensors[f"sent/{step}"], tensors[f"mean/{step}"]
-            self._under_way.append(_Sent(step, values, None, mean, _Outcome(**outcome)))
+            self._in_flight.append(_Sent(step, values, None, mean, _Outcome(**outcome)))

@@ -30,7 +30,7 @@ class Uncompressed(Compressor):
         self._feedback = (
             ErrorFeedback(context.codec, context.exchange, f"grad/{context.index}") if keeps_residual else None
         )
-        self._under_way: tuple[StepContext, torch.Tensor | None, Pending[MeanResult]] | None = None
+        self._in_flight: tuple[StepContext, torch.Tensor | None, Pending[MeanResult]] | None = None
         self._result: MeanResult | None = None
 
     def start(self, values: torch.Tensor, step_context: StepContext) -> None:
@@ -40,19 +40,19 @@ class Uncompressed(Compressor):
         pending = context.exchange.start_mean(
             name, values, step_context.weight, context.codec, step_context.flags, stream
         )
-        self._under_way = (step_context, values if feedback is not None else None, pending)
+        self._in_flight = (step_context, values if feedback is not None else None, pending)
 
     def wait(self) -> MeanResult:
-        assert self._under_way is not None
-        self._result = self._under_way[2].wait()
+        assert self._in_flight is not None
+        self._result = self._in_flight[2].wait()
         return self._result
 
     def settle(self) -> None:
-        assert self._under_way is not None and self._result is not None
-        step_context, sent, _ = self._under_way
+        assert self._in_flight is not None and self._result is not None
+        step_context, sent, _ = self._in_flight
         if self._feedback is not None and sent is not None:
             self._feedback.settle(sent, step_context.weight, self._result)
-        self._under_way = self._result = None
+        self._in_flight = self._result = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {} if self._feedback is None else self._feedback.tensors(f"/{self.context.index}")
