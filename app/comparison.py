@@ -25,7 +25,7 @@ from profiles.schema import Profile
 from training.events import EvaluationEvent, Event, RunEvent, StepEvent, SyncEvent
 from training.strategies.costs import FEWEST_ROUNDS
 from training.strategies.registry import cost_model
-from training.strategies.user_strategy import rhythm_of
+from training.strategies.user_strategy import sync_schedule_of
 
 Curve = tuple[tuple[float, float], ...]
 """Samples that the group has seen, and the loss then; ascending."""
@@ -289,7 +289,7 @@ def _row(result: StrategyResult, samples: float) -> StrategyResult:
         losses=tuple(loss_at(run.curve, samples) for run in result.runs),
         curve=mean_curve([run.curve for run in result.runs]),
         sent=statistics.fmean(run.sent for run in result.runs),
-        interval=rhythm_of(result.profile.strategy).interval,
+        interval=sync_schedule_of(result.profile.strategy).interval,
         memory=costs.vectors * _FP32 * trainable if costs is not None and trainable else None,
     )
 

@@ -34,7 +34,7 @@ from training.plan import RunPlan
 from training.run_files import explained, write_whole
 from training.run_folder import RunFolder
 from training.schedule import ends_in_warm_up, steps_in
-from training.strategies.user_strategy import rhythm_of, shortened_for_trial
+from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned
@@ -192,7 +192,7 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Rehearsa
     if not warm:
         raise BadInput("the trial run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
-    interval = rhythm_of(settings).interval if plan.world_size > 1 else 1
+    interval = sync_schedule_of(settings).interval if plan.world_size > 1 else 1
     compute = max(statistics.median(step.compute for step in steps) for steps in warm)
     wait, transfer, traffic = _per_sync(syncs if interval > 1 else [], warm)
     seconds = compute + wait / interval

@@ -24,7 +24,7 @@ from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
-from distributed.planning.prediction import Predictor, known_costs, rhythm_of
+from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import FOR_EXPERTS, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
 from distributed.preparation.preflight import NotReady, Ready, rooms_of
@@ -56,7 +56,7 @@ class Forecast:
         assert planning is not None  # one machine that trains alone has no H
         choice, predictor = planning.ranking[index].choice, self._predictor(planning)
         other = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
-        if why := known_costs(other, planning.job).refused(predictor.run_spec(other), rhythm_of(other)):
+        if why := known_costs(other, planning.job).refused(predictor.run_spec(other), sync_schedule_of(other)):
             raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
         return way_of(planning, index, predictor.predict(other))
 

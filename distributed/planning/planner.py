@@ -247,7 +247,7 @@ class _Planner:
         if split is None:
             self._note("batch-too-small")
             return None
-        rhythms = list(self._predictor.rhythms(base))
+        rhythms = list(self._predictor.sync_schedules(base))
         if not rhythms:
             if refusal := self._predictor.refused(base):
                 self._note("refused", configuration.strategy, refusal)

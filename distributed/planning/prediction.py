@@ -16,7 +16,7 @@ from distributed.planning.document import Candidate, Choice, Job, MemberForecast
 from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
 from profiles.declarations import Owning
 from profiles.errors import BadInput
-from training.strategies.costs import Compute, CostModel, Rhythm, RunSpec, batch_efficiency
+from training.strategies.costs import Compute, CostModel, RunSpec, SyncSchedule, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import default_strategy, strategies
 
@@ -126,10 +126,10 @@ class Predictor:
 
     # ------------------------------------------------------------------------------------------------------- intervals
 
-    def rhythms(self, choice: Choice) -> Iterator[Rhythm]:
+    def sync_schedules(self, choice: Choice) -> Iterator[SyncSchedule]:
         """Yield the rhythms (interval and delay) of a choice whose expected loss is within the job's bound."""
         costs, run = known_costs(choice, self.job), self.run_spec(choice)
-        for rhythm in costs.rhythms(run):
+        for rhythm in costs.sync_schedules(run):
             is_within_bound = costs.learning(run, rhythm, 1.0).loss <= self.job.max_loss_increase
             if is_within_bound and not costs.refused(run, rhythm):
                 yield rhythm
@@ -137,7 +137,7 @@ class Predictor:
     def refused(self, choice: Choice) -> str:
         """Return why a choice's strategy refuses all of its rhythms; empty if it accepts one, or has none."""
         costs, run = known_costs(choice, self.job), self.run_spec(choice)
-        refusals = [costs.refused(run, rhythm) for rhythm in costs.rhythms(run)]
+        refusals = [costs.refused(run, rhythm) for rhythm in costs.sync_schedules(run)]
         return refusals[0] if refusals and all(refusals) else ""
 
     def run_spec(self, choice: Choice) -> RunSpec:
@@ -166,7 +166,7 @@ class Predictor:
         merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
             return [(seconds, 0.0) for seconds in split.seconds]
-        costs, rhythm, size = known_costs(choice, self.job), rhythm_of(choice), self.job.trainable
+        costs, rhythm, size = known_costs(choice, self.job), sync_schedule_of(choice), self.job.trainable
         member_seconds = []
         exchange_seconds = exchange.seconds
         for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
@@ -183,10 +183,10 @@ class Predictor:
         job, run = self.job, self.run_spec(choice)
         if choice.alone:
             alone = known_costs(choice.model_copy(update={"strategy": default_strategy()}))
-            return 1.0, 0.0, alone.learning(RunSpec(run.steps), Rhythm(), 1.0).sources
+            return 1.0, 0.0, alone.learning(RunSpec(run.steps), SyncSchedule(), 1.0).sources
         ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
         effective_members = sum(split.batches) / max(split.batches)
-        learning = known_costs(choice, self.job).learning(run, rhythm_of(choice), effective_members)
+        learning = known_costs(choice, self.job).learning(run, sync_schedule_of(choice), effective_members)
         sources = (*learning.sources, "batch") if ratio > 1 else learning.sources
         return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learning.share), learning.loss, sources
 
@@ -325,9 +325,9 @@ def _hourly(choice: Choice, step: float) -> float:
     return 0.0 if choice.alone else 3600 / (step * choice.interval)
 
 
-def rhythm_of(choice: Choice) -> Rhythm:
+def sync_schedule_of(choice: Choice) -> SyncSchedule:
     """Return interval and delay of a choice's exchanges."""
-    return Rhythm(choice.interval, choice.delay)
+    return SyncSchedule(choice.interval, choice.delay)
 
 
 @lru_cache(maxsize=64)

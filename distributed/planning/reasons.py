@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.document import Candidate, Job, MemberForecast, MemberSetting, Planning, Reason, Settings
-from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
+from distributed.planning.prediction import Predictor, known_costs, significant, sync_schedule_of
 from distributed.planning.run_time import run_time
 from profiles.errors import BadInput
 from profiles.quantities import memory_text, rate_text, share_text, time_text
@@ -211,7 +211,7 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
     }
     if best.predicted:
         run = RunSpec(best.steps, job.start, job.lora, choice.codec, job.texts)
-        options |= known_costs(choice, predictor.job).settings(run, rhythm_of(choice))
+        options |= known_costs(choice, predictor.job).settings(run, sync_schedule_of(choice))
     return Settings(
         options=options,
         members=tuple(

@@ -35,7 +35,7 @@ from training.plan import ClockPlan, RunPlan
 from training.simulated.clock import Absence, Cost
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import segment_steps_of, strategy_class
-from training.strategies.user_strategy import rhythm_of
+from training.strategies.user_strategy import sync_schedule_of
 
 _MOST_MEMBERS = 1024
 """Largest number of members of a simulated run."""
@@ -301,7 +301,7 @@ class ClusterClock:
 
 def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
     """Return the choice of a profile's strategy, over the mesh of some machines."""
-    settings, rhythm = profile.strategy, rhythm_of(profile.strategy)
+    settings, rhythm = profile.strategy, sync_schedule_of(profile.strategy)
     kind = strategy_class(settings.strategy)
     return Choice(
         strategy=settings.strategy,

@@ -22,7 +22,7 @@ from distributed.planning.cost_model import (
 from profiles.errors import BadInput
 from training.exchange.codecs import codec_by_name
 from training.strategies.allreduce import OVERLAP, overlap_credit
-from training.strategies.costs import Rhythm, RunSpec, batch_efficiency, merge_efficiency
+from training.strategies.costs import RunSpec, SyncSchedule, batch_efficiency, merge_efficiency
 from training.strategies.diloco import DiLoCo, DiLoCoOptions
 from training.strategies.registry import cost_model
 
@@ -190,7 +190,7 @@ def test_shares_of_unequal_machines_end_together() -> None:
     [(3, "pretrained", 1.0), (1000, "pretrained", 1.0), (3, "scratch", 0.04), (10, "scratch", 0.43)],
 )
 def test_gain_kept_is_the_measured_one(rounds: int, start: Any, gain: float) -> None:
-    learnt = DiLoCo.costs.learning(RunSpec(10 * rounds, start), Rhythm(10), 3.0)
+    learnt = DiLoCo.costs.learning(RunSpec(10 * rounds, start), SyncSchedule(10), 3.0)
     assert learnt.share == pytest.approx(merge_efficiency(3.0, gain)) == pytest.approx((1 + 2 * gain) / 3)
 
 
@@ -198,7 +198,7 @@ def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
     def loss(rounds: int, texts: bool, name: str = "diloco", delay: int = 0, interval: int = 10) -> float:
         costs = cost_model(name)
         assert costs is not None
-        return costs.learning(RunSpec(interval * rounds, texts=texts), Rhythm(interval, delay), 4.0).loss
+        return costs.learning(RunSpec(interval * rounds, texts=texts), SyncSchedule(interval, delay), 4.0).loss
 
     assert loss(10, texts=False) == 0.0 < 0.02 < loss(30, texts=True) < loss(10, texts=True)
     assert loss(200, texts=True, interval=2) == 0.0 < loss(200, texts=True) < loss(200, texts=True, interval=50)
@@ -209,9 +209,9 @@ def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
 def test_sparta_beside_diloco_loses_no_more_than_diloco(start: Any) -> None:
     sparta, diloco, composition = map(cost_model, ("sparta", "diloco", "sparta + diloco"))
     assert sparta is not None and diloco is not None and composition is not None
-    run, rhythm = RunSpec(500, start, texts=True), Rhythm(50)
-    diloco_alone, combined = diloco.learning(run, rhythm, 4.0), composition.learning(run, Rhythm(), 4.0)
-    exchanged = sparta.learning(run, Rhythm(), 4.0)
+    run, rhythm = RunSpec(500, start, texts=True), SyncSchedule(50)
+    diloco_alone, combined = diloco.learning(run, rhythm, 4.0), composition.learning(run, SyncSchedule(), 4.0)
+    exchanged = sparta.learning(run, SyncSchedule(), 4.0)
     assert 0.02 < combined.loss == min(diloco_alone.loss, exchanged.loss)
     assert combined.share == max(diloco_alone.share, exchanged.share)
 
@@ -222,7 +222,7 @@ def test_loss_from_scratch_by_interval_is_the_published_one(interval: int, loss:
 
 
 def loss_increase(interval: int, rounds: int, start: Any) -> float:
-    return DiLoCo.costs.learning(RunSpec(interval * rounds, start), Rhythm(interval), 2.0).loss
+    return DiLoCo.costs.learning(RunSpec(interval * rounds, start), SyncSchedule(interval), 2.0).loss
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_interval_beyond_all_that_were_measured_costs_more(
 ) -> None:
     costs = cost_model(name)
     assert costs is not None
-    rhythms = [Rhythm(times * longest_measured, delay) for times in (1, 2, 10)]
+    rhythms = [SyncSchedule(times * longest_measured, delay) for times in (1, 2, 10)]
     measured, beyond, far = (costs.learning(RunSpec(10**6, start, texts=True), rhythm, 4.0) for rhythm in rhythms)
     assert measured.loss < beyond.loss < far.loss
     assert measured.share >= beyond.share >= far.share >= 0.25
@@ -259,6 +259,6 @@ def test_batch_efficiency_without_a_larger_batch_is_one() -> None:
 
 @pytest.mark.parametrize("steps", [100, 1499, 1500, 40_000])
 def test_a_plan_sets_the_outer_optimizer_of_the_strategy(steps: int) -> None:
-    planned = DiLoCo.costs.settings(RunSpec(steps), Rhythm(50))
+    planned = DiLoCo.costs.settings(RunSpec(steps), SyncSchedule(50))
     defaults = DiLoCoOptions().outer_rates(steps // 50, "pretrained")
     assert (planned["diloco.outer_lr"], planned["diloco.outer_momentum"]) == defaults

@@ -147,7 +147,7 @@ def as_many_bytes_are_given_as_the_costs_say(settings: StrategySettings) -> None
         member.until(8 + steps)
         return exchange.traffic.bytes_sent - before, member.weights().numel()
 
-    codec, interval = codec_by_name(kind.codec(settings)), kind.rhythm(settings).interval
+    codec, interval = codec_by_name(kind.codec(settings)), kind.sync_schedule(settings).interval
     for given, elements in in_a_group(2, body):
         expected = codec.expected_bytes(costs.elements(elements)) * steps / interval
         assert given == pytest.approx(expected, rel=0.03)

@@ -17,7 +17,7 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, JoiningState
 from training.state import prefixed, tensors_under
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Rhythm, RunSpec, Start
+from training.strategies.costs import RunSpec, Start, SyncSchedule
 from training.strategies.registry import strategy_class
 from training.strategies.user_strategy import load_user_strategy, shortened_for_trial
 from training.strategies.weights import flatten, weight_hash
@@ -55,11 +55,11 @@ def overlapping(name: str) -> StrategySettings | None:
     """Return settings with which an exchange overlaps with training; ``None`` for a strategy that has none."""
     costs = strategy_class(name).costs
     run = RunSpec(STEPS, codec=costs.codecs[0]) if costs else RunSpec(STEPS)
-    if costs is None or not any(rhythm.delay for rhythm in costs.rhythms(run)):
+    if costs is None or not any(rhythm.delay for rhythm in costs.sync_schedules(run)):
         return None
     own: dict[str, dict[str, Any]] = {}
     plain: dict[str, Any] = {}
-    for option, value in costs.settings(run, Rhythm(INTERVAL, DELAY)).items():
+    for option, value in costs.settings(run, SyncSchedule(INTERVAL, DELAY)).items():
         owner, _, field = option.rpartition(".")
         (own.setdefault(owner, {}) if owner else plain)[field] = value
     return settings_of(name, codec=run.codec, owned=own, **plain)

@@ -14,7 +14,7 @@ from training.events import SyncEvent
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import codec_by_name
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import CostModel, Rhythm, RunSpec
+from training.strategies.costs import CostModel, RunSpec, SyncSchedule
 from training.strategies.weights import flatten, unflatten_into, weight_hash
 
 
@@ -120,9 +120,9 @@ class AllCosts(CostModel):
 
     exact = False
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
         if run.steps > AllOptions().interval:
-            yield Rhythm(AllOptions().interval)
+            yield SyncSchedule(AllOptions().interval)
 
 
 class All(Strategy):
@@ -139,8 +139,8 @@ class All(Strategy):
         self._inner, self._round, self._weight = 0, 0, 0.0
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return Rhythm(settings.of(AllOptions).interval)
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
+        return SyncSchedule(settings.of(AllOptions).interval)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
@@ -151,7 +151,7 @@ class All(Strategy):
 
     def end_step(self) -> SyncEvent | None:
         self._inner += 1
-        return self.finish() if self._inner >= self.rhythm(self.context.settings).interval else None
+        return self.finish() if self._inner >= self.sync_schedule(self.context.settings).interval else None
 
     def finish(self) -> SyncEvent | None:
         if not self._inner:

@@ -16,7 +16,7 @@ from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange
 from training.strategies.averaging import islands, shuffled
 from training.strategies.base import Strategy, StrategyContext
-from training.strategies.costs import Rhythm, RunSpec
+from training.strategies.costs import RunSpec, SyncSchedule
 from training.strategies.diloco import DiLoCo
 from training.strategies.fedavg import FedAvg
 from training.strategies.local_sgd import LocalSGD
@@ -312,13 +312,13 @@ def test_islands_refuse_a_codec_that_loses_something() -> None:
 def test_costs_are_one_exchange_of_everything(make: Any) -> None:
     costs = make.costs
     assert not costs.exact and costs.elements(1000) == 1000
-    assert {one.interval for one in costs.rhythms(RunSpec(1000))} == {5, 10, 20, 30, 50, 100, 200}
-    assert {one.interval for one in costs.rhythms(RunSpec(1000, lora=True))} == {5, 10, 20}
-    assert costs.settings(RunSpec(100), Rhythm(10))[f"{make.name}.sync_interval"] == 10
-    learnt = costs.learning(RunSpec(300, "scratch"), Rhythm(30), 4.0)
+    assert {one.interval for one in costs.sync_schedules(RunSpec(1000))} == {5, 10, 20, 30, 50, 100, 200}
+    assert {one.interval for one in costs.sync_schedules(RunSpec(1000, lora=True))} == {5, 10, 20}
+    assert costs.settings(RunSpec(100), SyncSchedule(10))[f"{make.name}.sync_interval"] == 10
+    learnt = costs.learning(RunSpec(300, "scratch"), SyncSchedule(30), 4.0)
     assert learnt.share < 0.5 and learnt.loss == pytest.approx(0.062)
-    assert 0 < costs.learning(RunSpec(300, "scratch"), Rhythm(5), 4.0).loss < 0.058
-    assert costs.learning(RunSpec(300), Rhythm(30), 4.0).share == 1.0
+    assert 0 < costs.learning(RunSpec(300, "scratch"), SyncSchedule(5), 4.0).loss < 0.058
+    assert costs.learning(RunSpec(300), SyncSchedule(30), 4.0).share == 1.0
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -342,4 +342,4 @@ def test_weights_without_bounds_have_differences_without_a_number() -> None:
 @pytest.mark.parametrize("texts", [True, False])
 def test_the_mean_of_trained_weights_costs_what_it_costs_with_diloco(make: Any, texts: bool) -> None:
     run = RunSpec(300, texts=texts)
-    assert make.costs.learning(run, Rhythm(10), 4.0) == DiLoCo.costs.learning(run, Rhythm(10), 4.0)
+    assert make.costs.learning(run, SyncSchedule(10), 4.0) == DiLoCo.costs.learning(run, SyncSchedule(10), 4.0)

@@ -141,7 +141,7 @@ def test_nonsense_is_refused_with_the_reason(text: str, said: str) -> None:
 def test_it_is_kept_as_one_text_and_may_be_three() -> None:
     assert check_strategy("half+whole") == check_strategy(" half  +  whole ") == TEXT
     assert check_strategy("half + whole + diloco") == "half + whole + diloco"
-    assert strategy_class("half + whole + diloco").rhythm(StrategySettings()).interval == 1
+    assert strategy_class("half + whole + diloco").sync_schedule(StrategySettings()).interval == 1
 
 
 def test_gradients_of_which_members_differ_may_be_averaged_beside_weights() -> None:

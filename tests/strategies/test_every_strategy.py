@@ -12,9 +12,9 @@ from members import overlapping, settings_of
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Rhythm, RunSpec
+from training.strategies.costs import RunSpec, SyncSchedule
 from training.strategies.registry import strategies, strategy_class
-from training.strategies.user_strategy import rhythm_of, shortened_for_trial
+from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
 
 
 def names() -> Iterator[str]:
@@ -64,8 +64,8 @@ def test_a_snapshot_has_what_options_need(name: str, own: dict[str, Any], more: 
 @pytest.mark.parametrize("name", strategies())
 def test_a_rehearsal_synchronises_often_enough_and_not_more_often(name: str) -> None:
     usual = StrategySettings(strategy=name)
-    assert rhythm_of(shortened_for_trial(usual, 5)).interval <= 5
-    assert rhythm_of(shortened_for_trial(usual, 1000)) == rhythm_of(usual)
+    assert sync_schedule_of(shortened_for_trial(usual, 5)).interval <= 5
+    assert sync_schedule_of(shortened_for_trial(usual, 1000)) == sync_schedule_of(usual)
 
 
 @pytest.mark.parametrize("name", ["demo", "noloco", "sparseloco", "sparta", "sparta + noloco", "zero1"])
@@ -97,7 +97,7 @@ def test_a_part_that_cannot_feed_errors_back_leaves_that_to_the_other() -> None:
 def test_a_plan_feeds_errors_back_where_a_part_wants_it(codec: str, planned: bool) -> None:
     costs = strategy_class("sparta + diloco").costs
     assert costs is not None
-    assert costs.settings(RunSpec(1000, codec=codec), Rhythm(20))["error_feedback"] is planned
+    assert costs.settings(RunSpec(1000, codec=codec), SyncSchedule(20))["error_feedback"] is planned
 
 
 @pytest.mark.parametrize("name", ["noloco", "sparta"])

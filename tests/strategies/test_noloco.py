@@ -14,7 +14,7 @@ from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange
 from training.exchange.base import SoloExchange
 from training.strategies.averaging import islands, shuffled
-from training.strategies.costs import Rhythm, RunSpec
+from training.strategies.costs import RunSpec, SyncSchedule
 from training.strategies.noloco import NoLoCo, NoLoCoOptions
 from training.strategies.registry import cost_model
 from training.strategies.weights import flatten
@@ -305,14 +305,14 @@ def test_its_costs_are_two_vectors() -> None:
     costs = cost_model("noloco", settings)
     assert costs is not None and costs.elements(1000) == 2000
     run = RunSpec(1000, "scratch")
-    assert Rhythm(50) in list(costs.rhythms(run)) and not list(costs.rhythms(RunSpec(10)))
+    assert SyncSchedule(50) in list(costs.sync_schedules(run)) and not list(costs.sync_schedules(RunSpec(10)))
     expected = {"noloco.sync_interval": 50, "noloco.outer_lr": 0.4, "noloco.outer_momentum": 0.5}
-    assert costs.settings(run, Rhythm(50)) == expected | {"error_feedback": False}
-    assert costs.learning(run, Rhythm(50), 4.0).sources == ("noloco",)
+    assert costs.settings(run, SyncSchedule(50)) == expected | {"error_feedback": False}
+    assert costs.learning(run, SyncSchedule(50), 4.0).sources == ("noloco",)
 
 
 def test_a_plan_reckons_with_what_was_measured_of_a_fine_tune() -> None:
     costs = cost_model("noloco")
     assert costs is not None
-    found = costs.learning(RunSpec(240, texts=True), Rhythm(24), 4.0)  # docs/reference/strategies.md: noloco / 10
+    found = costs.learning(RunSpec(240, texts=True), SyncSchedule(24), 4.0)  # docs/reference/strategies.md: noloco / 10
     assert found.share == pytest.approx((1 + 3 * 0.22) / 4) and found.loss == pytest.approx(0.076, abs=0.003)

@@ -13,7 +13,7 @@ from small_models import Vectors, attached, in_a_group
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
-from training.strategies.costs import Rhythm, RunSpec, Start
+from training.strategies.costs import RunSpec, Start, SyncSchedule
 from training.strategies.diloco import DiLoCo
 from training.strategies.outer import Nesterov, OuterOptions
 from training.strategies.registry import cost_model
@@ -201,6 +201,6 @@ def test_what_is_wrong_with_ones_own_function_is_said(own: Path, name: str, erro
 def test_a_plan_s_outer_rates_are_those_of_the_chosen_optimizer() -> None:
     chosen = StrategySettings(owned={"diloco": {"outer_optimizer": "adamw"}})
     costs = cost_model("diloco", chosen)
-    planned = costs.settings(RunSpec(1000, "scratch"), Rhythm(10))
+    planned = costs.settings(RunSpec(1000, "scratch"), SyncSchedule(10))
     assert (planned["diloco.outer_lr"], planned["diloco.outer_momentum"]) == (0.3, 0.9)
     assert costs.vectors == cost_model("diloco").vectors + 1

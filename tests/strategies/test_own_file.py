@@ -34,9 +34,9 @@ from training.strategies.registry import (
 )
 from training.strategies.user_strategy import (
     load_user_strategy,
-    rhythm_of,
     settings_for,
     settings_name,
+    sync_schedule_of,
     unload_user_strategy,
 )
 
@@ -76,8 +76,8 @@ def test_nothing_is_left_of_it_among_those_that_all_machines_have(file: Path) ->
 
 def test_its_options_are_read_checked_and_written_back(file: Path) -> None:
     settings = StrategySettings(strategy=f"{file}:All", strategy_options="interval = 7")
-    assert rhythm_of(settings).interval == 7
-    assert rhythm_of(settings.model_copy(update={"strategy_options": "whole.interval=9"})).interval == 9
+    assert sync_schedule_of(settings).interval == 7
+    assert sync_schedule_of(settings.model_copy(update={"strategy_options": "whole.interval=9"})).interval == 9
     assert unload_user_strategy(load_user_strategy(settings)).strategy_options == "whole.interval = 7"
     assert (
         StrategySettings.model_validate_json(unload_user_strategy(load_user_strategy(settings)).model_dump_json()).owned
@@ -141,8 +141,8 @@ def test_a_class_that_cannot_be_is_refused_when_it_is_needed(tmp_path: Path, tex
 def test_one_that_is_derived_from_another_has_its_options(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from training.strategies.diloco import DiLoCo\nclass Mine(DiLoCo): ...\n")
     settings = StrategySettings(strategy=f"{tmp_path}/mine.py:Mine", owned={"diloco": {"sync_interval": 7}})
-    assert rhythm_of(settings).interval == 7
-    assert rhythm_of(settings.model_copy(update={"strategy_options": "sync_interval = 8"})).interval == 8
+    assert sync_schedule_of(settings).interval == 7
+    assert sync_schedule_of(settings.model_copy(update={"strategy_options": "sync_interval = 8"})).interval == 8
 
 
 def test_a_file_is_relative_to_where_it_is_named(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

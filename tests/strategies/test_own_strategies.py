@@ -12,7 +12,7 @@ from profiles.declarations import import_all
 from profiles.errors import BadInput
 from training.strategies.allreduce import AllReduce, AllReduceCosts
 from training.strategies.checked_costs import CheckedCosts
-from training.strategies.costs import Compute, Learning, Rhythm, RunSpec
+from training.strategies.costs import Compute, Learning, RunSpec, SyncSchedule
 from training.strategies.registry import cost_model, forget, register
 
 
@@ -38,19 +38,19 @@ class Lies(AllReduceCosts):
     """One part of it is replaced by each test."""
 
 
-COURSE, RHYTHM, COMPUTE = RunSpec(100), Rhythm(), Compute(1.0, 1, 1000)
+COURSE, RHYTHM, COMPUTE = RunSpec(100), SyncSchedule(), Compute(1.0, 1, 1000)
 ASKS: dict[str, Any] = {
     "elements": lambda costs: costs.elements(1000),
-    "rhythms": lambda costs: costs.rhythms(COURSE),
+    "rhythms": lambda costs: costs.sync_schedules(COURSE),
     "hidden": lambda costs: costs.hidden(2.0, COMPUTE, RHYTHM, None),
     "learning": lambda costs: costs.learning(COURSE, RHYTHM, 2.0),
     "unsound": lambda costs: costs.unsound(COURSE),
 }
 
 
-def endless(run: RunSpec) -> Iterator[Rhythm]:
+def endless(run: RunSpec) -> Iterator[SyncSchedule]:
     while True:
-        yield Rhythm()
+        yield SyncSchedule()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def endless(run: RunSpec) -> Iterator[Rhythm]:
     [
         ("elements", lambda trainable: -1),
         ("elements", lambda trainable: float("nan")),
-        ("rhythms", lambda run: [Rhythm(interval=0)]),
+        ("rhythms", lambda run: [SyncSchedule(interval=0)]),
         ("rhythms", endless),
         ("hidden", lambda *given: 2.5),
         ("hidden", lambda *given: -1.0),

@@ -16,7 +16,7 @@ from tests.training.memory_exchange import RoomExchange
 from training.exchange.base import MAX_GATHER_BYTES
 from training.exchange.codecs import codec_by_name
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Rhythm, RunSpec
+from training.strategies.costs import RunSpec, SyncSchedule
 from training.strategies.registry import cost_model, strategy_class
 from training.strategies.sparseloco import SparseLoCo, segments
 
@@ -212,14 +212,14 @@ def test_fewer_than_a_hundred_exchanges_are_refused_unless_forced() -> None:
 def test_a_plan_has_no_rhythm_for_too_few_exchanges() -> None:
     costs = cost_model("sparseloco")
     assert costs is not None
-    assert list(costs.rhythms(RunSpec(499, codec=costs.codecs[0]))) == []
-    assert [one.interval for one in costs.rhythms(RunSpec(3000, codec=costs.codecs[0]))] == [5, 10, 20, 30]
-    assert costs.settings(RunSpec(3000), Rhythm(30)) == {"sparseloco.sync_interval": 30, "error_feedback": False}
+    assert list(costs.sync_schedules(RunSpec(499, codec=costs.codecs[0]))) == []
+    assert [one.interval for one in costs.sync_schedules(RunSpec(3000, codec=costs.codecs[0]))] == [5, 10, 20, 30]
+    assert costs.settings(RunSpec(3000), SyncSchedule(30)) == {"sparseloco.sync_interval": 30, "error_feedback": False}
 
 
 def test_a_rehearsal_is_short_and_not_refused() -> None:
     settings = SparseLoCo.shortened_for_trial(StrategySettings(strategy="sparseloco"), 4)
-    assert strategy_class("sparseloco").rhythm(settings) == Rhythm(4)
+    assert strategy_class("sparseloco").sync_schedule(settings) == SyncSchedule(4)
     SparseLoCo(StrategyContext(settings, 10, 0))
 
 

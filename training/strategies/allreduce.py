@@ -31,7 +31,7 @@ from training.exchange.staging import SideQueue, common_queue
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
-from training.strategies.costs import Compute, CostModel, Learning, Rhythm, RunSpec
+from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
 from training.strategies.gradients import Bucket, GradientStrategy, grouped
 from training.strategies.registry import register
 
@@ -105,11 +105,11 @@ class AllReduceCosts(CostModel):
     def longest(self, trainable: int) -> int:
         return min(self.elements(trainable), int(self._bucket * 1e6 / 4))
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
         bucket = self._bucket / (4e-6 * compute.trainable)
         return min(exchange, overlap_credit(compute.seconds / compute.passes, self._price.early * exchange, bucket))
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
         if self._compressor != "none":
             return Learning(sources=(_source(self._compressor),))
         return Learning(sources=("exact" if run.codec == "fp32" else "bf16",))

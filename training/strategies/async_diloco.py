@@ -46,7 +46,7 @@ from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
 from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Learning, Rhythm, RunSpec, Start
+from training.strategies.costs import Learning, RunSpec, Start, SyncSchedule
 from training.strategies.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import IntervalCosts, diloco_learning
@@ -120,8 +120,8 @@ class AsyncDiLoCoCosts(IntervalCosts):
     def unsound(self, run: RunSpec) -> str:
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        as_diloco = diloco_learning(run, rhythm, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        as_diloco = diloco_learning(run, schedule, worth)
         return Learning(as_diloco.share, as_diloco.loss + _MORE_LOSS, ("async",))
 
 
@@ -152,12 +152,12 @@ class AsyncDiLoCo(Strategy):
         self._has_met = True
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return Rhythm(settings.of(AsyncDiLoCoOptions).sync_interval)
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
+        return SyncSchedule(settings.of(AsyncDiLoCoOptions).sync_interval)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        shorter = min(interval, cls.rhythm(settings).interval)
+        shorter = min(interval, cls.sync_schedule(settings).interval)
         return settings.with_own(cls.name, sync_interval=shorter, meet_every=1)
 
     @classmethod

@@ -23,7 +23,7 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Learning, Rhythm, RunSpec, interpolate, merge_efficiency
+from training.strategies.costs import Learning, RunSpec, SyncSchedule, interpolate, merge_efficiency
 from training.strategies.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.weights import (
     NOT_COMPARED,
@@ -62,10 +62,10 @@ class AveragingCosts(IntervalCosts):
     def unsound(self, run: RunSpec) -> str:
         return "" if run.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
         if run.start == "pretrained":  # diloco's outer step is the plain mean then
-            return diloco_learning(run, rhythm, worth)
-        gain, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
+            return diloco_learning(run, schedule, worth)
+        gain, loss = (interpolate(table, schedule.interval, extended=True) for table in (_GAIN, _LOSS))
         sources = ("averaging-scratch", *codec_by_name(run.codec).sources)
         return Learning(merge_efficiency(worth, max(0.0, gain)), loss, sources)
 
@@ -76,17 +76,17 @@ class RoundStrategy(Strategy):
     options: ClassVar[type[AveragingOptions]] = AveragingOptions
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return Rhythm(settings.of(cls.options).sync_interval)
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
+        return SyncSchedule(settings.of(cls.options).sync_interval)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return settings.with_own(cls.name, sync_interval=min(interval, cls.rhythm(settings).interval))
+        return settings.with_own(cls.name, sync_interval=min(interval, cls.sync_schedule(settings).interval))
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._interval = self.rhythm(context.settings).interval
+        self._interval = self.sync_schedule(context.settings).interval
         self._round = self._inner = 0
         self._weight = 0.0
 

@@ -23,7 +23,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.lazy import nn, torch
-from training.strategies.costs import CostModel, Rhythm, Start
+from training.strategies.costs import CostModel, Start, SyncSchedule
 from training.strategies.weights import NonFiniteCounter, trainable
 
 if TYPE_CHECKING:
@@ -164,9 +164,9 @@ class Strategy(ABC):
         return settings.model_copy(update={"error_feedback": False}) if idle else settings
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
         """Return how often members synchronise with these settings."""
-        return Rhythm()
+        return SyncSchedule()
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:

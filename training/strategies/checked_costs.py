@@ -11,11 +11,11 @@ from typing import TypeVar
 from profiles.declarations import Owning
 from profiles.errors import BadInput, MusterError, where_it_failed
 from training.exchange.codecs import codec_by_name
-from training.strategies.costs import Compute, CostModel, Learning, Rhythm, RunSpec
+from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
 
 T = TypeVar("T")
 
-MOST_RHYTHMS = 1000
+MAX_SCHEDULES = 1000
 
 
 class CheckedCosts(CostModel):
@@ -62,9 +62,9 @@ class CheckedCosts(CostModel):
     def unsound(self, run: RunSpec) -> str:
         return self._checked("unsound", lambda: self._stated.unsound(run), lambda why: isinstance(why, str), "no text")
 
-    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
+    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
         def ask() -> str:
-            return self._stated.refused(run, rhythm)
+            return self._stated.refused(run, schedule)
 
         return self._checked("refused", ask, lambda why: isinstance(why, str), "no text")
 
@@ -80,34 +80,34 @@ class CheckedCosts(CostModel):
     def longest(self, trainable: int) -> int:
         return self._checked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        def ask() -> list[Rhythm]:
-            return list(islice(self._stated.rhythms(run), MOST_RHYTHMS + 1))
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
+        def ask() -> list[SyncSchedule]:
+            return list(islice(self._stated.sync_schedules(run), MAX_SCHEDULES + 1))
 
-        complaint = f"at most {MOST_RHYTHMS}, with an interval of at least 1 and a delay of at least 0"
-        rhythms = self._checked("rhythms", ask, _are_rhythms, complaint)
-        return iter(rhythms)
+        complaint = f"at most {MAX_SCHEDULES}, with an interval of at least 1 and a delay of at least 0"
+        schedules = self._checked("sync_schedules", ask, _are_schedules, complaint)
+        return iter(schedules)
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        ask = partial(self._stated.hidden, exchange, compute, rhythm, settings)
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+        ask = partial(self._stated.hidden, exchange, compute, schedule, settings)
         complaint = f"no part of an exchange of {exchange:.3g} s"
         return self._checked("hidden", ask, lambda seconds: 0 <= seconds <= exchange, complaint)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        ask = partial(self._stated.learning, run, rhythm, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        ask = partial(self._stated.learning, run, schedule, worth)
         complaint = "a share is at most 1, a loss at least -1, a source one of its sources"
         return self._checked("learning", ask, _is_learning, complaint)
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return self._checked("settings", partial(self._stated.settings, run, rhythm), lambda _: True, "")
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
+        return self._checked("settings", partial(self._stated.settings, run, schedule), lambda _: True, "")
 
 
 def _is_amount(value: float) -> bool:
     return math.isfinite(value) and value >= 0
 
 
-def _are_rhythms(rhythms: list[Rhythm]) -> bool:
-    return len(rhythms) <= MOST_RHYTHMS and all(one.interval >= 1 and one.delay >= 0 for one in rhythms)
+def _are_schedules(schedules: list[SyncSchedule]) -> bool:
+    return len(schedules) <= MAX_SCHEDULES and all(one.interval >= 1 and one.delay >= 0 for one in schedules)
 
 
 def _is_learning(learning: Learning) -> bool:

@@ -27,7 +27,7 @@ from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Compute, CostModel, Learning, Rhythm, RunSpec
+from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
 from training.strategies.registry import Form, check_strategy, register_form, strategies, strategy_class
 from training.strategies.weights import flatten, unflatten_into
 
@@ -83,7 +83,7 @@ class Composition(Strategy):
         super().__init__(context)
         settings = context.settings
         components = [kind(replace(context, settings=self._settings_for(kind, settings))) for kind in self.components]
-        self._components = sorted(components, key=lambda component: component.rhythm(settings).interval)
+        self._components = sorted(components, key=lambda component: component.sync_schedule(settings).interval)
         self._leader = self._components[-1]
         self._round, self._led = 0, False
         self._before = Traffic()
@@ -104,8 +104,10 @@ class Composition(Strategy):
         return settings if cls.no_feedback(settings) else component.resumed(settings)
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return min((component.rhythm(settings) for component in cls.components), key=lambda rhythm: rhythm.interval)
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
+        return min(
+            (component.sync_schedule(settings) for component in cls.components), key=lambda schedule: schedule.interval
+        )
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
@@ -252,19 +254,19 @@ class ComposedCosts(CostModel):
         models = [component.costs for component in components if component.costs is not None]
         self._components = components
         self._models = [
-            (model.with_options(own_settings), component.rhythm(own_settings))
+            (model.with_options(own_settings), component.sync_schedule(own_settings))
             for component, model in zip(components, models, strict=True)
         ]
-        self._interval = min(rhythm.interval for _, rhythm in self._models)
+        self._interval = min(schedule.interval for _, schedule in self._models)
         self._own_codecs = getattr(settings, "codec", "auto") == "auto"
         common = [codec for codec in models[0].codecs if all(codec in model.codecs for model in models)]
         totals = {
             "codecs": tuple(common) or models[0].codecs,
             "exact": all(model.exact for model in models),
             "vectors": sum(model.vectors for model in models),
-            "uneven": any(rhythm.interval != self._interval for _, rhythm in self._models),
+            "uneven": any(schedule.interval != self._interval for _, schedule in self._models),
             "on_device": any(model.on_device for model in models),
-            "merge_ns": sum(model.merge_ns * self._interval / rhythm.interval for model, rhythm in self._models),
+            "merge_ns": sum(model.merge_ns * self._interval / schedule.interval for model, schedule in self._models),
             "sources": {key: source for model in models for key, source in model.sources.items()},
         }
         for name, value in totals.items():
@@ -273,8 +275,8 @@ class ComposedCosts(CostModel):
     def unsound(self, run: RunSpec) -> str:
         return "what its parts learn together is not known"
 
-    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
-        reasons = [model.refused(run, own_rhythm) for model, own_rhythm in self._models]
+    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+        reasons = [model.refused(run, own_schedule) for model, own_schedule in self._models]
         pairs = zip(self._components, reasons, strict=True)
         return next((f"has {component.name}, which {reason}" for component, reason in pairs if reason), "")
 
@@ -283,7 +285,7 @@ class ComposedCosts(CostModel):
 
     def elements(self, trainable: int) -> int:
         return math.ceil(
-            sum(model.elements(trainable) * self._interval / rhythm.interval for model, rhythm in self._models)
+            sum(model.elements(trainable) * self._interval / schedule.interval for model, schedule in self._models)
         )
 
     def carried(self, trainable: int, codec: str) -> int:
@@ -291,41 +293,43 @@ class ComposedCosts(CostModel):
         if not self._own_codecs or codec in self.codecs[1:] or all(codec in model.codecs for model, _ in self._models):
             return self.elements(trainable)
         total = 0.0
-        for model, rhythm in self._models:
+        for model, schedule in self._models:
             elements = model.elements(trainable)
             size = codec_by_name(model.codecs[0]).expected_bytes(elements)
             values = elements * size / codec_by_name(codec).expected_bytes(elements)
-            total += values * self._interval / rhythm.interval
+            total += values * self._interval / schedule.interval
         return math.ceil(total)
 
     def longest(self, trainable: int) -> int:
         return max(model.longest(trainable) for model, _ in self._models)
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        if all(any(True for _ in model.rhythms(run)) for model, _ in self._models):
-            yield min((rhythm for _, rhythm in self._models), key=lambda rhythm: rhythm.interval)
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
+        if all(any(True for _ in model.sync_schedules(run)) for model, _ in self._models):
+            yield min((schedule for _, schedule in self._models), key=lambda schedule: schedule.interval)
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
         total_elements = max(1, self.elements(compute.trainable))
         hidden_seconds = 0.0
-        for model, own_rhythm in self._models:
+        for model, own_schedule in self._models:
             burst = exchange * model.elements(compute.trainable) / total_elements
-            hidden_seconds += model.hidden(burst, compute, own_rhythm, settings) * self._interval / own_rhythm.interval
+            hidden_seconds += (
+                model.hidden(burst, compute, own_schedule, settings) * self._interval / own_schedule.interval
+            )
         return min(exchange, hidden_seconds)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        learnings = [model.learning(run, own_rhythm, worth) for model, own_rhythm in self._models]
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        learnings = [model.learning(run, own_schedule, worth) for model, own_schedule in self._models]
         sources = dict.fromkeys(source for learning in learnings for source in learning.sources)
         shares, losses = [learning.share for learning in learnings], [learning.loss for learning in learnings]
         if all(component.merges == "weights" for component in self._components):
             return Learning(max(shares), min(losses), tuple(sources))
         return Learning(min(shares), sum(losses), tuple(sources))
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
         options: dict[str, str | int | float | bool] = {}
         feeds_back = False
-        for model, own_rhythm in self._models:
-            own_options = model.settings(run, own_rhythm)
+        for model, own_schedule in self._models:
+            own_options = model.settings(run, own_schedule)
             feeds_back |= bool(own_options.get("error_feedback"))
             options |= own_options
         share_codec = not self._own_codecs or all(run.codec in model.codecs for model, _ in self._models)

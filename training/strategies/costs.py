@@ -40,7 +40,7 @@ to 300. Own check, a fine-tune at 1, 2 and 4 times the learning rate."""
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class SyncSchedule:
     """How often members exchange."""
 
     interval: int = 1
@@ -67,9 +67,9 @@ class RunSpec:
         """Whether it is a fine-tune of a language model."""
         return self.texts and self.start == "pretrained"
 
-    def rounds(self, rhythm: Rhythm) -> int:
+    def rounds(self, schedule: SyncSchedule) -> int:
         """Return the number of exchanges, at least 1."""
-        return max(1, self.steps // rhythm.interval)
+        return max(1, self.steps // schedule.interval)
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class CostModel:
         asks for is predicted in any case."""
         return ""
 
-    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
-        """Return why the strategy does not work with this rhythm, as words after its name; empty: it works."""
+    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+        """Return why the strategy does not work with this schedule, as words after its name; empty: it works."""
         return ""
 
     def elements(self, trainable: int) -> int:
@@ -151,11 +151,11 @@ class CostModel:
         """Return the number of elements of the longest vector of one operation."""
         return self.elements(trainable)
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        """Yield the rhythms that the planner may choose from; none: the strategy makes no sense in this run."""
-        yield Rhythm()
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
+        """Yield the schedules that the planner may choose from; none: the strategy makes no sense in this run."""
+        yield SyncSchedule()
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
         """Return how many seconds of an exchange a member's compute hides.
 
         Args:
@@ -164,7 +164,7 @@ class CostModel:
         """
         return 0.0
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
         """Return how well the strategy learns.
 
         Args:
@@ -172,8 +172,8 @@ class CostModel:
         """
         return Learning()
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        """Return the options that a plan with this rhythm sets, by name."""
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
+        """Return the options that a plan with this schedule sets, by name."""
         return {}
 
 

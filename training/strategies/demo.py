@@ -39,7 +39,7 @@ from training.exchange.codecs import CastCodec, all_finite, codec_by_name
 from training.exchange.staging import is_asynchronous, to_device, to_host
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Learning, OptionCosts, Rhythm, RunSpec, Start, merge_efficiency
+from training.strategies.costs import Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency
 from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
 
@@ -87,7 +87,7 @@ class DemoCosts(OptionCosts[DemoOptions]):
         share = min(1.0, self._options.topk / self._options.chunk**2)
         return math.ceil(1.5 * share * trainable)  # an index takes half of a value
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
         return Learning(merge_efficiency(worth, _GAIN[run.start]), _LOSS[run.start], ("demo",))
 
 

@@ -33,7 +33,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Rhythm
+from training.strategies.costs import SyncSchedule
 from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.outer_fragment import FragmentSpec, OuterFragment
@@ -72,17 +72,17 @@ class DiLoCo(OuterStrategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        rhythm = self.rhythm(context.settings)
-        self.interval, self.delay = rhythm.interval, min(rhythm.delay, rhythm.interval - 1)
+        schedule = self.sync_schedule(context.settings)
+        self.interval, self.delay = schedule.interval, min(schedule.delay, schedule.interval - 1)
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
         options = settings.of(DiLoCoOptions)
-        return Rhythm(options.sync_interval, options.sync_delay)
+        return SyncSchedule(options.sync_interval, options.sync_delay)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return settings.with_own("diloco", sync_interval=min(interval, cls.rhythm(settings).interval))
+        return settings.with_own("diloco", sync_interval=min(interval, cls.sync_schedule(settings).interval))
 
     def make_fragments(self, model: nn.Module) -> list[OuterFragment]:
         fragment = self.make_fragment(FragmentSpec("diloco", "", self._names, lambda: self._parameters))

@@ -39,7 +39,7 @@ from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
 from training.strategies.averaging import AveragingOptions, RoundStrategy, islands, shuffled
 from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
-from training.strategies.costs import ONLY_TEXTS, Learning, OptionCosts, Rhythm, RunSpec, Start, merge_efficiency
+from training.strategies.costs import ONLY_TEXTS, Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency
 from training.strategies.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.registry import register
 from training.strategies.weights import (
@@ -106,15 +106,15 @@ class NoLoCoCosts(OptionCosts[NoLoCoOptions], IntervalCosts):
     def longest(self, trainable: int) -> int:
         return trainable
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        as_diloco = diloco_learning(run, rhythm, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        as_diloco = diloco_learning(run, schedule, worth)
         share = max(merge_efficiency(worth, 0.0), as_diloco.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
         return Learning(share, as_diloco.loss + _MORE_LOSS, ("noloco",))
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
         rate, momentum = self._options.rates(run.start)
         chosen = {"noloco.outer_lr": rate, "noloco.outer_momentum": momentum}
-        return {self.interval_option: rhythm.interval, "error_feedback": False, **chosen}
+        return {self.interval_option: schedule.interval, "error_feedback": False, **chosen}
 
 
 @register

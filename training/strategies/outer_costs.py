@@ -11,8 +11,8 @@ from training.strategies.costs import (
     Compute,
     CostModel,
     Learning,
-    Rhythm,
     RunSpec,
+    SyncSchedule,
     interpolate,
     intervals,
     merge_efficiency,
@@ -57,12 +57,12 @@ class IntervalCosts(CostModel):
         5.3  # DiLoCo's copies, hash and outer step of 37.7 M parameters (docs/inside/performance.md): the most of all
     )
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        return map(Rhythm, intervals(run))
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
+        return map(SyncSchedule, intervals(run))
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
         return {
-            self.interval_option: rhythm.interval,
+            self.interval_option: schedule.interval,
             "error_feedback": codec_by_name(run.codec).wants_feedback,
         }
 
@@ -100,38 +100,38 @@ class OuterCosts(IntervalCosts):
         options = settings.owned.get(self._name)
         return type(self)(self._name, options) if isinstance(options, OuterOptions) else self
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
         for interval in intervals(run):
             for delay in OVERLAPS:
                 if 4 * delay <= interval:
-                    yield Rhythm(interval, delay)
+                    yield SyncSchedule(interval, delay)
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        return min(exchange, rhythm.delay * compute.seconds)
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+        return min(exchange, schedule.delay * compute.seconds)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        rounds, kind = run.rounds(rhythm), "texts" if run.texts and run.start != "scratch" else run.start
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        rounds, kind = run.rounds(schedule), "texts" if run.texts and run.start != "scratch" else run.start
         gain, loss = interpolate(self.gains[kind], rounds), interpolate(self.losses[kind], rounds)
         if kind in self.interval_losses:
-            loss = max(loss, interpolate(self.interval_losses[kind], rhythm.interval, extended=True))
+            loss = max(loss, interpolate(self.interval_losses[kind], schedule.interval, extended=True))
         if kind in self.interval_gains:
-            gain = min(gain, interpolate(self.interval_gains[kind], rhythm.interval, extended=True))
+            gain = min(gain, interpolate(self.interval_gains[kind], schedule.interval, extended=True))
         share = merge_efficiency(worth, max(0.0, gain))
-        overlap = ("overlap",) if rhythm.delay else ()
+        overlap = ("overlap",) if schedule.delay else ()
         sources = (f"diloco-{kind}", *codec_by_name(run.codec).sources, *overlap)
-        return Learning(share, max(0.0, loss) + (_LOSS_OF_OVERLAP if rhythm.delay else 0.0), sources)
+        return Learning(share, max(0.0, loss) + (_LOSS_OF_OVERLAP if schedule.delay else 0.0), sources)
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        rate, momentum = self._options.outer_rates(run.steps // rhythm.interval, run.start)
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
+        rate, momentum = self._options.outer_rates(run.steps // schedule.interval, run.start)
         return {
-            self.interval_option: rhythm.interval,
-            f"{self._name}.sync_delay": rhythm.delay,
+            self.interval_option: schedule.interval,
+            f"{self._name}.sync_delay": schedule.delay,
             f"{self._name}.outer_lr": rate,
             f"{self._name}.outer_momentum": momentum,
             "error_feedback": codec_by_name(run.codec).wants_feedback,
         }
 
 
-def diloco_learning(run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+def diloco_learning(run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
     """Return how well DiLoCo with default options learns at an interval."""
-    return OuterCosts("diloco", OuterOptions()).learning(run, rhythm, worth)
+    return OuterCosts("diloco", OuterOptions()).learning(run, schedule, worth)

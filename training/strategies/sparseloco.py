@@ -35,7 +35,7 @@ from training.exchange.base import (
 from training.exchange.codecs import Codec
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
-from training.strategies.costs import INTERVALS, ONLY_TEXTS, Learning, Rhythm, RunSpec, intervals
+from training.strategies.costs import INTERVALS, ONLY_TEXTS, Learning, RunSpec, SyncSchedule, intervals
 from training.strategies.diloco import DiLoCo
 from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OuterCosts
@@ -81,8 +81,8 @@ class SparseLoCoCosts(OuterCosts):
     def with_options(self, settings: Owning) -> SparseLoCoCosts:
         return SparseLoCoCosts(self._name, self._options, settings.of(SparseLoCoOptions).force)
 
-    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
-        rounds = run.steps // rhythm.interval
+    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+        rounds = run.steps // schedule.interval
         if rounds >= FEWEST_ROUNDS or self._force:
             return ""
         return f"needs {FEWEST_ROUNDS} exchanges, and {run.steps} steps have {rounds}"
@@ -92,17 +92,17 @@ class SparseLoCoCosts(OuterCosts):
             return f"it needs {FEWEST_ROUNDS} exchanges, and {run.steps} steps are too few for them"
         return "" if run.trains_texts else ONLY_TEXTS
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
         for interval in intervals(run):
             if run.steps // interval >= FEWEST_ROUNDS:
-                yield Rhythm(interval)
+                yield SyncSchedule(interval)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        learnt = super().learning(run, rhythm, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        learnt = super().learning(run, schedule, worth)
         return Learning(learnt.share, learnt.loss, ("sparse",))
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return {self.interval_option: rhythm.interval, "error_feedback": False}
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
+        return {self.interval_option: schedule.interval, "error_feedback": False}
 
 
 class Descent(OuterOptimizer):
@@ -226,12 +226,12 @@ class SparseLoCo(DiLoCo):
         return f"with sparseloco, {FED_BACK}"
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
-        return Rhythm(settings.of(SparseLoCoOptions).sync_interval)
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
+        return SyncSchedule(settings.of(SparseLoCoOptions).sync_interval)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        shorter = min(interval, cls.rhythm(settings).interval)
+        shorter = min(interval, cls.sync_schedule(settings).interval)
         return settings.with_own("sparseloco", sync_interval=shorter, force=True)
 
     def make_outer(self) -> OuterOptimizer:

@@ -43,9 +43,9 @@ from training.strategies.costs import (
     Compute,
     Learning,
     OptionCosts,
-    Rhythm,
     RunSpec,
     Start,
+    SyncSchedule,
     interpolate,
     merge_efficiency,
 )
@@ -138,21 +138,21 @@ class SpartaCosts(OptionCosts[SpartaOptions]):
     def longest(self, trainable: int) -> int:
         return trainable
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        yield Rhythm(self._options.interval, self._options.delay)
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
+        yield SyncSchedule(self._options.interval, self._options.delay)
         if not self._options.delay and self._options.longest_delay >= _DELAY:
-            yield Rhythm(self._options.interval, _DELAY)
+            yield SyncSchedule(self._options.interval, _DELAY)
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        return min(exchange, min(rhythm.delay, rhythm.interval) * compute.seconds)
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+        return min(exchange, min(schedule.delay, schedule.interval) * compute.seconds)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        per_thousand = 1000 * self._options.share / rhythm.interval
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        per_thousand = 1000 * self._options.share / schedule.interval
         gain, loss = (interpolate(table[run.start], per_thousand) for table in (_GAIN, _LOSS))
         return Learning(merge_efficiency(worth, max(0.0, gain)), max(0.0, loss), ("sparta",))
 
-    def settings(self, run: RunSpec, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return {self.interval_option: rhythm.interval, "sparta.delay": rhythm.delay, "error_feedback": False}
+    def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
+        return {self.interval_option: schedule.interval, "sparta.delay": schedule.delay, "error_feedback": False}
 
 
 @dataclass(frozen=True)
@@ -210,15 +210,15 @@ class Sparta(Strategy):
         return "with sparta: what is sent here are weights, and rounding one does not add up"
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
         options = settings.of(SpartaOptions)
-        return Rhythm(options.interval, options.delay)
+        return SyncSchedule(options.interval, options.delay)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        rhythm = cls.rhythm(settings)
-        shorter = min(interval, rhythm.interval)
-        return settings.with_own(cls.name, interval=shorter, delay=min(rhythm.delay, shorter))
+        schedule = cls.sync_schedule(settings)
+        shorter = min(interval, schedule.interval)
+        return settings.with_own(cls.name, interval=shorter, delay=min(schedule.delay, shorter))
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)

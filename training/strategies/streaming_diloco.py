@@ -31,7 +31,7 @@ from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
 from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Compute, Learning, Rhythm, RunSpec
+from training.strategies.costs import Compute, Learning, RunSpec, SyncSchedule
 from training.strategies.diloco import DiLoCo
 from training.strategies.fragments import Piece, fragments_of
 from training.strategies.outer import OuterOptimizer, OuterOptions
@@ -122,8 +122,8 @@ class StreamingCosts(OuterCosts):
         loss_is_known = run.texts or run.start == "scratch"
         return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"
 
-    def refused(self, run: RunSpec, rhythm: Rhythm) -> str:
-        too_short = rhythm.interval < self._fragments
+    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+        too_short = schedule.interval < self._fragments
         return (
             f"has {self._fragments} fragments, each of which needs a step of its own in an interval"
             if too_short
@@ -133,21 +133,23 @@ class StreamingCosts(OuterCosts):
     def longest(self, trainable: int) -> int:
         return -(-trainable // self._fragments)
 
-    def rhythms(self, run: RunSpec) -> Iterator[Rhythm]:
-        usual = [rhythm for rhythm in super().rhythms(run) if not self.refused(run, rhythm)]
+    def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
+        usual = [schedule for schedule in super().sync_schedules(run) if not self.refused(run, schedule)]
         brief = {
-            Rhythm(rhythm.interval, _SHORT_OVERLAP) for rhythm in usual if rhythm.interval >= _SHORT_OVERLAP_INTERVAL
+            SyncSchedule(schedule.interval, _SHORT_OVERLAP)
+            for schedule in usual
+            if schedule.interval >= _SHORT_OVERLAP_INTERVAL
         }
-        return iter(sorted({*usual, *brief}, key=lambda rhythm: (rhythm.interval, rhythm.delay)))
+        return iter(sorted({*usual, *brief}, key=lambda schedule: (schedule.interval, schedule.delay)))
 
-    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        return min(exchange, self._fragments * rhythm.delay * compute.seconds, rhythm.interval * compute.seconds)
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+        return min(exchange, self._fragments * schedule.delay * compute.seconds, schedule.interval * compute.seconds)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
-        if rhythm.delay > _SHORT_OVERLAP:
-            learnt = super().learning(run, rhythm, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+        if schedule.delay > _SHORT_OVERLAP:
+            learnt = super().learning(run, schedule, worth)
         else:
-            learnt = OuterCosts(self._name, self._options).learning(run, rhythm, worth)
+            learnt = OuterCosts(self._name, self._options).learning(run, schedule, worth)
         return Learning(learnt.share, learnt.loss, (*learnt.sources, "streaming"))
 
 
@@ -173,9 +175,9 @@ class StreamingDiLoCo(DiLoCo):
         self._drift = 0.0
 
     @classmethod
-    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+    def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
         options = settings.of(StreamingOptions)
-        return Rhythm(options.sync_interval, options.overlap)
+        return SyncSchedule(options.sync_interval, options.overlap)
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:

@@ -24,7 +24,7 @@ from profiles.schema import StrategySettings
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.composition import component_names
-from training.strategies.costs import Rhythm
+from training.strategies.costs import SyncSchedule
 from training.strategies.registry import Form, forget, installed, register_form, strategies, strategy_class
 
 if TYPE_CHECKING:
@@ -209,9 +209,9 @@ def as_user_code(settings: StrategySettings) -> StrategySettings:
     return settings.model_copy(update=updates) if installed_strategies else settings
 
 
-def rhythm_of(settings: StrategySettings) -> Rhythm:
+def sync_schedule_of(settings: StrategySettings) -> SyncSchedule:
     """Return how often members synchronise."""
-    return strategy_class(settings.strategy).rhythm(load_user_strategy(settings))
+    return strategy_class(settings.strategy).sync_schedule(load_user_strategy(settings))
 
 
 def shortened_for_trial(settings: StrategySettings, interval: int) -> StrategySettings:

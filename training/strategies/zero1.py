@@ -46,7 +46,7 @@ from training.exchange.codecs import all_finite, codec_by_name
 from training.exchange.staging import to_device, to_host
 from training.lazy import lazy, nn, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import CostModel, Learning, Rhythm, RunSpec
+from training.strategies.costs import CostModel, Learning, RunSpec, SyncSchedule
 from training.strategies.gradients import Bucket, GradientStrategy
 from training.strategies.registry import register
 from training.strategies.weights import flatten, unflatten_into
@@ -82,7 +82,7 @@ class ZeRO1Costs(CostModel):
     def longest(self, trainable: int) -> int:
         return min(trainable, MAX_GATHER_BYTES // _FP32)
 
-    def learning(self, run: RunSpec, rhythm: Rhythm, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
         return Learning(sources=("zero1",))
 
 
