@@ -88,9 +88,9 @@ class _Planner:
         self._noted: dict[tuple[str, str, str], Reason] = {}
 
     def plan(self) -> Planning:
-        default_strategy = default_strategy()
+        baseline = default_strategy()
         alone = [
-            self._predictor.predict(Choice(strategy=default_strategy, codec="fp32", engine="mesh", members=(name,)))
+            self._predictor.predict(Choice(strategy=baseline, codec="fp32", engine="mesh", members=(name,)))
             for name in self._predictor.workable
         ]
         if self._job.strategy != "auto" and cost_model(check_strategy(self._job.strategy)) is None:
@@ -247,14 +247,16 @@ class _Planner:
         if split is None:
             self._note("batch-too-small")
             return None
-        rhythms = list(self._predictor.sync_schedules(base))
-        if not rhythms:
+        schedules = list(self._predictor.sync_schedules(base))
+        if not schedules:
             if refusal := self._predictor.refused(base):
                 self._note("refused", configuration.strategy, refusal)
             else:
                 self._note("no-interval", configuration.strategy, bound=self._job.max_loss_increase)
             return None
-        choices = [base.model_copy(update={"interval": rhythm.interval, "delay": rhythm.delay}) for rhythm in rhythms]
+        choices = [
+            base.model_copy(update={"interval": schedule.interval, "delay": schedule.delay}) for schedule in schedules
+        ]
         return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)
 
     def _interval_order(self, outcome: PredictedOutcome) -> tuple[float, ...]:

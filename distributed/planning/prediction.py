@@ -127,17 +127,17 @@ class Predictor:
     # ------------------------------------------------------------------------------------------------------- intervals
 
     def sync_schedules(self, choice: Choice) -> Iterator[SyncSchedule]:
-        """Yield the rhythms (interval and delay) of a choice whose expected loss is within the job's bound."""
+        """Yield the schedules (interval and delay) of a choice whose expected loss is within the job's bound."""
         costs, run = known_costs(choice, self.job), self.run_spec(choice)
-        for rhythm in costs.sync_schedules(run):
-            is_within_bound = costs.learning(run, rhythm, 1.0).loss <= self.job.max_loss_increase
-            if is_within_bound and not costs.refused(run, rhythm):
-                yield rhythm
+        for schedule in costs.sync_schedules(run):
+            is_within_bound = costs.learning(run, schedule, 1.0).loss <= self.job.max_loss_increase
+            if is_within_bound and not costs.refused(run, schedule):
+                yield schedule
 
     def refused(self, choice: Choice) -> str:
-        """Return why a choice's strategy refuses all of its rhythms; empty if it accepts one, or has none."""
+        """Return why a choice's strategy refuses all of its schedules; empty if it accepts one, or has none."""
         costs, run = known_costs(choice, self.job), self.run_spec(choice)
-        refusals = [costs.refused(run, rhythm) for rhythm in costs.sync_schedules(run)]
+        refusals = [costs.refused(run, schedule) for schedule in costs.sync_schedules(run)]
         return refusals[0] if refusals and all(refusals) else ""
 
     def run_spec(self, choice: Choice) -> RunSpec:
@@ -166,11 +166,11 @@ class Predictor:
         merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
             return [(seconds, 0.0) for seconds in split.seconds]
-        costs, rhythm, size = known_costs(choice, self.job), sync_schedule_of(choice), self.job.trainable
+        costs, schedule, size = known_costs(choice, self.job), sync_schedule_of(choice), self.job.trainable
         member_seconds = []
         exchange_seconds = exchange.seconds
         for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
-            hidden = costs.hidden(exchange_seconds, Compute(compute, split.accumulation, size), rhythm, self.job)
+            hidden = costs.hidden(exchange_seconds, Compute(compute, split.accumulation, size), schedule, self.job)
             hidden_share = hidden / exchange_seconds if exchange_seconds else 0.0
             merge = costs.merge_ns * 1e-9 * size / min(1.0, self.cluster.machine(name).cores or 1.0)
             member_seconds.append(

@@ -301,15 +301,15 @@ class ClusterClock:
 
 def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
     """Return the choice of a profile's strategy, over the mesh of some machines."""
-    settings, rhythm = profile.strategy, sync_schedule_of(profile.strategy)
+    settings, schedule = profile.strategy, sync_schedule_of(profile.strategy)
     kind = strategy_class(settings.strategy)
     return Choice(
         strategy=settings.strategy,
         codec=kind.codec(kind.resumed(settings)),
         engine="mesh",
         members=members,
-        interval=rhythm.interval,
-        delay=rhythm.delay,
+        interval=schedule.interval,
+        delay=schedule.delay,
     )
 
 
