@@ -209,8 +209,8 @@ def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
 def test_sparta_beside_diloco_loses_no_more_than_diloco(start: Any) -> None:
     sparta, diloco, composition = map(cost_model, ("sparta", "diloco", "sparta + diloco"))
     assert sparta is not None and diloco is not None and composition is not None
-    run, rhythm = RunSpec(500, start, texts=True), SyncSchedule(50)
-    diloco_alone, combined = diloco.learning(run, rhythm, 4.0), composition.learning(run, SyncSchedule(), 4.0)
+    run, schedule = RunSpec(500, start, texts=True), SyncSchedule(50)
+    diloco_alone, combined = diloco.learning(run, schedule, 4.0), composition.learning(run, SyncSchedule(), 4.0)
     exchanged = sparta.learning(run, SyncSchedule(), 4.0)
     assert 0.02 < combined.loss == min(diloco_alone.loss, exchanged.loss)
     assert combined.share == max(diloco_alone.share, exchanged.share)
@@ -240,8 +240,8 @@ def test_an_interval_beyond_all_that_were_measured_costs_more(
 ) -> None:
     costs = cost_model(name)
     assert costs is not None
-    rhythms = [SyncSchedule(times * longest_measured, delay) for times in (1, 2, 10)]
-    measured, beyond, far = (costs.learning(RunSpec(10**6, start, texts=True), rhythm, 4.0) for rhythm in rhythms)
+    schedules = [SyncSchedule(times * longest_measured, delay) for times in (1, 2, 10)]
+    measured, beyond, far = (costs.learning(RunSpec(10**6, start, texts=True), schedule, 4.0) for schedule in schedules)
     assert measured.loss < beyond.loss < far.loss
     assert measured.share >= beyond.share >= far.share >= 0.25
 

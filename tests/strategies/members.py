@@ -55,7 +55,7 @@ def overlapping(name: str) -> StrategySettings | None:
     """Return settings with which an exchange overlaps with training; ``None`` for a strategy that has none."""
     costs = strategy_class(name).costs
     run = RunSpec(STEPS, codec=costs.codecs[0]) if costs else RunSpec(STEPS)
-    if costs is None or not any(rhythm.delay for rhythm in costs.sync_schedules(run)):
+    if costs is None or not any(schedule.delay for schedule in costs.sync_schedules(run)):
         return None
     own: dict[str, dict[str, Any]] = {}
     plain: dict[str, Any] = {}

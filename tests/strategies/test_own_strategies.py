@@ -38,13 +38,13 @@ class Lies(AllReduceCosts):
     """One part of it is replaced by each test."""
 
 
-COURSE, RHYTHM, COMPUTE = RunSpec(100), SyncSchedule(), Compute(1.0, 1, 1000)
+RUN, SCHEDULE, COMPUTE = RunSpec(100), SyncSchedule(), Compute(1.0, 1, 1000)
 ASKS: dict[str, Any] = {
     "elements": lambda costs: costs.elements(1000),
-    "rhythms": lambda costs: costs.sync_schedules(COURSE),
-    "hidden": lambda costs: costs.hidden(2.0, COMPUTE, RHYTHM, None),
-    "learning": lambda costs: costs.learning(COURSE, RHYTHM, 2.0),
-    "unsound": lambda costs: costs.unsound(COURSE),
+    "sync_schedules": lambda costs: costs.sync_schedules(RUN),
+    "hidden": lambda costs: costs.hidden(2.0, COMPUTE, SCHEDULE, None),
+    "learning": lambda costs: costs.learning(RUN, SCHEDULE, 2.0),
+    "unsound": lambda costs: costs.unsound(RUN),
 }
 
 
@@ -58,8 +58,8 @@ def endless(run: RunSpec) -> Iterator[SyncSchedule]:
     [
         ("elements", lambda trainable: -1),
         ("elements", lambda trainable: float("nan")),
-        ("rhythms", lambda run: [SyncSchedule(interval=0)]),
-        ("rhythms", endless),
+        ("sync_schedules", lambda run: [SyncSchedule(interval=0)]),
+        ("sync_schedules", endless),
         ("hidden", lambda *given: 2.5),
         ("hidden", lambda *given: -1.0),
         ("hidden", lambda *given: None),
@@ -90,7 +90,7 @@ def test_figures_that_cannot_be_are_refused(part: str, value: Any) -> None:
 def test_costs_that_can_be_pass_as_they_are() -> None:
     stated, checked = AllReduceCosts(), cost_model("allreduce")
     assert checked is not None
-    assert checked.learning(COURSE, RHYTHM, 2.0) == stated.learning(COURSE, RHYTHM, 2.0)
+    assert checked.learning(RUN, SCHEDULE, 2.0) == stated.learning(RUN, SCHEDULE, 2.0)
     assert (checked.codecs, checked.vectors, checked.exact) == (stated.codecs, stated.vectors, stated.exact)
 
 

@@ -107,7 +107,7 @@ def test_own_weights_stay_in_a_merge_where_more_than_a_step_overlaps(delay: int,
 def test_a_plan_may_overlap_one_step_at_the_loss_of_diloco() -> None:
     run, options = RunSpec(1500, codec="mxfp4", texts=True), StreamingOptions()
     costs, plain = StreamingCosts("streaming_diloco", options), OuterCosts("diloco", OuterOptions())
-    delays = {rhythm.delay for rhythm in costs.sync_schedules(run) if rhythm.interval == 50}
+    delays = {schedule.delay for schedule in costs.sync_schedules(run) if schedule.interval == 50}
     assert delays == {0, 1, 5, 10}
     losses = [costs.learning(run, SyncSchedule(50, delay), 3.0).loss for delay in (1, 5)]
     assert losses[0] == plain.learning(run, SyncSchedule(50, 1), 3.0).loss < losses[1]
@@ -327,4 +327,4 @@ def test_its_costs_are_in_pieces_that_more_steps_hide_than_one_exchange_has() ->
     assert costs.hidden(30.0, Compute(1.0, 1, 1001), SyncSchedule(4, 3), settings) == 4.0
     more = costs.with_options(StrategySettings(owned={"streaming_diloco": {"fragments": 16}}))
     assert (more.longest(1600), more.vectors, costs.vectors) == (100, 3, 3)
-    assert min(rhythm.interval for rhythm in more.sync_schedules(RunSpec(1000))) == 20
+    assert min(schedule.interval for schedule in more.sync_schedules(RunSpec(1000))) == 20
