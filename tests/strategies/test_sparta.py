@@ -93,7 +93,9 @@ def test_three_members_hold_what_the_paper_says(selection: str, interval: int, d
     own = {"share": 0.2, "interval": interval, "delay": delay, "selection": selection}
     options = SpartaOptions.model_validate(own)
     found = in_a_group(3, lambda member: trained(member, 10, **own))
-    expected = reference(10, lambda n: torch.from_numpy(options.chosen(n, 100, 0)), interval, delay, (1, 1, 1))
+    expected = reference(
+        10, lambda n: torch.from_numpy(options.selected_indices(n, 100, 0)), interval, delay, (1, 1, 1)
+    )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
@@ -102,7 +104,7 @@ def test_members_count_by_their_samples_where_that_is_wanted() -> None:
     own = {"share": 0.2, "interval": 2, "weighting": "samples"}
     options = SpartaOptions.model_validate(own)
     found = in_a_group(3, lambda member: trained(member, 6, **own))
-    expected = reference(6, lambda n: torch.from_numpy(options.chosen(n, 100, 0)), 2, 0, (1, 2, 3))
+    expected = reference(6, lambda n: torch.from_numpy(options.selected_indices(n, 100, 0)), 2, 0, (1, 2, 3))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
@@ -123,7 +125,7 @@ def test_one_member_trains_as_without_a_strategy(delay: int) -> None:
 
 def sets(selection: str, numbers: range, share: float = 0.3, seed: int = 0) -> list[set[int]]:
     options = SpartaOptions.model_validate({"share": share, "selection": selection})
-    found = [options.chosen(number, 100, seed).tolist() for number in numbers]
+    found = [options.selected_indices(number, 100, seed).tolist() for number in numbers]
     assert all(sorted(set(one)) == one for one in found)
     return [set(one) for one in found]
 

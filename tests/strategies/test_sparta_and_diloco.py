@@ -37,7 +37,7 @@ def reference(steps: int) -> torch.Tensor:
     for step in range(steps):
         for rank, own in enumerate(held):
             own += change(step, rank)
-        chosen = torch.from_numpy(SPARTA.chosen(step, SIZE, seed=7))
+        chosen = torch.from_numpy(SPARTA.selected_indices(step, SIZE, seed=7))
         mean = torch.stack([own[chosen] for own in held]).mean(0)
         for own in held:
             own[chosen] = mean

@@ -17,14 +17,14 @@ def in_turns(room: SimulatedGroup, baton: Baton, size: int, body: Callable[[int]
     found = dict[int, Any]()
 
     def one(rank: int) -> None:
-        baton.take()
+        baton.acquire()
         try:
             found[rank] = body(rank)
         except (ExchangeError, RunFailed) as error:
             found[rank] = error
         finally:
             room.leave(rank, failed=isinstance(found.get(rank), RunFailed))
-            baton.give()
+            baton.release()
 
     threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -27,7 +27,7 @@ class Baton:
         self._taken = False
         self._waiting: deque[threading.Lock] = deque()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Wait for the calling thread's turn."""
         turn = threading.Lock()
         turn.acquire()
@@ -38,7 +38,7 @@ class Baton:
             self._waiting.append(turn)
         turn.acquire()
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Let the next thread run."""
         with self._lock:
             if self._waiting:
@@ -50,8 +50,8 @@ class Baton:
     def lent(self) -> Iterator[None]:
         """Let other threads run while this one waits; afterwards restore the random generators."""
         with preserved_generators(self._device):
-            self.give()
+            self.release()
             try:
                 yield
             finally:
-                self.take()
+                self.acquire()

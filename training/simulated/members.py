@@ -46,7 +46,7 @@ def run_members(
         commands: lines with a JSON object each: a command, and the ``rank`` that it is for.
     """
     ranks = range(plan.world_size)
-    emits: list[Emit] = [partial(_as_member, emit, rank) for rank in ranks]
+    emits: list[Emit] = [partial(_emit_as_member, emit, rank) for rank in ranks]
 
     def all_trained() -> ExitCode:
         task = task_of(0)
@@ -55,14 +55,14 @@ def run_members(
             model = task.build_model()
             tasks = [task] * plan.world_size
             if plan.profile.data.local_data:
-                tasks = [task, *(_ready(plan, rank, task_of(rank), device, emits[rank]) for rank in ranks[1:])]
+                tasks = [task, *(_prepared(plan, rank, task_of(rank), device, emits[rank]) for rank in ranks[1:])]
             baton = Baton(device)
-            group, controls = _meeting(plan, run_dir, baton, emits)
-            threading.Thread(target=_hand_out, args=(commands, controls), name="control", daemon=True).start()
+            group, controls = _group_and_controls(plan, run_dir, baton, emits)
+            threading.Thread(target=_post_commands, args=(commands, controls), name="control", daemon=True).start()
             start_member = partial(_member, plan, baton, group, run_dir)
             threads = []
             for rank in ranks:
-                args = cast("Task", _OneBuild(tasks[rank], model)), rank, emits[rank], controls[rank]
+                args = cast("Task", _SharedModelTask(tasks[rank], model)), rank, emits[rank], controls[rank]
                 threads.append(threading.Thread(target=start_member, args=args, name=f"member-{rank}"))
             for thread in threads:
                 thread.start()
@@ -76,7 +76,9 @@ def run_members(
     return ExitCode.DONE if code is ExitCode.STOPPED else code
 
 
-def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> tuple[SimulatedGroup, list[Control]]:
+def _group_and_controls(
+    plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]
+) -> tuple[SimulatedGroup, list[Control]]:
     """Return the members' group and controls; with a clock, their events have its time from now on.
 
     Raises:
@@ -92,12 +94,12 @@ def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> t
 
     run_clock = RunClock(clock, plan, lambda step: _seconds_until(run_dir, step), lose)
     group = SimulatedGroup(plan.world_size, baton, run_clock.meet)
-    emits[:] = [partial(_in_time, run_clock, rank, emit) for rank, emit in enumerate(emits)]
+    emits[:] = [partial(_emit_in_simulated_time, run_clock, rank, emit) for rank, emit in enumerate(emits)]
     controls = [ClockedControl(run_clock, rank, answer=emit, idle=baton.lent) for rank, emit in enumerate(emits)]
     return group, [*controls]
 
 
-def _in_time(clock: RunClock, rank: int, emit: Emit, event: Event) -> None:
+def _emit_in_simulated_time(clock: RunClock, rank: int, emit: Emit, event: Event) -> None:
     emit(clock.in_simulated_time(rank, event))
 
 
@@ -107,14 +109,14 @@ def _seconds_until(run_dir: Path, step: int) -> float:
     return max(event.clock or 0.0 for event in events if isinstance(event, StepEvent) and event.step <= step)
 
 
-def _ready(plan: RunPlan, rank: int, task: Task, device: torch.device, emit: Emit) -> Task:
+def _prepared(plan: RunPlan, rank: int, task: Task, device: torch.device, emit: Emit) -> Task:
     """Prepare the data of another member's task, and return the task."""
     task.device = device
     prepare_data(plan, rank, task, emit)
     return task
 
 
-class _OneBuild:
+class _SharedModelTask:
     """A task whose model was built once: every member gets a copy of it."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
@@ -128,7 +130,7 @@ class _OneBuild:
         return copy.deepcopy(self._model)
 
 
-def _as_member(emit: Emit, rank: int, event: Event) -> None:
+def _emit_as_member(emit: Emit, rank: int, event: Event) -> None:
     emit(event if event.member is not None else event.model_copy(update={"member": rank}))
 
 
@@ -156,16 +158,16 @@ def _member(
             return ExitCode.STOPPED
 
     torch.get_num_threads()  # fixes the number for this thread; otherwise its first convolution would use another
-    baton.take()
+    baton.acquire()
     code = ExitCode.RUN_FAILED
     try:
         code = exit_code_of(trained, plan.seats[rank].name, emit)
     finally:
         group.leave(rank, failed=code not in (ExitCode.DONE, ExitCode.STOPPED))
-        baton.give()
+        baton.release()
 
 
-def _hand_out(lines: Iterable[bytes], controls: list[Control]) -> None:
+def _post_commands(lines: Iterable[bytes], controls: list[Control]) -> None:
     """Post every member's commands; if the input ends, the supervisor is gone, and all stop with a snapshot."""
     try:
         for line in lines:

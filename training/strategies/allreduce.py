@@ -39,7 +39,7 @@ OVERLAP = 0.4
 """Share of a pass's compute that hides an exchange; measured with buckets of 25 MB."""
 BACKWARD = 2 / 3
 """Share of a pass's compute that is backward: two matrix products for each one of forward."""
-_ASKED = "with a compressor it is used only where you ask for it: --set strategy=allreduce"
+_ONLY_ON_REQUEST = "with a compressor it is used only where you ask for it: --set strategy=allreduce"
 
 
 def _source(compressor: str) -> str:
@@ -97,7 +97,7 @@ class AllReduceCosts(CostModel):
         return type(self)(settings)
 
     def unsound(self, run: RunSpec) -> str:
-        return "" if self._compressor == "none" else _ASKED
+        return "" if self._compressor == "none" else _ONLY_ON_REQUEST
 
     def elements(self, trainable: int) -> int:
         return self._price.elements(trainable)
@@ -137,11 +137,11 @@ class _StepState:
     scale: float | None = None
     armed: bool = False
     launched: int = 0
-    shrunk: float = 1.0
+    clip_factor: float = 1.0
     """Clipping factor of this member's gradient; 1: not clipped."""
     norm: float | None = None
     """Norm of this member's gradient before clipping; ``None``: not clipped."""
-    starting: list[Future[None]] = field(default_factory=list)
+    host_copies: list[Future[None]] = field(default_factory=list)
     """Buckets that are copied to the host in a side queue."""
 
 
@@ -158,7 +158,7 @@ class AllReduce(GradientStrategy):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._side: SideQueue | None = None
-        self._kind = compressors()[context.settings.of(AllReduceOptions).compressor]
+        self._compressor_class = compressors()[context.settings.of(AllReduceOptions).compressor]
         requested_codec = context.settings.codec  # fp32 in a plan for one machine, whatever the compressor needs
         self._codec: Codec = codec_by_name(
             requested_codec if requested_codec == "fp32" else self.codec(context.settings)
@@ -201,21 +201,21 @@ class AllReduce(GradientStrategy):
         self._side = SideQueue(device) if device is not None and exchange.engine == "mesh" else None
         bucket_elements = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
         self._buckets = list(grouped(list(reversed(self._parameters)), bucket_elements))
-        momentum = self._kind.take_over(self._optimizer) if self._optimizer is not None else 0.0
+        momentum = self._compressor_class.take_over(self._optimizer) if self._optimizer is not None else 0.0
         for parameter_index, bucket in enumerate(self._buckets):
             shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters)
             steps, seed = self.context.total_steps, self.context.seed
             bucket_context = BucketContext(
                 parameter_index, shapes, exchange, self._codec, settings, steps, seed, momentum
             )
-            self._compressors.append(self._kind(bucket_context))
+            self._compressors.append(self._compressor_class(bucket_context))
             for position, parameter in enumerate(bucket.parameters):
                 hook = functools.partial(self._on_gradient, bucket, position)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @property
     def clips(self) -> bool:
-        return self._kind.clips and bool(self._buckets)
+        return self._compressor_class.clips and bool(self._buckets)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -248,25 +248,25 @@ class AllReduce(GradientStrategy):
 
     def _launch(self, bucket: Bucket) -> None:
         """Start the next bucket; buckets start in the same order on every member."""
-        values = bucket.pack((self._state.scale or 1.0) / self._state.shrunk)
+        values = bucket.pack((self._state.scale or 1.0) / self._state.clip_factor)
         step_context = StepContext(self._step, self._state.weight, bucket.flags)
         start = functools.partial(self._compressors[self._state.launched].start, step_context=step_context)
         if self._side is None:
             start(values)
         else:  # otherwise backward would wait here until the bucket is on the host
-            self._state.starting.append(self._side.submit(start, values))
+            self._state.host_copies.append(self._side.submit(start, values))
         bucket.in_flight = True
         self._state.launched += 1
 
     def gradients(self) -> None:
         if self.clips and self.context.max_grad_norm:
-            self._state.shrunk = self._clipped()
+            self._state.clip_factor = self._clipping_factor()
         while self._state.launched < len(self._buckets):
             self._launch(self._buckets[self._state.launched])
         self._check_complete()
         self._wait_for_starts()
         for compressor in self._compressors:
-            compressor.go_on()
+            compressor.continue_after_first_mean()
         results = [compressor.wait() for compressor in self._compressors]
         if results:
             self._members = results[-1].members
@@ -286,12 +286,12 @@ class AllReduce(GradientStrategy):
             self.context.warn(f"step {self._step + 1}: this machine's gradients came after the deadline")
 
     def _wait_for_starts(self) -> None:
-        for future in self._state.starting:
+        for future in self._state.host_copies:
             future.result()
         if self._side is not None:
             self._side.join()
 
-    def _clipped(self) -> float:
+    def _clipping_factor(self) -> float:
         """Return the clipping factor of this member's gradient, to a norm of ``max_grad_norm / sqrt(n)``.
 
         The sum of ``n`` independent gradients is ``sqrt(n)`` times as long as one. Values that are not finite are

@@ -21,7 +21,7 @@ from training.lazy import torch
 
 _SMALLEST_SHARE = 4
 """At the end of a segment a member takes at least a quarter of its usual work, so that it does not send much more."""
-_AT_ONCE = 1 << 18
+_TILE = 1 << 18
 
 
 class WorkUnit(NamedTuple):
@@ -154,10 +154,10 @@ class DelayedNesterov:
         self._collected += 1
         is_momentum_step = self._collected >= self.period
         delta_rate, mean_factor = self._rate / self.period, 1.0 / self._collected
-        for start in range(0, delta.numel(), _AT_ONCE):
-            anchor_tile, delta_tile = self.anchor[start : start + _AT_ONCE], delta[start : start + _AT_ONCE]
+        for start in range(0, delta.numel(), _TILE):
+            anchor_tile, delta_tile = self.anchor[start : start + _TILE], delta[start : start + _TILE]
             if self._mu:
-                momentum_tile, sum_tile = self.speed[start : start + _AT_ONCE], self._sum[start : start + _AT_ONCE]
+                momentum_tile, sum_tile = self.speed[start : start + _TILE], self._sum[start : start + _TILE]
                 sum_tile.add_(delta_tile)
                 if is_momentum_step:
                     momentum_tile.mul_(self._mu).add_(sum_tile.mul_(mean_factor))

@@ -43,7 +43,7 @@ from training.strategies.costs import Learning, OptionCosts, RunSpec, Start, Syn
 from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
 
-_AT_ONCE = 1 << 19
+_GATHER_SIZE = 1 << 19
 """Coefficients in one gather: 3 MiB of indices and values of 32 bits."""
 _INDEX_BYTES = 2
 """Bytes of an index on the wire."""
@@ -230,16 +230,16 @@ class Demo(GradientStrategy):
     def gradients(self) -> None:
         """Set every gradient to the sign of the members' mean."""
         with torch.no_grad():
-            if self._has_unfit():
+            if self._has_non_finite_gradient():
                 self._weight = 0.0
-            coded: Iterable[Any] = ((numbers, self._coded(numbers)) for numbers in self._groups())
+            coded: Iterable[Any] = ((numbers, self._encoded(numbers)) for numbers in self._groups())
             if any(is_asynchronous(parameter.device) for parameter in self._parameters):
                 coded = list(coded)  # so that the device has all its work before the host waits
-            started = [(numbers, self._sent(numbers, *encoded)) for numbers, encoded in coded]
+            started = [(numbers, self._start_sending(numbers, *encoded)) for numbers, encoded in coded]
             for numbers, in_flight in started:
-                self._take(numbers, in_flight)
+                self._apply_mean(numbers, in_flight)
 
-    def _has_unfit(self) -> bool:
+    def _has_non_finite_gradient(self) -> bool:
         """Return whether one of this member's gradients is not finite, and count it; the step then has weight 0."""
         gradients = {p: p.grad for p in self._parameters if p.grad is not None and p.grad.numel()}
         norms = torch._foreach_norm(list(gradients.values()), math.inf) if gradients else ()
@@ -262,27 +262,27 @@ class Demo(GradientStrategy):
         for number, chunks in enumerate(self._chunks):
             group.append(number)
             size += chunks.number * self._count(number)
-            if size >= _AT_ONCE:
+            if size >= _GATHER_SIZE:
                 yield group
                 group, size = [], 0
         if group:
             yield group
 
-    def _coded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _encoded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Extract the coefficients of some parameters from the momentum; return indices and values as bytes, which the
         device may still be computing."""
         extracted = [self._extracted(number) for number in numbers if self._chunks[number].number]
         return [indices for indices, _ in extracted], [values for _, values in extracted]
 
-    def _sent(
+    def _start_sending(
         self, numbers: list[int], indices: list[torch.Tensor], values: list[torch.Tensor]
     ) -> list[Pending[dict[int, bytes]]]:
         """Start to send indices and values."""
         data = to_host([*indices, *values], torch.uint8).numpy()
         count, width, in_flight = sum(map(len, indices)) // _INDEX_BYTES, self._codec.max_encoded_bytes(1), []
         index_bytes, value_bytes = data[: _INDEX_BYTES * count], data[_INDEX_BYTES * count :]
-        for start in range(0, count, _AT_ONCE):
-            stop = start + _AT_ONCE
+        for start in range(0, count, _GATHER_SIZE):
+            stop = start + _GATHER_SIZE
             piece = (
                 index_bytes[_INDEX_BYTES * start : _INDEX_BYTES * stop].tobytes()
                 + value_bytes[width * start : width * stop].tobytes()
@@ -306,7 +306,7 @@ class Demo(GradientStrategy):
 
     # ---------------------------------------------------------------------------------------------- receiving
 
-    def _take(self, numbers: Sequence[int], in_flight: Sequence[Pending[dict[int, bytes]]]) -> None:
+    def _apply_mean(self, numbers: Sequence[int], in_flight: Sequence[Pending[dict[int, bytes]]]) -> None:
         """Set the gradients of a group of parameters to the sign of the mean."""
         payloads = [pending.wait() for pending in in_flight]
         if payloads:
@@ -315,7 +315,7 @@ class Demo(GradientStrategy):
         device = _device_of_signs(self._parameters[numbers[0]].device)
         coefficients = [
             (to_device(indices, device), to_device(values, device))
-            for indices, values in self._of_members(payloads, sum(counts))
+            for indices, values in self._decoded(payloads, sum(counts))
         ]
         offset = 0
         for number, count in zip(numbers, counts, strict=True):
@@ -327,9 +327,7 @@ class Demo(GradientStrategy):
             update = self._update(number, parts_of_parameter) if count else torch.zeros(parameter.shape)
             parameter.grad = update.reshape(parameter.shape).to(parameter.device).to(parameter.dtype)
 
-    def _of_members(
-        self, payloads: Sequence[Mapping[int, bytes]], count: int
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _decoded(self, payloads: Sequence[Mapping[int, bytes]], count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return indices and values of all members in rank order, with zeros for missing ones.
 
         Raises:
@@ -339,8 +337,8 @@ class Demo(GradientStrategy):
         width = self._codec.max_encoded_bytes(1)
         for rank in sorted({rank for piece in payloads for rank in piece}):
             indices, values = torch.zeros(count, dtype=torch.int64), torch.zeros(count)
-            for start, piece in zip(range(0, count, _AT_ONCE), payloads, strict=True):
-                chunk_count = min(_AT_ONCE, count - start)
+            for start, piece in zip(range(0, count, _GATHER_SIZE), payloads, strict=True):
+                chunk_count = min(_GATHER_SIZE, count - start)
                 data = piece.get(rank, bytes((2 + width) * chunk_count))
                 if len(data) != (2 + width) * chunk_count:
                     raise ExchangeError(

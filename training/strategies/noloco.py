@@ -181,11 +181,11 @@ class NoLoCo(RoundStrategy):
             change_result, slow_result = pending_change.wait(), pending_slow.wait()
             averaged_members = slow_result.members
             self._warn_of(change_result, change, slow_result)
-            mean = _taken(slow_result, self._slow) if slow_result.weight else self._slow.clone()
+            mean = _mean_of_pair(slow_result, self._slow) if slow_result.weight else self._slow.clone()
             if len(averaged_members) > 1 and slow_result.is_finite:
                 drift, _, correlation = differences(self._slow, mean)
             norm = float(torch.linalg.vector_norm(change)) if change_result.is_finite else None
-            self._step(_taken(change_result, change), mean)
+            self._outer_step(_mean_of_pair(change_result, change), mean)
         else:  # no partner: the member continues from its own weights
             self._slow.copy_(current)
             self._momentum.zero_()
@@ -195,7 +195,7 @@ class NoLoCo(RoundStrategy):
             self._exchange.traffic.since(before), self._round, averaged_members, "", drift, norm, correlation
         )
 
-    def _step(self, mean_change: torch.Tensor, mean: torch.Tensor) -> None:
+    def _outer_step(self, mean_change: torch.Tensor, mean: torch.Tensor) -> None:
         """Make the outer step; the means may be overwritten."""
         pull = torch.sub(self._slow, mean, out=mean).mul_(self._options.gossip)
         self._momentum.mul_(self._mu).sub_(mean_change.mul_(self._rate)).sub_(pull)
@@ -240,7 +240,7 @@ class NoLoCo(RoundStrategy):
         self._members = tuple(state["members"])
 
 
-def _taken(result: MeanResult, values: torch.Tensor) -> torch.Tensor:
+def _mean_of_pair(result: MeanResult, values: torch.Tensor) -> torch.Tensor:
     """Return a pair's mean, with this member's own ``values`` where they were too late for it."""
     if result.is_finite:
         for start, stop in result.left_out:

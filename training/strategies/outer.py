@@ -20,7 +20,7 @@ from training.strategies.costs import Start
 from training.tasks.user_code import call_factory, find_factory
 
 MANY_ROUNDS = 100
-_AT_ONCE = 1 << 18
+_TILE = 1 << 18
 """Elements a tile of an outer step, whose four vectors fit into a processor's cache."""
 _ADAM_RATE, _ADAM_MOMENTUM, _ADAM_SECOND, _ADAM_EPSILON = 0.3, 0.9, 0.99, 0.1
 """The large epsilon is what DiLoCo (arXiv 2311.08105) needed for an outer Adam; the second beta is FedAdam's."""
@@ -135,10 +135,10 @@ class Nesterov(OuterOptimizer):
     names = ("momentum",)
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
-        scratch = torch.empty_like(anchor[:_AT_ONCE])
-        for start in range(0, anchor.numel(), _AT_ONCE):
+        scratch = torch.empty_like(anchor[:_TILE])
+        for start in range(0, anchor.numel(), _TILE):
             anchor_tile, velocity, delta = (
-                vector[start : start + _AT_ONCE] for vector in (anchor, self._vectors[0], mean)
+                vector[start : start + _TILE] for vector in (anchor, self._vectors[0], mean)
             )
             velocity.mul_(self.momentum).add_(delta)
             buffer = scratch[: anchor_tile.numel()]
@@ -168,9 +168,9 @@ class AdamW(OuterOptimizer):
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
         beta1, beta2 = self.momentum, _ADAM_SECOND
         correction1, correction2 = 1.0 / (1.0 - _power(beta1, round_)), 1.0 / (1.0 - _power(beta2, round_))
-        for start in range(0, anchor.numel(), _AT_ONCE):
-            anchor_tile, delta = anchor[start : start + _AT_ONCE], mean[start : start + _AT_ONCE]
-            first_moment, second_moment = (vector[start : start + _AT_ONCE] for vector in self._vectors)
+        for start in range(0, anchor.numel(), _TILE):
+            anchor_tile, delta = anchor[start : start + _TILE], mean[start : start + _TILE]
+            first_moment, second_moment = (vector[start : start + _TILE] for vector in self._vectors)
             first_moment.mul_(beta1).add_(delta * (1.0 - beta1))
             second_moment.mul_(beta2).add_((delta * delta).mul_(1.0 - beta2))
             root = (second_moment * correction2).sqrt_().add_(_ADAM_EPSILON)

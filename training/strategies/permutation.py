@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_AT_ONCE = 1 << 14
+_CHUNK = 1 << 14
 """Positions whose intermediate results stay in a processor's cache."""
 MAX_SIZE = 1 << 62
 """Longest permutation."""
@@ -37,40 +37,40 @@ def permuted(start: int, stop: int, size: int, seed: int, order: int = 0) -> NDA
     """
     if not 0 <= start <= stop <= size <= MAX_SIZE:
         raise ValueError(f"places {start} to {stop} of {size}")
-    keys = [_mixed(_mixed(_mixed(seed & _MASK) + order) + round_index) for round_index in range(_ROUNDS)]
+    keys = [_splitmix(_splitmix(_splitmix(seed & _MASK) + order) + round_index) for round_index in range(_ROUNDS)]
     numbers = np.empty(stop - start, dtype=np.int64)
-    for chunk_start in range(start, stop, _AT_ONCE):
-        chunk_stop = min(chunk_start + _AT_ONCE, stop)
-        numbers[chunk_start - start : chunk_stop - start] = _walked(
+    for chunk_start in range(start, stop, _CHUNK):
+        chunk_stop = min(chunk_start + _CHUNK, stop)
+        numbers[chunk_start - start : chunk_stop - start] = _permute_below(
             np.arange(chunk_start, chunk_stop, dtype=np.uint64), size, keys
         )
     return numbers
 
 
-def _walked(numbers: NDArray[np.uint64], size: int, keys: list[int]) -> NDArray[np.uint64]:
+def _permute_below(numbers: NDArray[np.uint64], size: int, keys: list[int]) -> NDArray[np.uint64]:
     """Permute the numbers below the next product ``rows * columns``, again until all are below ``size``."""
     rows = math.isqrt(max(size - 1, 0)) + 1
     columns = -(-size // rows)
-    numbers = _network(numbers, rows, columns, keys)
+    numbers = _feistel(numbers, rows, columns, keys)
     while (beyond := np.flatnonzero(numbers >= size)).size:
-        numbers[beyond] = _network(numbers[beyond], rows, columns, keys)
+        numbers[beyond] = _feistel(numbers[beyond], rows, columns, keys)
     return numbers
 
 
-def _network(numbers: NDArray[np.uint64], rows: int, columns: int, keys: list[int]) -> NDArray[np.uint64]:
+def _feistel(numbers: NDArray[np.uint64], rows: int, columns: int, keys: list[int]) -> NDArray[np.uint64]:
     left: NDArray[np.uint64]
     right: NDArray[np.uint64]
     left, right = np.divmod(numbers, np.uint64(columns))
     for number, key in enumerate(keys):
         if number % 2:
-            right = _added(right, left, columns, key)
+            right = _add_hash(right, left, columns, key)
         else:
-            left = _added(left, right, rows, key)
+            left = _add_hash(left, right, rows, key)
     combined: NDArray[np.uint64] = left * np.uint64(columns) + right
     return combined
 
 
-def _added(value: NDArray[np.uint64], round_input: NDArray[np.uint64], radix: int, key: int) -> NDArray[np.uint64]:
+def _add_hash(value: NDArray[np.uint64], round_input: NDArray[np.uint64], radix: int, key: int) -> NDArray[np.uint64]:
     """Add a hash of ``round_input`` to ``value``, modulo ``radix``, which is below 2^32."""
     mixed: NDArray[np.uint64] = round_input + np.uint64(key)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
@@ -83,7 +83,7 @@ def _added(value: NDArray[np.uint64], round_input: NDArray[np.uint64], radix: in
     return np.where(mixed >= radix, mixed - np.uint64(radix), mixed)
 
 
-def _mixed(value: int) -> int:
+def _splitmix(value: int) -> int:
     """Return the SplitMix64 output for state ``value``."""
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ value >> 30) * _FIRST) & _MASK

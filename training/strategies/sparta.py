@@ -101,7 +101,7 @@ class SpartaOptions(Section):
         """Longest delay at which a weight is rarely in flight twice: the same difference applied twice overshoots."""
         return max(self.interval, int(0.5 * self.interval / self.share))
 
-    def chosen(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
+    def selected_indices(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
         """Return the indices of ``size`` weights that exchange ``number`` of a run averages, ascending and distinct."""
         count = min(size, max(1, round(self.share * size)))
         cycle, position = divmod(number, math.ceil(size / count)) if count else (0, 0)
@@ -156,7 +156,7 @@ class SpartaCosts(OptionCosts[SpartaOptions]):
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _ExchangeOutcome:
     """Result of an exchange, without its mean."""
 
     members: tuple[int, ...]
@@ -169,7 +169,7 @@ class _Outcome:
 
 
 @dataclass
-class _Sent:
+class _PendingExchange:
     """An exchange in flight."""
 
     step: int
@@ -177,7 +177,7 @@ class _Sent:
     """This member's contribution."""
     pending: Pending[MeanResult] | None = None
     mean: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    outcome: _Outcome | None = None
+    outcome: _ExchangeOutcome | None = None
 
 
 @register
@@ -195,7 +195,7 @@ class Sparta(Strategy):
         super().__init__(context)
         self._options = context.settings.of(SpartaOptions)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._in_flight: deque[_Sent] = deque()
+        self._in_flight: deque[_PendingExchange] = deque()
         self._step = -1
         self._weight = 0.0
         self._averaged = False
@@ -266,10 +266,10 @@ class Sparta(Strategy):
     def _number(self, step: int) -> int:
         return step // self._options.interval
 
-    def _chosen(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def _selected(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield parameter numbers with the indices of their weights that are exchanged after a step."""
         size = int(self._ends[-1]) if len(self._ends) else 0
-        chosen = self._options.chosen(self._number(step), size, self.context.seed)
+        chosen = self._options.selected_indices(self._number(step), size, self.context.seed)
         starts = [0, *np.searchsorted(chosen, self._ends).tolist()]
         sizes = [parameter.numel() for parameter in self._parameters]
         # From indices in all weights to those in each parameter.
@@ -283,28 +283,28 @@ class Sparta(Strategy):
         if not self._in_flight:
             self._before = self._exchange.traffic.copy()
         pieces = [
-            self._parameters[number].detach().reshape(-1)[indices] for number, indices in self._chosen(self._step)
+            self._parameters[number].detach().reshape(-1)[indices] for number, indices in self._selected(self._step)
         ]
         values = flatten(pieces)
         weight = self._weight if self._options.weighting == "samples" else 1.0
         self._weight = 0.0
         pending = self._exchange.start_mean(f"sparta/{self._step}", values, weight, self._codec)
-        self._in_flight.append(_Sent(self._step, values, pending))
+        self._in_flight.append(_PendingExchange(self._step, values, pending))
 
-    def _settle(self, sent: _Sent) -> _Outcome:
+    def _settle(self, sent: _PendingExchange) -> _ExchangeOutcome:
         """Wait for an exchange."""
         if sent.outcome is None:
             assert sent.pending is not None
             result = sent.pending.wait()
-            non_finite = "" if result.is_finite else self._unfit(sent)
-            sent.outcome = _Outcome(result.members, not result.included, non_finite, result.weight <= 0.0)
+            non_finite = "" if result.is_finite else self._first_non_finite(sent)
+            sent.outcome = _ExchangeOutcome(result.members, not result.included, non_finite, result.weight <= 0.0)
             sent.mean, sent.pending = result.mean, None
         return sent.outcome
 
-    def _unfit(self, sent: _Sent) -> str:
+    def _first_non_finite(self, sent: _PendingExchange) -> str:
         """Return the name of the first parameter with a sent value that is not finite."""
         offset = 0
-        for number, indices in self._chosen(sent.step):
+        for number, indices in self._selected(sent.step):
             if not self._codec.carries(sent.values[offset : offset + indices.numel()]):
                 return self._names[number]
             offset += indices.numel()
@@ -318,15 +318,15 @@ class Sparta(Strategy):
         self._members = outcome.members
         self._warn_of(sent.step, outcome)
         if not outcome.empty:
-            self._put(sent, keep_steps=bool(self._options.delay) and not outcome.unfit)
+            self._write_mean(sent, keep_steps=bool(self._options.delay) and not outcome.unfit)
         traffic = self._exchange.traffic.since(self._before)
         self._before = self._exchange.traffic.copy()
         comparison = NOT_COMPARED if outcome.unfit or outcome.empty else differences(sent.values, sent.mean)
         return sync_event(traffic, self._number(sent.step) + 1, self._members, weight_hash(sent.mean), *comparison)
 
-    def _put(self, sent: _Sent, keep_steps: bool) -> None:
+    def _write_mean(self, sent: _PendingExchange, keep_steps: bool) -> None:
         offset = 0
-        for number, indices in self._chosen(sent.step):
+        for number, indices in self._selected(sent.step):
             parameter, span = self._parameters[number], slice(offset, offset + indices.numel())
             offset += indices.numel()
             flat = parameter.detach().reshape(-1)  # a copy if the parameter is not contiguous
@@ -337,7 +337,7 @@ class Sparta(Strategy):
             if flat.data_ptr() != parameter.data_ptr():
                 unflatten_into([parameter], flat)
 
-    def _warn_of(self, step: int, outcome: _Outcome) -> None:
+    def _warn_of(self, step: int, outcome: _ExchangeOutcome) -> None:
         self._non_finite_counter.count(outcome.unfit and f"step {step + 1}: the weight {outcome.unfit}")
         if outcome.late and not outcome.unfit:
             self.context.warn(f"step {step + 1}: this machine's weights came after the deadline")
@@ -359,7 +359,7 @@ class Sparta(Strategy):
 
     # ---------------------------------------------------------------------------------------------------- snapshots
 
-    def _with_result(self) -> list[_Sent]:
+    def _with_result(self) -> list[_PendingExchange]:
         """Wait for the exchanges in flight, and return those with a result; if the group is lost, others did not
         begin."""
         for sent in self._in_flight:
@@ -388,4 +388,4 @@ class Sparta(Strategy):
             outcome = {**entry, "members": tuple(entry["members"])}
             step = outcome.pop("step")
             values, mean = tensors[f"sent/{step}"], tensors[f"mean/{step}"]
-            self._in_flight.append(_Sent(step, values, None, mean, _Outcome(**outcome)))
+            self._in_flight.append(_PendingExchange(step, values, None, mean, _ExchangeOutcome(**outcome)))

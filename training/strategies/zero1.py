@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 else:
     checkpoint, payloads = lazy("training.checkpoint"), lazy("training.exchange.payloads")
 
-_AT_ONCE = 4
+_MAX_IN_FLIGHT = 4
 """Pieces that are in flight at the same time."""
 _FP32 = 4
 _NORM = struct.Struct("<d?")
@@ -170,7 +170,7 @@ class ZeRO1(GradientStrategy):
         super().__init__(context)
         self._codec = codec_by_name(self.codec(context.settings))
         self._optimizer: torch.optim.Optimizer | None = None
-        self._ordered: list[nn.Parameter] = []
+        self._optimizer_order: list[nn.Parameter] = []
         """Parameters in the optimizer's order."""
         self._numbers: dict[int, int] = {}
         """Index of a parameter by its number in the optimizer."""
@@ -185,12 +185,12 @@ class ZeRO1(GradientStrategy):
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._optimizer_order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
         indices = {parameter: index for index, parameter in enumerate(self._parameters)}
-        self._numbers = {number: indices[p] for number, p in enumerate(self._ordered) if p in indices}
+        self._numbers = {number: indices[p] for number, p in enumerate(self._optimizer_order) if p in indices}
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
@@ -208,7 +208,7 @@ class ZeRO1(GradientStrategy):
     def gradients(self) -> None:
         if self._alone:
             return
-        self._divide()
+        self._assign_shards()
         buckets = {rank: bucket for rank, bucket in self._shards.items() if bucket.parameters}
         packed = to_host([bucket.pack(self._scale) for bucket in buckets.values()], torch.float32)
         vectors = dict(zip(buckets, torch.split(packed, [bucket.elements for bucket in buckets.values()]), strict=True))
@@ -219,11 +219,11 @@ class ZeRO1(GradientStrategy):
         for parameter in self._parameters:
             parameter.grad = None
         own_bucket = self._shards[self._exchange.rank]
-        mean = self._mean_of(own_bucket, self._received(encoded))
+        mean = self._mean_of(own_bucket, self._exchange_gradients(encoded))
         own_bucket.unpack(mean, self._scale)
         self._agree_on_norm(mean, not non_finite)
 
-    def _received(self, gradient_bytes: Mapping[int, bytes]) -> dict[int, bytes]:
+    def _exchange_gradients(self, gradient_bytes: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send every member its shard of this member's gradient; return what each sent of the own shard, by rank."""
         ranks, rank = sorted(self._shards), self._exchange.rank
         position, size = ranks.index(rank), len(ranks)
@@ -233,12 +233,12 @@ class ZeRO1(GradientStrategy):
         parcels: list[tuple[Group | None, bytes]] = list(zip(pairs, outgoing, strict=True))
         longest = max(bucket.elements * _FP32 + len(bucket.flags) for bucket in self._shards.values())
         received = {rank: gradient_bytes.get(rank, b"")}
-        for peer, replies in zip(partners, self._sent("gradients", parcels, longest), strict=True):
+        for peer, replies in zip(partners, self._gather("gradients", parcels, longest), strict=True):
             if peer != rank:
                 received[peer] = replies.get(peer, b"")
         return received
 
-    def _sent(self, kind: str, parcels: Sequence[tuple[Group | None, bytes]], longest: int) -> list[dict[int, bytes]]:
+    def _gather(self, kind: str, parcels: Sequence[tuple[Group | None, bytes]], longest: int) -> list[dict[int, bytes]]:
         """Gather parcels one after another; return what the members of each parcel's group sent, by rank.
 
         Args:
@@ -258,7 +258,7 @@ class ZeRO1(GradientStrategy):
                 piece = payload[start : start + MAX_GATHER_BYTES]
                 name = f"zero1/{self._step}/{kind}/{index}/{start}"
                 in_flight.append((index, self._exchange.start_gather(name, piece, group)))
-                if len(in_flight) > _AT_ONCE:
+                if len(in_flight) > _MAX_IN_FLIGHT:
                     take()
         while in_flight:
             take()
@@ -292,13 +292,13 @@ class ZeRO1(GradientStrategy):
             longest = max(bucket.elements for bucket in self._shards.values()) * _FP32
             owned_parameters = self._shards[self._exchange.rank].parameters
             payload = _bytes(flatten(owned_parameters, torch.device("cpu"))) if owned_parameters else b""
-            (weight_bytes,) = self._sent("weights", [(None, payload)], longest)
+            (weight_bytes,) = self._gather("weights", [(None, payload)], longest)
             self._members = tuple(sorted(weight_bytes))
             for rank, bucket in self._shards.items():
-                self._take(bucket, weight_bytes.get(rank, b""), rank)
+                self._take_over_weights(bucket, weight_bytes.get(rank, b""), rank)
         return super().end_step()
 
-    def _take(self, bucket: Bucket, data: bytes, rank: int) -> None:
+    def _take_over_weights(self, bucket: Bucket, data: bytes, rank: int) -> None:
         """Take over an owner's weights; if they are incomplete, the shard stays as it was."""
         if len(data) != bucket.elements * _FP32 or not data:
             return
@@ -309,7 +309,7 @@ class ZeRO1(GradientStrategy):
 
     # ---------------------------------------------------------------------------------------------------- ownership
 
-    def _divide(self) -> None:
+    def _assign_shards(self) -> None:
         assert self._greeting is not None
         handshake_bytes = self._greeting.wait()
         size = len(self._parameters)
@@ -322,13 +322,13 @@ class ZeRO1(GradientStrategy):
         if is_unchanged and self._shards:
             return
         owners = assign_owners([parameter.numel() for parameter in self._parameters], handshakes)
-        self._move(owners, handshakes)
+        self._move_state(owners, handshakes)
         pairs = list(zip(self._parameters, owners, strict=True))
         self._shards = {rank: Bucket([p for p, owner in pairs if owner == rank]) for rank in handshakes}
         self._owned = frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
         self._took_part = True
 
-    def _move(self, owners: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> None:
+    def _move_state(self, owners: Sequence[int], handshakes: Mapping[int, StepHandshake]) -> None:
         """Move optimizer state to new owners, and drop that of parameters owned by others."""
         rank, has_begun = self._exchange.rank, any(greeting.took_part for greeting in handshakes.values())
         owned = {index for handshake in handshakes.values() for index in handshake.owned}
@@ -337,7 +337,7 @@ class ZeRO1(GradientStrategy):
         for source in sorted(handshakes):
             leaving = [i for i in sorted(handshakes[source].owned - taken) if owners[i] != source]
             taken |= handshakes[source].owned
-            if leaving and not self._moved(source, leaving, owners):
+            if leaving and not self._transfer_state(source, leaving, owners):
                 lost |= set(leaving)
         lost_here = [i for i in lost if owners[i] == rank]
         if lost_here:
@@ -351,9 +351,9 @@ class ZeRO1(GradientStrategy):
                 if owner != rank or index in lost:
                     self._optimizer.state.pop(self._parameters[index], None)
 
-    def _moved(self, source: int, leaving: Sequence[int], owners: Sequence[int]) -> bool:
+    def _transfer_state(self, source: int, leaving: Sequence[int], owners: Sequence[int]) -> bool:
         """Transfer the state of some parameters from ``source``; return whether it arrived."""
-        joining_state = JoiningState(self._states(leaving)) if source == self._exchange.rank else JoiningState()
+        joining_state = JoiningState(self._state_of(leaving)) if source == self._exchange.rank else JoiningState()
         received_indices = {index for index in leaving if owners[index] == self._exchange.rank}
         try:
             encoded = payloads.state_to_bytes(joining_state)
@@ -368,7 +368,7 @@ class ZeRO1(GradientStrategy):
             checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | received)
         return True
 
-    def _states(self, indices: Collection[int]) -> dict[str, torch.Tensor]:
+    def _state_of(self, indices: Collection[int]) -> dict[str, torch.Tensor]:
         """Return the optimizer state of some parameters, named as in a snapshot."""
         states = {} if self._optimizer is None else checkpoint.optimizer_tensors(self._optimizer)
         return {name: tensor for name, tensor in states.items() if self._numbers[_number(name)] in indices}

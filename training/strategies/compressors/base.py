@@ -4,11 +4,11 @@ A compressor is one file in this folder, with its options and costs; per-step av
 (``allreduce.compressor``). There is one object for every bucket. In every step::
 
     compressor.start(values, step_context)  # when the bucket's gradients are final, mostly while backward runs
-    compressor.go_on()                      # after backward, in bucket order: start what depends on the first mean
-    result = compressor.wait()              # the mean gradient: the same bits on every member
+    compressor.continue_after_first_mean()                      # after backward, in bucket order: start what depends on
+    the first mean result = compressor.wait()              # the mean gradient: the same bits on every member
     compressor.settle()                     # accept the step; without it the state stays as it was before start
 
-Every member calls them in the same order, so :meth:`Compressor.go_on` may start exchanges.
+Every member calls them in the same order, so :meth:`Compressor.continue_after_first_mean` may start exchanges.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Compressor(ABC):
                 keep and overwrite them.
         """
 
-    def go_on(self) -> None:
+    def continue_after_first_mean(self) -> None:
         """Start what depends on the first mean."""
 
     @abstractmethod

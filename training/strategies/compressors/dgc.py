@@ -32,7 +32,7 @@ from training.exchange.residuals import Residual
 from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register, unused
 
-_STAGE = 0.25
+_STAGE_RATIO = 0.25
 """Share of the first warm-up stage, and ratio of each stage to the one before."""
 
 
@@ -57,8 +57,8 @@ def share_at(step: int, share: float, warmup: float) -> float:
         share: of all steps after the warm-up.
         warmup: steps of the warm-up, in stages of equal length.
     """
-    stages = sum(_STAGE**stage > share for stage in range(1, 64))
-    return share if step >= warmup or not stages else _STAGE ** (1 + math.floor(step * stages / warmup))
+    stages = sum(_STAGE_RATIO**stage > share for stage in range(1, 64))
+    return share if step >= warmup or not stages else _STAGE_RATIO ** (1 + math.floor(step * stages / warmup))
 
 
 @register
@@ -103,7 +103,7 @@ class DGC(Compressor):
         self._stream = f"grad/{context.index}"
         self._momentum: torch.Tensor | None = None
         self._unsent: torch.Tensor | None = None
-        self._next: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._proposed: tuple[torch.Tensor, torch.Tensor] | None = None
         """Momentum and unsent values if this step is accepted."""
         self._step_context = StepContext(0, 0.0, b"")
         self._codec: Codec = context.codec
@@ -115,7 +115,7 @@ class DGC(Compressor):
         unsent = momentum.clone() if self._unsent is None else momentum + self._unsent
         share = share_at(step_context.step, self._share, self._warmup)
         self._codec = self.context.codec if share == self._share else codec_by_name(f"topk:{share!r}")
-        self._step_context, self._next = step_context, (momentum, unsent)
+        self._step_context, self._proposed = step_context, (momentum, unsent)
         name = f"grad/{step_context.step}/{self.context.index}"
         exchange = self.context.exchange
         self._pending = exchange.start_mean(
@@ -128,9 +128,9 @@ class DGC(Compressor):
         return self._result
 
     def settle(self) -> None:
-        assert self._result is not None and self._next is not None
-        result, (momentum, unsent) = self._result, self._next
-        self._result = self._next = self._pending = None
+        assert self._result is not None and self._proposed is not None
+        result, (momentum, unsent) = self._result, self._proposed
+        self._result = self._proposed = self._pending = None
         if not result.is_finite:
             return  # the state before the step stays
         if self._step_context.weight > 0.0:

@@ -59,7 +59,7 @@ def total(values: torch.Tensor) -> torch.Tensor:
     return values[0]
 
 
-def _random(rows: int, earlier: torch.Tensor, seed: int) -> torch.Tensor:
+def _random_column(rows: int, earlier: torch.Tensor, seed: int) -> torch.Tensor:
     """Return a random unit column orthogonal to the ``earlier`` columns."""
     column = torch.rand(rows, generator=torch.Generator().manual_seed(seed)).sub_(0.5).to(earlier.device)
     for _ in range(2):
@@ -86,7 +86,7 @@ def orthonormal(matrix: torch.Tensor, seed: int) -> torch.Tensor:
             if bool(square > _DEPENDENT * squares[index]):
                 column = column / square.sqrt()
             else:
-                column = _random(rows, matrix[:, :index], (2 * seed + pass_index) * 4096 + index)
+                column = _random_column(rows, matrix[:, :index], (2 * seed + pass_index) * 4096 + index)
             matrix[:, index] = column
             if index + 1 < columns:
                 remaining = matrix[:, index + 1 :]
@@ -199,7 +199,7 @@ class PowerSGD(Compressor):
         first_mean = context.exchange.start_mean(name, sent, step_context.weight, context.codec, step_context.flags)
         self._step = _Step(step_context, contribution, compressed, first_mean)
 
-    def go_on(self) -> None:
+    def continue_after_first_mean(self) -> None:
         step = self._current_step()
         step.first_result = step.first_mean.wait()
         if not step.compressed:
@@ -254,9 +254,9 @@ class PowerSGD(Compressor):
                 matrix.q, matrix.p = orthonormal(q, self._seed(matrix, step.step_context.step)), torch.empty(0)
         if not result.is_finite:
             return  # the error before the step stays
-        self._error = step.contribution if step.step_context.weight == 0.0 else self._lost(step, result)
+        self._error = step.contribution if step.step_context.weight == 0.0 else self._missing_in_mean(step, result)
 
-    def _lost(self, step: _Step, result: MeanResult) -> torch.Tensor:
+    def _missing_in_mean(self, step: _Step, result: MeanResult) -> torch.Tensor:
         """Return what of this member's contribution is not in the mean."""
         lost = torch.zeros_like(step.contribution)
         if step.compressed:
