@@ -16,7 +16,7 @@ def trainer_class(plan: RunPlan) -> type[Trainer]:
 
 
 class UnevenTrainer(Trainer):
-    """Its step is a whole stretch: the steps up to the next meeting point that the strategy assigns to this member.
+    """Its step is a segment: the steps up to the next meeting point that the strategy assigns to this member.
 
     In between its position is that of its next piece of work: the learning rate follows the samples of all members.
     """
@@ -31,11 +31,11 @@ class UnevenTrainer(Trainer):
         self._end = self._next_meeting()
         self.strategy.begin_segment(begin, self._end, sorted(position.batch_sizes), self._asked, self._ends)
         report: SyncEvent | None = None
-        while self.strategy.places:
+        while self.strategy.work_units:
             if report is not None:
                 self.emit(report.model_copy(update={"step": position.step}))
             newest = position.step - (position.step > begin)
-            self._stand_at(self.strategy.places[0].step)
+            self._stand_at(self.strategy.work_units[0].step)
             position.step = max(position.step, newest)  # a step left by a lost member counts as a present one
             report = super()._step()
         self._stand_at(self._end)
@@ -75,7 +75,11 @@ class UnevenTrainer(Trainer):
 
     def _batches(self, max_micro_batch: int) -> StepBatches:
         """Return the batches of the next assigned step, in micro-batches that fit into this member's memory."""
-        own_size, sizes, (current, *following) = self.member.batch_size, self.position.batch_sizes, self.strategy.places
+        own_size, sizes, (current, *following) = (
+            self.member.batch_size,
+            self.position.batch_sizes,
+            self.strategy.work_units,
+        )
         limit = min(max_micro_batch or own_size, own_size)
         batches = self.source.take(self.position.cursor, sizes, False, limit, current.rank)
         if following:
