@@ -133,7 +133,7 @@ class EventIntake:
         self._inbox = Inbox()
         self._sources: dict[int, _SourceState] = {}
         self._step = 0
-        self._stretch = segment_steps_of(members.plan.profile.strategy)
+        self._segment_steps = segment_steps_of(members.plan.profile.strategy)
         self.may_pause = False
         """Whether the run has ever been asked to pause."""
 
@@ -212,12 +212,12 @@ class EventIntake:
             case StepEvent():
                 self._check_step(state, event.step)
             case SyncEvent() | EvaluationEvent() | SnapshotEvent():
-                reached = self._newest() + _AHEAD if state.step is None else state.step + self._stretch
+                reached = self._newest() + _AHEAD if state.step is None else state.step + self._segment_steps
                 if isinstance(event, EvaluationEvent):
                     reached += 1  # own weights are evaluated within a step, before they are averaged
                 _check(event.step <= reached, f"step {event.step} has not been taken yet")
             case AnswerEvent():
-                reached = (self._newest() if state.step is None else state.step) + self._stretch
+                reached = (self._newest() if state.step is None else state.step) + self._segment_steps
                 _check(event.step <= reached + 1, f"step {event.step} is not the next")
             case RequestEvent():
                 _check((event.action, event.outcome) == ("expect", "done"), "an answer that may not come from a member")
@@ -233,11 +233,11 @@ class EventIntake:
     def _check_step(self, state: _SourceState, step: int) -> None:
         """Check that steps follow one another; the first step after joining may be anywhere near the others'. Members
         with their own pace may make the same step of the run twice, or leave some out."""
-        if self._stretch and state.step is not None and not state.joined:
-            limit = self._newest() + 2 * self._stretch
+        if self._segment_steps and state.step is not None and not state.joined:
+            limit = self._newest() + 2 * self._segment_steps
             _check(state.step <= step <= limit, f"step {step} after step {state.step}")
         elif state.step is None or (state.joined and step > state.step):
-            _check(step <= self._newest() + _AHEAD + self._stretch, f"step {step} is far beyond the others'")
+            _check(step <= self._newest() + _AHEAD + self._segment_steps, f"step {step} is far beyond the others'")
         else:
             _check(step == state.step + 1, f"step {step} after step {state.step}")
         state.joined = False

@@ -62,7 +62,7 @@ class OrderCoordinator:
         # This process runs nobody's own code, and does not know what only that tells.
         interval = 1 if settings.own_strategy else strategy_class(settings.strategy).sync_schedule(settings).interval
         spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
-        self._stretch = segment_steps_of(settings)
+        self._segment_steps = segment_steps_of(settings)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
         self._ended: list[tuple[int, int]] = []
         self._callbacks: dict[int, Callable[[int], None]] = {}
@@ -98,7 +98,7 @@ class OrderCoordinator:
     def _send(self, message: dict[str, Any]) -> None:
         self._members.send(message)
         if message["command"] == "stop":
-            self.stop_step = message["at_step"] + self._stretch
+            self.stop_step = message["at_step"] + self._segment_steps
         if message["command"] == "meet":
             timer = threading.Timer(ANSWER_WITHIN, self._overdue, (message["order"],))
             timer.daemon = True
