@@ -16,7 +16,7 @@ import soundfile
 from app.cli.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
 from app.microphone import RATE, hear_microphone, recorded
 from profiles.errors import BadInput
-from training.tasks.whisper.listening import TimedText
+from training.tasks.whisper.decoding import TimedText
 from training.tasks.whisper.transcription import TranscriptionResult
 
 SEGMENTS = (TimedText(0.0, 2.5, "a <b> --> c"), TimedText(3661.0, 3661.25, "two\nlines"))

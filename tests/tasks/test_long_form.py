@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from training.tasks.audio import SoundStream, decode
 from training.tasks.sound_file import AudioError
-from training.tasks.whisper.listening import compression_ratio, split_at_timestamps
+from training.tasks.whisper.decoding import compression_ratio, split_at_timestamps
 
 FIRST = 1000
 """Token of the time 0; each further one is 20 ms later."""

@@ -13,7 +13,7 @@ import soundfile
 from training.tasks.audio import RATE, hears_voice
 from training.tasks.patches import TextBounds, recordings
 from training.tasks.sound_file import Samples
-from training.tasks.whisper.listening import is_silence
+from training.tasks.whisper.decoding import is_silence
 from training.tasks.whisper.pseudo_label import LabellingJob, label
 from training.tasks.whisper.transcription import TranscriptionOptions, transcribe
 

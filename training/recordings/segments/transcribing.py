@@ -19,7 +19,7 @@ import torch
 
 from training.recordings.segments.transcript import word_spans
 from training.tasks.sound_file import Samples
-from training.tasks.whisper.listening import Transcriber
+from training.tasks.whisper.decoding import Transcriber
 from training.tasks.whisper.model import unwrap
 
 _TOKENS_A_SECOND, _EXTRA_TOKENS = 12, 16

@@ -25,8 +25,8 @@ from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.sound_file import AudioError
 from training.tasks.tables import csv_lines, write_table
+from training.tasks.whisper.decoding import Transcriber, compression_ratio, is_silence, transcribe_clips
 from training.tasks.whisper.features import NOISE, Features, augment
-from training.tasks.whisper.listening import Transcriber, compression_ratio, is_silence, transcribe_clips
 from training.tasks.word_errors import ErrorRates
 
 

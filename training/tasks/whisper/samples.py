@@ -30,8 +30,8 @@ from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_f
 from training.tasks.language_codes import language_code
 from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import AudioSource, Clip
+from training.tasks.whisper.decoding import Transcriber
 from training.tasks.whisper.features import Features, LogMel, Windows
-from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import WhisperModelWrapper
 
 _WINDOW_SECONDS = 30.0  # seconds of Whisper's window

@@ -13,7 +13,7 @@ import torch
 
 from training.tasks.audio import SoundStream, hears_voice
 from training.tasks.sound_file import AudioError, Samples
-from training.tasks.whisper.listening import (
+from training.tasks.whisper.decoding import (
     NO_SPEECH_THRESHOLD,
     TimedText,
     Transcriber,
@@ -71,7 +71,7 @@ def transcribe(
     """Transcribe audio files of any length, in order, with no more than a window of each in memory.
 
     A recording longer than the model's window is transcribed in windows that begin where the words of the previous one
-    ended (:mod:`training.tasks.whisper.listening`); without timestamps it is split at its quietest positions. A file
+    ended (:mod:`training.tasks.whisper.decoding`); without timestamps it is split at its quietest positions. A file
     that cannot be read to its end yields a partial transcript with ``error``; the others are not affected.
 
     Raises:
