@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from training.plan import RunPlan
     from training.tasks.base import Progress
     from training.tasks.whisper.blacklist import Bounds, SuspectClip
-    from training.tasks.whisper.held_out import Fold
+    from training.tasks.whisper.cross_validation import Fold
 
 FOLDS = "blacklist"
 """In the folder of the run folders: what is known of folds."""
@@ -156,7 +156,7 @@ def judge_in_turns(
         StoppedByUser: the same command goes on.
         RunFailed: a training failed.
     """
-    from training.tasks.whisper.held_out import judge_fold, plan_folds, read_judged, training_clips
+    from training.tasks.whisper.cross_validation import judge_fold, plan_folds, read_judged, training_clips
 
     clips = training_clips(profile)
     planned = plan_folds(run.path.parent / FOLDS, profile, clips, folds, rounds)
@@ -193,7 +193,7 @@ def trained(fold: Fold, profile: Profile, workers: int) -> Path:
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import room_here
     from training.local_plan import plan_local_run
-    from training.tasks.whisper.held_out import profile_of, write_data
+    from training.tasks.whisper.cross_validation import profile_of, write_data
 
     for earlier in list_runs(fold.runs):
         if earlier.status == "completed":

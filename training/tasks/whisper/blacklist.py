@@ -1,6 +1,6 @@
 """Find samples with suspicious transcripts: a model hears something else, and finds the transcript far less probable.
 
-The model should not have been trained on the sample (:mod:`training.tasks.whisper.held_out`); one that was has
+The model should not have been trained on the sample (:mod:`training.tasks.whisper.cross_validation`); one that was has
 memorised many wrong transcripts.
 """
 

@@ -11,7 +11,7 @@ from tiny_speech import ProfileMaker, silent
 from profiles.errors import BadInput
 from training.tasks.speech_clips import Clip, FileSource
 from training.tasks.speech_dataset import read_speech
-from training.tasks.whisper.held_out import (
+from training.tasks.whisper.cross_validation import (
     Fold,
     judge_fold,
     plan_folds,
