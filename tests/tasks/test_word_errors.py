@@ -12,8 +12,8 @@ from training.recordings.checks import find_duplicates
 from training.recordings.recording import MissingSource, Recording
 from training.recordings.segments.matching import word_keys
 from training.recordings.segments.transcript import parse_text
-from training.tasks.normalising import WITHOUT_SPACES, characters, folded, normalised
 from training.tasks.spelling import american_spellings
+from training.tasks.text_normalisation import WITHOUT_SPACES, characters, folded, normalised
 from training.tasks.word_errors import ErrorRates, count_errors, normalizer_for
 
 

@@ -8,15 +8,15 @@ from typing import cast
 import jiwer
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-from training.tasks.normalising import characters, normalised, without_formatting
 from training.tasks.spelling import american_spellings
+from training.tasks.text_normalisation import characters, normalised, without_formatting
 
 Normalizer = Callable[[str], str]
 
 
 def normalizer_for(language: str) -> Normalizer:
     """Return Whisper's normaliser for ``en`` (numbers, spelling, contractions), else
-    :func:`training.tasks.normalising.normalised`.
+    :func:`training.tasks.text_normalisation.normalised`.
     """
     if language != "en":
         return lambda text: normalised(text, language)

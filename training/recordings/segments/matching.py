@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from training.recordings.segments.transcribing import TimedWord
 from training.recordings.segments.transcript import Transcript, join_words, parse_text
-from training.tasks.normalising import normalised
+from training.tasks.text_normalisation import normalised
 from training.tasks.word_errors import count_errors
 
 Normalizer = Callable[[str], str]

@@ -14,8 +14,8 @@ import regex
 
 from profiles.errors import BadInput
 from training.recordings.segments.rolling import Cue, unroll_captions
-from training.tasks.normalising import WITHOUT_SPACES
 from training.tasks.tables import check_size, read_text
+from training.tasks.text_normalisation import WITHOUT_SPACES
 from training.tasks.transcript_text import plain_text
 
 ENDINGS = (".txt", ".srt", ".vtt")
