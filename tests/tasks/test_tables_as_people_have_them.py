@@ -10,9 +10,9 @@ import pytest
 from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
+from training.tasks.path_resolution import resolve_path
 from training.tasks.speech_clips import likely_text_column
 from training.tasks.speech_dataset import read_speech
-from training.tasks.stored_files import resolve_path
 from training.tasks.tables import read_table
 
 

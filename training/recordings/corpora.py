@@ -24,8 +24,8 @@ from training.recordings.recording import (
     recording_of,
     with_usual_spelling,
 )
+from training.tasks.path_resolution import without_hidden
 from training.tasks.speech_clips import split_named
-from training.tasks.stored_files import without_hidden
 from training.tasks.tables import JSON_LINES, Row, read_table
 
 _PEEK = 2**16  # characters of the first line that are read

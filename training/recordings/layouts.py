@@ -23,9 +23,9 @@ from training.recordings.recording import (
     one_line,
 )
 from training.tasks.language_codes import code_of
+from training.tasks.path_resolution import without_hidden
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import COLUMNS, split_named
-from training.tasks.stored_files import without_hidden
 from training.tasks.tables import check_size, read_text
 from training.tasks.text_normalisation import folded
 from training.tasks.transcript_text import plain_text

@@ -26,9 +26,9 @@ from training.recordings.recording import (
     recording_of,
     with_usual_spelling,
 )
+from training.tasks.path_resolution import is_saved, without_hidden
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
-from training.tasks.stored_files import is_saved, without_hidden
 from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row_of
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
+from training.tasks.path_resolution import path_as_written, resolve_path
 from training.tasks.speech_clips import (
     COLUMNS,
     END_COLUMNS,
@@ -30,7 +31,6 @@ from training.tasks.speech_clips import (
     says_silence,
     split_named,
 )
-from training.tasks.stored_files import path_as_written, resolve_path
 from training.tasks.tables import Row, Table
 
 if TYPE_CHECKING:

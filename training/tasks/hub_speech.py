@@ -11,6 +11,7 @@ import datasets
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from profiles.errors import BadInput, counted
+from training.tasks.path_resolution import is_saved
 from training.tasks.pretrained import reachable
 from training.tasks.speech_clips import (
     LANGUAGE_COLUMNS,
@@ -21,7 +22,6 @@ from training.tasks.speech_clips import (
     by_split,
     find_text_column,
 )
-from training.tasks.stored_files import is_saved
 from training.tasks.tables import Table, row_of
 
 logger = logging.getLogger("muster.data")

@@ -22,9 +22,9 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
+from training.tasks.path_resolution import resolve_path
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
-from training.tasks.stored_files import resolve_path
 from training.tasks.tables import Row, check_size, read_table
 
 Kind = Literal["override_text", "protect", "delete"]

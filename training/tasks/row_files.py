@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from training.tasks.path_resolution import without_hidden
 from training.tasks.speech_clips import SPLITS, by_split
-from training.tasks.stored_files import without_hidden
 from training.tasks.tables import json_lines, read_table, read_text
 
 Cells = Mapping[str, Any]

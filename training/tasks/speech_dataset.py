@@ -19,6 +19,7 @@ from profiles.errors import BadInput, counted
 from profiles.installation import program
 from training.tasks.faults import Faults
 from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
+from training.tasks.path_resolution import path_as_written, resolve_path, without_hidden
 from training.tasks.speech_clips import (
     COLUMNS,
     FILE_COLUMNS,
@@ -38,7 +39,6 @@ from training.tasks.speech_clips import (
     split_named,
     warn_once,
 )
-from training.tasks.stored_files import path_as_written, resolve_path, without_hidden
 from training.tasks.tables import Row, read_table
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")

@@ -30,10 +30,10 @@ from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.run_files import write_whole
 from training.tasks.audio import RATE
 from training.tasks.base import Progress
+from training.tasks.path_resolution import without_hidden
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import FileSource
-from training.tasks.stored_files import without_hidden
 from training.tasks.tables import csv_lines
 
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
