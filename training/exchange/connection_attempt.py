@@ -98,7 +98,7 @@ class ConnectionAttempt:
 
     def __init__(
         self,
-        introductions: Handshakes,
+        handshakes: Handshakes,
         history: DialHistory,
         arrivals: Arrivals,
         key: Key,
@@ -109,7 +109,7 @@ class ConnectionAttempt:
         timeouts: ConnectTimeouts,
     ) -> None:
         self._is_wanted, self._timeouts = is_wanted, timeouts
-        self._introductions, self._history, self._arrivals = introductions, history, arrivals
+        self._handshakes, self._history, self._arrivals = handshakes, history, arrivals
         self._key, self._relay, self._deadline = key, relay, deadline
         self._addresses = [(host, port) for host, port in addresses]
         _, self._peer, self._does = key
@@ -123,9 +123,9 @@ class ConnectionAttempt:
     def meet(self) -> Connection | None:
         """Return the connection; ``None`` if there is none by the deadline, or when the listener is closed."""
         begin = time.monotonic()
-        lately = self._history.recent_route(self._peer, self._does)
-        self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else self._timeouts.reverse_after)
-        after = self._timeouts.relay_again_after if lately == "relayed" else self._timeouts.relay_after
+        recent = self._history.recent_route(self._peer, self._does)
+        self._dials_from = begin + (0.0 if self._does == SENDS or recent == "dialled" else self._timeouts.reverse_after)
+        after = self._timeouts.relay_again_after if recent == "relayed" else self._timeouts.relay_after
         self._relays_from = begin + after if self._relay is not None else math.inf
         attempts: dict[Route, Callable[[], Connection | None]] = {
             "came": self._take_arrival,
@@ -161,7 +161,7 @@ class ConnectionAttempt:
         if (arrival := self._arrivals.take(self._key)) is None:
             return None
         try:
-            return self._introductions.take(arrival, self._does, self._timeout(self._timeouts.hurried))
+            return self._handshakes.take(arrival, self._does, self._timeout(self._timeouts.hurried))
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             if isinstance(error, BlackHole) and arrival.address:
@@ -171,8 +171,8 @@ class ConnectionAttempt:
 
     def _dial(self) -> Connection | None:
         left = self._history.sort_addresses(self._peer, self._addresses)
-        swallowing = {address for address in left if self._history.is_black_hole(self._peer, address)}
-        small = set(swallowing)
+        black_holes = {address for address in left if self._history.is_black_hole(self._peer, address)}
+        small = set(black_holes)
         while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
             times = self._timeouts
             seconds = max(times.relay_again_after, min(times.connect, self._relays_from - now))
@@ -181,7 +181,7 @@ class ConnectionAttempt:
             left.remove(address := answer.address)
             try:
                 seconds = times.hurried if left or address in small else self._last_seconds()
-                connection = self._say(answer.socket, address[0], answer.round_trip, seconds)
+                connection = self._open_handshake(answer.socket, address[0], answer.round_trip, seconds)
             except (OSError, EOFError, ExchangeError) as error:
                 self._failed(address, _describe_error(error))
                 if isinstance(error, BlackHole):
@@ -192,7 +192,7 @@ class ConnectionAttempt:
                 continue
             if connection is not None:
                 self._history.record_success(self._peer, address)
-                if address in small - swallowing:
+                if address in small - black_holes:
                     self._history.record_black_hole(self._peer, address)
             return connection
         return None
@@ -207,24 +207,26 @@ class ConnectionAttempt:
         self._history.record_failure(self._peer, address)
 
     def _dial_relay(self) -> Connection | None:
-        folder = self._introductions.identity.certificates
+        folder = self._handshakes.identity.certificates
         if self._relay is None or folder is None or time.monotonic() < self._relays_from:
             return None
-        channel, own_rank = self._key[0], self._introductions.identity.rank
+        channel, own_rank = self._key[0], self._handshakes.identity.rank
         sides = (channel, own_rank, self._peer) if self._does == SENDS else (channel, self._peer, own_rank)
         try:
             connection = connect_through_relay(self._relay, relay_key(folder), sides, self._does == SENDS, self._stop)
             if connection is None:
                 return None
             if self._does == SENDS:
-                return self._say(connection, "", 0.0, self._timeouts.handshake)
-            self._arrivals.keep(*self._introductions.answer(connection, ""))
+                return self._open_handshake(connection, "", 0.0, self._timeouts.handshake)
+            self._arrivals.keep(*self._handshakes.answer(connection, ""))
         except (OSError, EOFError, ExchangeError, MusterError, ValueError) as error:
             self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _describe_error(error)
         return None
 
-    def _say(self, connection: socket.socket, address: str, round_trip: float, seconds: float) -> Connection | None:
-        return self._introductions.open_handshake(connection, self._key, address, round_trip, self._timeout(seconds))
+    def _open_handshake(
+        self, connection: socket.socket, address: str, round_trip: float, seconds: float
+    ) -> Connection | None:
+        return self._handshakes.open_handshake(connection, self._key, address, round_trip, self._timeout(seconds))
 
     def _timeout(self, seconds: float) -> HandshakeTimeout:
         seconds = min(seconds, self._deadline - time.monotonic())

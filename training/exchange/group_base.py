@@ -203,7 +203,7 @@ class GroupBase(dist.ProcessGroup):
             work.part_ended(None)
             return work
 
-        def over(error: Exception | None, keep: object = (sends, receives)) -> None:
+        def on_end(error: Exception | None, keep: object = (sends, receives)) -> None:
             work.part_ended(error)
 
         def views(by_number: Mapping[int, Pieces]) -> dict[int, list[memoryview]]:
@@ -211,7 +211,7 @@ class GroupBase(dist.ProcessGroup):
 
         buffers = views(sends), views(receives)
         work.begin()
-        self._mesh.exchange(*buffers, over, work.mark)
+        self._mesh.exchange(*buffers, on_end, work.mark)
         return work
 
     # -------------------------------------------------------------------------------------------------- point to point

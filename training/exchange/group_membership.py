@@ -265,8 +265,8 @@ class GroupMembership:
         gone = set(form.peers) - {member.rank for member in present}
         if gone - self._left or (gone and any(member.waits for member in present)) or not present:
             return True
-        stands_still = self._state_order is None and self._standstill.judge(present, self._now)
-        return bool(self._entering()) or self._leave_behind(present) or stands_still
+        is_stalled = self._state_order is None and self._standstill.judge(present, self._now)
+        return bool(self._entering()) or self._leave_behind(present) or is_stalled
 
     def _entering(self) -> list[Member]:
         """Return the members that can join the next mesh: they have the others' state, or lag little behind it."""
@@ -319,8 +319,8 @@ class GroupMembership:
             return False
         if self._mismatch.is_undecided and len({member.report.full for member in live}) == 1:
             return False  # repeating it would be in vain, and no member lacks an earlier result
-        if not self._mismatch.is_undecided and (quarrel := self._link_faults.judge(live)) is not None:
-            return self._drop_all([quarrel])
+        if not self._mismatch.is_undecided and (verdict := self._link_faults.judge(live)) is not None:
+            return self._drop_all([verdict])
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
         holders = [member for member in group if member.role != "newcomer"]

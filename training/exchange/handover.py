@@ -57,19 +57,19 @@ def hand_over_missing(
             without it.
     """
     with lock:
-        mine = operation_log.held(min(form.behind.values(), default=form.stand))
-    held_by_rank = _exchange_held(mesh, mine)
+        own_results = operation_log.held(min(form.behind.values(), default=form.stand))
+    held_by_rank = _exchange_held(mesh, own_results)
     astray = holders_of_recomputed(held_by_rank)
     if mesh.rank in astray:
         raise ExchangeDropped("the others recomputed a result without it that it already had")
     held_by_rank = {rank: held for rank, held in held_by_rank.items() if rank not in astray}
-    for number, donor, taker in plan_transfers(held_by_rank):
+    for number, donor, receiver in plan_transfers(held_by_rank):
         if donor == mesh.rank:
             with lock:
                 data = operation_log.result(number).to_bytes()
-            mesh.send(taker, TAG, memoryview(_SIZE.pack(len(data)))).wait()
-            mesh.send(taker, TAG, memoryview(data)).wait()
-        elif taker == mesh.rank:
+            mesh.send(receiver, TAG, memoryview(_SIZE.pack(len(data)))).wait()
+            mesh.send(receiver, TAG, memoryview(data)).wait()
+        elif receiver == mesh.rank:
             _receive_result(mesh, donor, number, operation_log, lock, max_bytes)
     with lock:
         gone = any(held.kept > operation_log.full for rank, held in held_by_rank.items() if rank != mesh.rank)
@@ -77,15 +77,15 @@ def hand_over_missing(
         raise ExchangeDropped(f"the result of exchange {operation_log.full + 1} is no longer kept")
 
 
-def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
+def _exchange_held(mesh: Mesh, own_results: HeldResults) -> dict[int, HeldResults]:
     """Exchange with the other members which results each of them holds."""
     buffers = {peer: gather_buffer(MAX_GATHER_BYTES) for peer in mesh.peers}
-    held_by_rank = {mesh.rank: mine}
+    held_by_rank = {mesh.rank: own_results}
 
-    def took(peer: int, size: int) -> None:
+    def received(peer: int, size: int) -> None:
         held_by_rank[peer] = parse(HeldResults, bytes(buffers[peer][:size]))
 
-    mesh.gather(memoryview(line(mine)), buffers, took, None, 0).submit().wait()
+    mesh.gather(memoryview(line(own_results)), buffers, received, None, 0).submit().wait()
     return held_by_rank
 
 
@@ -97,9 +97,9 @@ def plan_transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, i
         for number, group, _ in held.results:
             holders.setdefault(number, {})[rank] = group
     for number, have in sorted(holders.items()):
-        for taker in sorted(rank for rank, held in held_by_rank.items() if held.full < number and rank not in have):
-            donors = [rank for rank, group in have.items() if not group or taker in group]
-            planned += [(number, min(donors), taker)] if donors else []
+        for receiver in sorted(rank for rank, held in held_by_rank.items() if held.full < number and rank not in have):
+            donors = [rank for rank, group in have.items() if not group or receiver in group]
+            planned += [(number, min(donors), receiver)] if donors else []
     return planned
 
 

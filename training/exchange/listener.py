@@ -54,7 +54,7 @@ class Listener:
     def __init__(self, host: str, identity: Identity, port: int = 0, timeouts: ConnectTimeouts | None = None) -> None:
         self.identity = identity
         self.timeouts = timeouts or ConnectTimeouts()
-        self._introductions = Handshakes(identity, self.timeouts)
+        self._handshakes = Handshakes(identity, self.timeouts)
         if identity.certificates is None and not ipaddress.ip_address(host).is_loopback:
             raise BadInput(f"{host}: without certificates only a loopback address is allowed", "issue certificates")
         try:
@@ -156,7 +156,7 @@ class Listener:
         is_wanted: Callable[[], bool],
     ) -> ConnectionAttempt:
         return ConnectionAttempt(
-            self._introductions,
+            self._handshakes,
             self.dial_history,
             self.arrivals,
             key,
@@ -192,7 +192,7 @@ class Listener:
     def _do_handshake(self, connection: socket.socket, host: str) -> None:
         """Do the handshake of an incoming connection; one that is not of the run is closed."""
         try:
-            self.arrivals.keep(*self._introductions.answer(connection, host.removeprefix("::ffff:")))
+            self.arrivals.keep(*self._handshakes.answer(connection, host.removeprefix("::ffff:")))
         except (OSError, EOFError, ExchangeError, ValueError):
             pass
         finally:

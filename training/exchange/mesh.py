@@ -176,7 +176,7 @@ class Mesh:
         if self.lost is not None:
             shard.fail()
 
-        def over(error: Exception | None) -> None:
+        def on_end(error: Exception | None) -> None:
             with self._lock:
                 self._shards.pop(number, None)
             if on_done is not None:
@@ -202,7 +202,7 @@ class Mesh:
 
         for piece in own_pieces if not peers else ():
             reduction.reduce_piece(piece, {})
-        operation = PendingTransfer(2 * len(peers), over, lambda: self.lost)
+        operation = PendingTransfer(2 * len(peers), on_end, lambda: self.lost)
         for peer in peers:
             operation.add(self._out[peer], sender(peer))
             operation.add(self._in[peer], receiver(peer))
@@ -226,7 +226,7 @@ class Mesh:
         if self._on_lost is not None:
             self._cut()
             return self._on_lost(lost)
-        self._cut_told(lost.rank, time.monotonic() + _LATEST_FAREWELL)
+        self._cut_informed(lost.rank, time.monotonic() + _LATEST_FAREWELL)
 
     def give_up(self) -> None:
         """End all operations; none completes after this returns. Must not be called from a thread of its links."""
@@ -258,7 +258,7 @@ class Mesh:
         for link in self.links():
             link.cut()
 
-    def _cut_told(self, lost: int, latest: float) -> None:
+    def _cut_informed(self, lost: int, latest: float) -> None:
         """Cut the links a little later; those to members other than the lost one only once they are told of the loss: a
         member that only sees its link end takes its peer for the lost one."""
 
@@ -268,7 +268,7 @@ class Mesh:
             for link in informed:
                 link.cut()
             if len(informed) < len(self.links()):
-                self._cut_told(lost, latest)
+                self._cut_informed(lost, latest)
 
         timer = threading.Timer(_FAREWELL_SECONDS, cut)
         timer.daemon = True

@@ -140,8 +140,8 @@ class _Average:
         size = 4 * (stop - start)
         if stop > start and not direct:
             if stream:
-                back = functools.partial(reply.decode, elements=stop - start)
-                data = self._residuals.encode(stream, start, mean, reply, reply.encode, back, self._pending_residuals)
+                decode = functools.partial(reply.decode, elements=stop - start)
+                data = self._residuals.encode(stream, start, mean, reply, reply.encode, decode, self._pending_residuals)
                 into[: (size := data.numel())] = data
             else:
                 size = reply.encode_into(mean, into)

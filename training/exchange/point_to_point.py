@@ -65,13 +65,13 @@ class PointToPointLinks:
                 self._pair_links[peer, kind] = link
             self._begun[key := object()] = link, done
 
-        def over(error: PeerLost | None) -> None:
+        def on_end(error: PeerLost | None) -> None:
             with self._lock:
                 entry = self._begun.pop(key, None)
             if entry is not None:
                 done(error)
 
-        link.submit(job, over)
+        link.submit(job, on_end)
 
     def break_off(self, lost: PeerLost) -> None:
         """End all operations of this group because a member is lost."""

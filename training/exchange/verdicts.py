@@ -53,7 +53,7 @@ class ModelSizeVote:
     no majority. It is fixed once all members have reported."""
 
     def __init__(self) -> None:
-        self._right: int | None = None
+        self._agreed_elements: int | None = None
 
     def deviating(self, members: Iterable[Member], building: bool) -> list[Verdict]:
         """Return the members whose model differs.
@@ -64,13 +64,17 @@ class ModelSizeVote:
         elements_by_rank = {member.rank: member.report.elements for member in members if member.report.elements >= 0}
         if building or not elements_by_rank:
             return []
-        if self._right is None:
+        if self._agreed_elements is None:
             votes = Counter(elements_by_rank.values())
-            self._right = elements_by_rank[
+            self._agreed_elements = elements_by_rank[
                 max(elements_by_rank, key=lambda rank: (votes[elements_by_rank[rank]], -rank))
             ]
-        why = f"its model has {{}} numbers to exchange, the others' {self._right}"
-        return [(rank, why.format(said)) for rank, said in elements_by_rank.items() if said != self._right]
+        why = f"its model has {{}} numbers to exchange, the others' {self._agreed_elements}"
+        return [
+            (rank, why.format(elements))
+            for rank, elements in elements_by_rank.items()
+            if elements != self._agreed_elements
+        ]
 
 
 class OperationMismatch:
@@ -96,16 +100,16 @@ class OperationMismatch:
         A group that all its members name is right, and a member that contradicts most others is wrong. If neither
         decides it, all contradicted members are dropped.
         """
-        for number, statements in _statements(members):
-            against = _contradictions(statements) if len(set(statements.values())) > 1 else {}
-            if not any(against.values()):
+        for number, statements in _statements_by_number(members):
+            opponents = _contradictions(statements) if len(set(statements.values())) > 1 else {}
+            if not any(opponents.values()):
                 continue
             self._since = now if self._since is None else self._since
             if any(member.report.started < number for member in members) and now - self._since < self._seconds:
                 return []
             self._since = None
             agreed = {rank for rank, (group, _) in statements.items() if group and _is_agreed(statements, rank)}
-            disputed = {rank: others for rank, others in against.items() if others and rank not in agreed}
+            disputed = {rank: others for rank, others in opponents.items() if others and rank not in agreed}
             wrong = [rank for rank, others in disputed.items() if 2 * len(others) > len(statements) - 1] or list(
                 disputed
             )
@@ -120,7 +124,7 @@ Statement = tuple[Group, str]
 """Group and description of an operation, according to one member."""
 
 
-def _statements(members: Iterable[Member]) -> list[tuple[int, dict[int, Statement]]]:
+def _statements_by_number(members: Iterable[Member]) -> list[tuple[int, dict[int, Statement]]]:
     """Return each operation's descriptions, by number and rank."""
     by_number: dict[int, dict[int, Statement]] = {}
     for member in members:
@@ -145,13 +149,13 @@ def _difference(number: int, statements: Mapping[int, Statement], pair: Sequence
 
 def _contradictions(statements: Mapping[int, Statement]) -> dict[int, set[int]]:
     """Return the ranks each rank contradicts: one of the two counts the other in, and their statements differ."""
-    against: dict[int, set[int]] = {rank: set() for rank in statements}
+    opponents: dict[int, set[int]] = {rank: set() for rank in statements}
     for rank, statement in statements.items():
         for peer in statement[0] or statements:
             if statements.get(peer, statement) != statement:
-                against[rank].add(peer)
-                against[peer].add(rank)
-    return against
+                opponents[rank].add(peer)
+                opponents[peer].add(rank)
+    return opponents
 
 
 def _group_in_words(group: Group) -> str:
