@@ -66,7 +66,7 @@ def plan() -> RunPlan:
     evaluation = profile.evaluation.model_copy(update={"eval_interval": 50})
     profile = profile.model_copy(update={"training": training, "evaluation": evaluation, "model": model})
     machines = Machines(planned.figures)
-    simulated = machines.clocked(plan_local_run(profile, MACHINES, simulated=True))
+    simulated = machines.with_clock(plan_local_run(profile, MACHINES, simulated=True))
     assert simulated.clock is not None
     batches = {member.name: member.batch_size for member in planned.plan.members}
     members = tuple(one.model_copy(update={"batch_size": batches[one.name]}) for one in simulated.members)

@@ -118,7 +118,7 @@ def clock(members: Iterable[int], strategies: Iterable[str]) -> None:
                 machines = Machines(Groups.model_validate({"groups": [{**LAPTOP, "count": count}]}))
                 options = {"task": "custom", "model_path": "a.py:b", "strategy": strategy, **own.get(strategy, {})}
                 plan = plan_local_run(profile_from_options("custom", options), count, simulated=True)
-                found = ClusterClock(machines.clocked(plan)).cost(tuple(range(count)), parameters, 10_000)
+                found = ClusterClock(machines.with_clock(plan)).cost(tuple(range(count)), parameters, 10_000)
                 wait = found.wait(0) / found.seconds
                 cells = (f"{parameters / 1e6:.0f} M", str(count), strategy, f"{found.seconds:.3f} s", f"{wait:.0%}")
                 print("| " + " | ".join(cells) + " |", flush=True)

@@ -54,7 +54,7 @@ _ERRORS: dict[ExitCode, type[MusterError]] = {
 class TimedMachines(Protocol):
     """Machines that are simulated."""
 
-    def clocked(self, plan: RunPlan) -> RunPlan:
+    def with_clock(self, plan: RunPlan) -> RunPlan:
         """Return the plan of a simulated run, as it goes on these machines."""
         ...
 
@@ -221,7 +221,7 @@ class LocalTrainer(ObjectTrainer):
             raise BadInput("only a simulation has the time of other machines", _CLUSTER)
         plan = plan_local_run(profile, simulated or profile.run.workers, simulated=simulated > 0)
         if self._cluster is not None:
-            plan = self._cluster.clocked(plan)
+            plan = self._cluster.with_clock(plan)
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
 
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:

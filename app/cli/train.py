@@ -180,7 +180,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
     simulated = run.simulate or (len(machines.names) if machines else 0)
     fitting = fit(profile, room_here(profile, 1 if simulated else run.workers), say)
     plan = plan_local_run(fitting, simulated or run.workers, simulated=simulated > 0)
-    plan = machines.clocked(plan) if machines else plan
+    plan = machines.with_clock(plan) if machines else plan
     check_data_of(plan)
     return plan
 

@@ -89,7 +89,7 @@ def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluati
         training = profile.training.model_copy(update={"seed": seed})
         chosen = profile.model_copy(update={**sections, "training": training})
         plan = plan_local_run(chosen, len(machines.names) if machines else members, simulated=True)
-        plan = machines.clocked(plan) if machines else plan
+        plan = machines.with_clock(plan) if machines else plan
         each = tuple(member.model_copy(update={"threads": threads}) for member in plan.members)
         found.append(Trial(plan.profile.strategy.strategy, seed, plan.model_copy(update={"members": each})))
     return found

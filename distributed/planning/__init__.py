@@ -1,1 +1,1 @@
-"""The cost model: what was measured goes in as documents, the ranking of all ways to train comes out."""
+"""The planner: from documents of measured machines and links to a ranking of all candidate plans."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from distributed.planning.cluster import Cluster, Link
 from distributed.planning.document import Planning, Reason
-from distributed.planning.exchange_cost import WORTH
+from distributed.planning.exchange_cost import LEAST_GAIN
 
 MOST_CABLES = 2
 """Largest number of suggested cables, those that gain most first."""
@@ -36,7 +36,7 @@ def cable_reasons(cluster: Cluster, planning: Planning, replan: Callable[[Cluste
     for code, subject, peer, hosts in _cable_options(cluster):
         speed_up_to_beat = best_speed_up if code == "cables-to" else current.useful_speed_up
         wired = replan(with_cables(cluster, hosts, cable)).best
-        if wired is not None and wired.predicted and wired.useful_speed_up > WORTH * speed_up_to_beat:
+        if wired is not None and wired.predicted and wired.useful_speed_up > LEAST_GAIN * speed_up_to_beat:
             best_speed_up = max(best_speed_up, wired.useful_speed_up)
             mbit = min(cable.mbit, cable.mbit_back)
             numbers = {"useful": current.useful_speed_up, "wired": wired.useful_speed_up, "mbit": mbit}

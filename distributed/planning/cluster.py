@@ -291,20 +291,20 @@ class Cluster(Document):
         """Whether two entries are on one machine or have a usable link."""
         return self.on_one_machine((source, target)) or self.link(source, target) is not None
 
-    def coordinator(self, able: Collection[str] | None = None) -> str:
+    def coordinator(self, candidates: Collection[str] | None = None) -> str:
         """Return the best machine for the coordinator: reached by most others, starting the run, wired, on mains power,
         in this order.
 
         Args:
-            able: names of the machines that may run it; ``None``: all.
+            candidates: names of the machines that may run it; ``None``: all.
         """
 
         def order(machine: ClusterMachine) -> tuple[object, ...]:
             reachable = sum(self.reaches(machine.name, peer.name) for peer in self.machines)
             return -reachable, machine.name != self.here, machine.wifi, not machine.on_mains, machine.name
 
-        candidates = [machine for machine in self.machines if able is None or machine.name in able]
-        return min(candidates, key=order).name if candidates else ""
+        eligible = [machine for machine in self.machines if candidates is None or machine.name in candidates]
+        return min(eligible, key=order).name if eligible else ""
 
     def interface(self, name: str) -> float:
         """Return the rate of a machine's network interface in each direction, in Mbit/s; 0 without any link."""

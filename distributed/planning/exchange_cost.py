@@ -19,7 +19,7 @@ from training.lazy import np
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model as strategy_costs
 
-WORTH = 1.05
+LEAST_GAIN = 1.05
 """Speed-up of an exchange from which unequal shares are used instead of equal ones."""
 _SLACK = 1.01
 """Factor on the time of the best shares, within which the most even ones are chosen."""
@@ -45,7 +45,7 @@ def best_shares(resource_seconds: Sequence[Sequence[float]]) -> tuple[float, ...
         return equal
     seconds = np.maximum(seconds / longest, _FLOOR)
     best = 1 / _largest_sum(seconds, np.ones(len(seconds))).sum()
-    if best * WORTH > 1:
+    if best * LEAST_GAIN > 1:
         return equal
     # Of all shares that are about as good, choose those whose largest share is smallest.
     bounds = np.concatenate([np.zeros(len(seconds)), np.ones(members)])

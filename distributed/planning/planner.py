@@ -27,7 +27,7 @@ from distributed.planning.document import (
     profile_hash,
 )
 from distributed.planning.prediction import Predictor, known_costs, significant
-from distributed.planning.reasons import WORTH, about_equal, choice_reasons, memory_reasons, settings_of
+from distributed.planning.reasons import SIGNIFICANT_RATIO, about_equal, choice_reasons, memory_reasons, settings_of
 from profiles.errors import BadInput
 from profiles.schema import Profile, StrategySettings
 from training.strategies.costs import LOSS_UNKNOWN, CostModel
@@ -37,18 +37,21 @@ MOST_SUSPECTS = 8
 
 
 def plan(
-    cluster: Cluster, job: Job, carriers: Collection[str] | None = None, corrections: Corrections = NO_CORRECTIONS
+    cluster: Cluster,
+    job: Job,
+    coordinator_candidates: Collection[str] | None = None,
+    corrections: Corrections = NO_CORRECTIONS,
 ) -> Planning:
     """Rank all candidates and choose one.
 
     Args:
-        carriers: names of the machines that may run the coordinator; ``None``: all.
+        coordinator_candidates: names of the machines that may run the coordinator; ``None``: all.
         corrections: factors from earlier predictions (:func:`distributed.planning.feedback.corrections`).
 
     Raises:
         BadInput: the job names an unknown strategy or codec.
     """
-    return _Planner(cluster, job, carriers, corrections).plan()
+    return _Planner(cluster, job, coordinator_candidates, corrections).plan()
 
 
 def simplicity(candidate: Candidate) -> tuple[object, ...]:
@@ -81,17 +84,19 @@ class _Configuration:
 
 
 class _Planner:
-    def __init__(self, cluster: Cluster, job: Job, carriers: Collection[str] | None, corrections: Corrections) -> None:
+    def __init__(
+        self, cluster: Cluster, job: Job, coordinator_candidates: Collection[str] | None, corrections: Corrections
+    ) -> None:
         self._cluster = cluster
         self._job = job
-        self._predictor = Predictor(cluster, job, corrections, carriers)
+        self._predictor = Predictor(cluster, job, corrections, coordinator_candidates)
         self._noted: dict[tuple[str, str, str], Reason] = {}
 
     def plan(self) -> Planning:
         baseline = default_strategy()
         alone = [
             self._predictor.predict(Choice(strategy=baseline, codec="fp32", engine="mesh", members=(name,)))
-            for name in self._predictor.workable
+            for name in self._predictor.measured_machines
         ]
         if self._job.strategy != "auto" and cost_model(check_strategy(self._job.strategy)) is None:
             return self._unpredicted(alone)
@@ -110,7 +115,9 @@ class _Planner:
         if best is not None:
             reasons = (
                 *choice_reasons(
-                    best, [candidate for candidate in ranking if not self._unasked(candidate)], self._predictor
+                    best,
+                    [candidate for candidate in ranking if not self._is_in_clear_unasked(candidate)],
+                    self._predictor,
                 ),
                 *self._faster_in_clear(best, ranking),
                 *self._machine_reasons(best.choice.members),
@@ -164,24 +171,26 @@ class _Planner:
             return error.problem
         if self._job.strategy != "auto":
             return ""
-        choice = Choice(strategy=strategy, codec=costs.codecs[0], engine="mesh", members=self._predictor.workable)
+        choice = Choice(
+            strategy=strategy, codec=costs.codecs[0], engine="mesh", members=self._predictor.measured_machines
+        )
         return costs.unsound(self._predictor.run_spec(choice)) if choice.members else ""
 
     def _groups(self, configuration: _Configuration) -> Iterator[Candidate]:
         members = self._eligible(configuration)
         if len(members) < 2:
             return
-        all_outcome = self._best_interval(configuration, members)
-        if all_outcome is None:
+        whole_group = self._best_interval(configuration, members)
+        if whole_group is None:
             return
-        reduced = self._without_slow_machines(configuration, all_outcome)
-        for outcome in (all_outcome, reduced) if reduced is not all_outcome else (all_outcome,):
+        reduced = self._without_slow_machines(configuration, whole_group)
+        for outcome in (whole_group, reduced) if reduced is not whole_group else (whole_group,):
             yield self._predictor.predict(outcome.choice)
 
     def _eligible(self, configuration: _Configuration) -> tuple[str, ...]:
         """Return the machines that can be members of a configuration."""
         coordinator, eligible = self._predictor.coordinator, []
-        for name in self._predictor.workable:
+        for name in self._predictor.measured_machines:
             machine = self._cluster.machine(name)
             if not memory_model.largest_batch(self._job, machine, configuration.strategy):
                 if memory_model.largest_batch(
@@ -210,13 +219,13 @@ class _Planner:
             self._note("no-link-nccl", worst)
             names = [name for name in names if name != worst]
 
-    def _without_slow_machines(self, configuration: _Configuration, all_outcome: PredictedOutcome) -> PredictedOutcome:
+    def _without_slow_machines(self, configuration: _Configuration, whole_group: PredictedOutcome) -> PredictedOutcome:
         """Drop the machine whose absence helps most, as long as dropping one helps."""
 
         def value(outcome: PredictedOutcome) -> tuple[bool, float]:
             return outcome.fits, significant(outcome.useful_speed_up)
 
-        best = all_outcome
+        best = whole_group
         while len(best.choice.members) > 2:
             members = best.choice.members
             smaller_groups = [tuple(name for name in members if name != dropped) for dropped in self._suspects(members)]
@@ -262,9 +271,9 @@ class _Planner:
     def _interval_order(self, outcome: PredictedOutcome) -> tuple[float, ...]:
         """Return the sort key of intervals, best first. An overlap must gain at least 1 %."""
         useful = significant(outcome.useful_speed_up * (0.99 if outcome.choice.delay else 1.0))
-        if self._job.preference == "closest-to-exact" and outcome.useful_speed_up >= WORTH:
+        if self._job.preference == "closest-to-exact" and outcome.useful_speed_up >= SIGNIFICANT_RATIO:
             return (0, outcome.loss_increase, -useful)
-        if self._job.preference == "least-traffic" and outcome.useful_speed_up >= WORTH:
+        if self._job.preference == "least-traffic" and outcome.useful_speed_up >= SIGNIFICANT_RATIO:
             return (0, outcome.bytes_per_hour, outcome.loss_increase, -useful)
         return (1, -useful, outcome.loss_increase)
 
@@ -277,7 +286,7 @@ class _Planner:
         near_ties = [
             candidate
             for candidate in ranking
-            if candidate.fits and about_equal(candidate, ranking[0]) and not self._unasked(candidate)
+            if candidate.fits and about_equal(candidate, ranking[0]) and not self._is_in_clear_unasked(candidate)
         ]
         simplest = min(near_ties, key=simplicity)  # the fastest of equally simple ones, since they are sorted
         return [simplest, *(candidate for candidate in ranking if candidate is not simplest)]
@@ -285,10 +294,10 @@ class _Planner:
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
         """Return the sort key of the ranking: best first, no two equal, and last those that send in clear unasked."""
         choice = candidate.choice
-        slowness, unasked = -significant(candidate.useful_speed_up), self._unasked(candidate)
+        slowness, is_in_clear_unasked = -significant(candidate.useful_speed_up), self._is_in_clear_unasked(candidate)
         lossy = choice.codec != "fp32"
-        worth = not choice.alone and candidate.useful_speed_up >= WORTH
-        tier = (not candidate.fits, 0 if worth else 1 if choice.alone else 2)
+        is_worthwhile = not choice.alone and candidate.useful_speed_up >= SIGNIFICANT_RATIO
+        tier = (not candidate.fits, 0 if is_worthwhile else 1 if choice.alone else 2)
         exactness = (candidate.loss_increase, lossy)
         tie_breakers = (
             *exactness,
@@ -299,12 +308,12 @@ class _Planner:
             choice.codec,
         )
         if self._job.preference == "closest-to-exact":
-            return (unasked, *tier, *exactness, slowness, *tie_breakers)
+            return (is_in_clear_unasked, *tier, *exactness, slowness, *tie_breakers)
         if self._job.preference == "least-traffic":
-            return (unasked, *tier, significant(candidate.bytes_per_hour), slowness, *tie_breakers)
-        return (unasked, not candidate.fits, slowness, *tie_breakers)
+            return (is_in_clear_unasked, *tier, significant(candidate.bytes_per_hour), slowness, *tie_breakers)
+        return (is_in_clear_unasked, not candidate.fits, slowness, *tie_breakers)
 
-    def _unasked(self, candidate: Candidate) -> bool:
+    def _is_in_clear_unasked(self, candidate: Candidate) -> bool:
         """Whether it sends training traffic in clear over a network, and the job does not ask for that engine."""
         choice = candidate.choice
         in_clear = choice.engine == "nccl" and not self._cluster.on_one_machine(choice.members)
@@ -316,8 +325,10 @@ class _Planner:
         self._noted.setdefault((code, subject, detail), Reason.of(code, subject, detail, **numbers))
 
     def _faster_in_clear(self, best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
-        clear_candidates = [candidate for candidate in ranking if candidate.fits and self._unasked(candidate)]
-        rival = max(clear_candidates, key=lambda candidate: candidate.useful_speed_up, default=best)
+        faster_candidates = [
+            candidate for candidate in ranking if candidate.fits and self._is_in_clear_unasked(candidate)
+        ]
+        rival = max(faster_candidates, key=lambda candidate: candidate.useful_speed_up, default=best)
         if rival.useful_speed_up > best.useful_speed_up and not about_equal(rival, best):
             strategy = rival.choice.strategy
             yield Reason.of("faster-in-clear", strategy, open=rival.useful_speed_up, useful=best.useful_speed_up)

@@ -43,7 +43,7 @@ class Predictor:
 
     Args:
         corrections: factors from earlier predictions.
-        able: names of the machines that may run the coordinator; ``None``: all.
+        coordinator_candidates: names of the machines that may run the coordinator; ``None``: all.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class Predictor:
         cluster: Cluster,
         job: Job,
         corrections: Corrections = NO_CORRECTIONS,
-        able: Collection[str] | None = None,
+        coordinator_candidates: Collection[str] | None = None,
     ) -> None:
         self.cluster = corrections.apply(average_equal_machines(cluster))
-        self.coordinator = cluster.coordinator(able)
+        self.coordinator = cluster.coordinator(coordinator_candidates)
         self.job = job
         self._corrections = corrections
         self._splits: dict[tuple[object, ...], BatchSplit | None] = {}
         self._exchanges = ExchangeCosts(self.cluster, job.trainable, self.coordinator, corrections, job)
-        self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
-        splits = [split for name in self.workable if (split := self.split((name,), "")) is not None]
+        self.measured_machines = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
+        splits = [split for name in self.measured_machines if (split := self.split((name,), "")) is not None]
         fitting = [split for split in splits if split.fits] or splits
         self.alone_rate = max((job.global_batch_of(1) / split.compute for split in fitting), default=0.0)
         """Samples/s of the best machine alone, among those with enough memory if there are any."""
@@ -75,7 +75,7 @@ class Predictor:
         if costs_of(choice.strategy) is None:
             known_strategies = ", ".join(name for name in strategies() if costs_of(name))
             raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {known_strategies}")
-        unknown = [name for name in choice.members if name not in self.workable]
+        unknown = [name for name in choice.members if name not in self.measured_machines]
         if unknown:
             raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
         if not choice.alone and not self._exchanges.are_linked(choice):
@@ -247,14 +247,14 @@ class Predictor:
         moved = defaultdict(float, exchange.moved)
         hourly = _hourly(choice, outcome.step)
         busy = (seconds for seconds, _ in self._member_seconds(choice, split, exchange))
-        members_zip = zip(choice.members, split.batches, split.seconds, busy, exchange.shares, strict=True)
+        forecasts = zip(choice.members, split.batches, split.seconds, busy, exchange.shares, strict=True)
         return Candidate(
             **vars(outcome),
             members=tuple(
                 self._forecast(
                     choice, name, batch, seconds, busy, moved[self._exchanges.machine_names[name]] * hourly, share
                 )
-                for name, batch, seconds, busy, share in members_zip
+                for name, batch, seconds, busy, share in forecasts
             ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),

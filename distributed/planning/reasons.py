@@ -18,7 +18,7 @@ from training.sensors import BUSY
 from training.strategies.costs import RunSpec
 from training.strategies.registry import scaling_rule_of
 
-WORTH = 1.05
+SIGNIFICANT_RATIO = 1.05
 """Speed ratio below which two candidates are about equal, because predictions are not more exact. A group must be
 better than the best machine alone by this factor."""
 _MUCH_WAITING = 0.2
@@ -38,7 +38,7 @@ def choice_reasons(best: Candidate, ranking: Sequence[Candidate], predictor: Pre
         return
     groups = [candidate for candidate in ranking if not candidate.choice.alone]
     if best.choice.alone:
-        yield from _why_alone(best, groups, len(predictor.workable))
+        yield from _why_alone(best, groups, len(predictor.measured_machines))
     else:
         yield from _why_group(best, predictor)
         yield from _near_tie(best, ranking)
@@ -59,7 +59,7 @@ def _measured_in_use(best: Candidate, cluster: Cluster) -> Iterator[Reason]:
 def about_equal(left: Candidate, right: Candidate) -> bool:
     """Whether two candidates differ by less than the error of predictions."""
     slower, faster = sorted((significant(left.useful_speed_up), significant(right.useful_speed_up)))
-    return slower * WORTH >= faster
+    return slower * SIGNIFICANT_RATIO >= faster
 
 
 def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
@@ -79,14 +79,14 @@ def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]
     if choice.alone:
         code, label, over = "about-equal-alone", choice.members[0], ""
     yield Reason.of(code, label, over, useful=best.useful_speed_up, rival=rival.useful_speed_up,
-                    percent=100 * (WORTH - 1), members=len(choice.members))  # fmt: skip
+                    percent=100 * (SIGNIFICANT_RATIO - 1), members=len(choice.members))  # fmt: skip
 
 
-def _why_alone(best: Candidate, groups: Sequence[Candidate], workable: int) -> Iterator[Reason]:
+def _why_alone(best: Candidate, groups: Sequence[Candidate], measured_machines: int) -> Iterator[Reason]:
     name = best.choice.members[0]
     rival = max((group for group in groups if group.fits), key=lambda group: group.useful_speed_up, default=None)
     if rival is None:
-        yield Reason.of("only-machine" if workable == 1 else "no-group", name)
+        yield Reason.of("only-machine" if measured_machines == 1 else "no-group", name)
         return
     code = "alone-wins" if rival.useful_speed_up <= 1 else "alone-is-enough"
     yield Reason.of(code, name, rival.choice.strategy, useful=rival.useful_speed_up, speed_up=rival.speed_up,
@@ -153,7 +153,7 @@ def _about_shares(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
 
 def _left_out(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     """Yield, for every eligible machine that was left out, how it would change the prediction."""
-    for name in predictor.workable:
+    for name in predictor.measured_machines:
         if name in best.choice.members:
             continue
         members = tuple(sorted((*best.choice.members, name)))

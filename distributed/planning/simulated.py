@@ -150,7 +150,7 @@ class AccessLineCluster(Cluster):
     def can_be_bottleneck(self, link: Link) -> bool:
         return False  # the access lines at its ends are at most as fast
 
-    def coordinator(self, able: object = None) -> str:
+    def coordinator(self, candidates: object = None) -> str:
         return ""  # nothing is relayed
 
 
@@ -179,7 +179,7 @@ class Machines:
             holds_figures = False  # reading it as a document raises the error
         return cls((Figures if holds_figures else Groups).read(path))
 
-    def clocked(self, plan: RunPlan) -> RunPlan:
+    def with_clock(self, plan: RunPlan) -> RunPlan:
         """Return the plan of a simulated run with the machines' names and a clock; the batch is split by their speeds,
         unless the profile sets the shares.
 
@@ -208,15 +208,15 @@ class Machines:
             for member, name, batch in zip(plan.members, self.names, batches, strict=True)
         )
         clock = ClockPlan(made_by=_MADE_BY, machines=self.document.model_dump(mode="json", exclude_defaults=True))
-        clocked_plan = plan.model_copy(update={"members": members, "clock": clock})
-        if ClusterClock(clocked_plan).absences and is_asynchronous:
+        timed_plan = plan.model_copy(update={"members": members, "clock": clock})
+        if ClusterClock(timed_plan).absences and is_asynchronous:
             message = f"with {plan.profile.strategy.strategy} machines that are lost on the way cannot be simulated"
             raise BadInput(message, "leave lost_per_hour out, or take another strategy")
         seconds = [m.overhead + batch / m.speed for m, batch in zip(machines, batches, strict=True)]
-        return _paced(clocked_plan, [1 / step_seconds for step_seconds in seconds]) if is_asynchronous else clocked_plan
+        return _with_speeds(timed_plan, [1 / step for step in seconds]) if is_asynchronous else timed_plan
 
 
-def _paced(plan: RunPlan, speeds: list[float]) -> RunPlan:
+def _with_speeds(plan: RunPlan, speeds: list[float]) -> RunPlan:
     """Return the plan with the relative speeds of its members, unless the profile sets them."""
     settings = plan.profile.strategy
     if getattr(settings.owned.get(settings.strategy), "speeds", ""):

@@ -62,9 +62,14 @@ def document(candidate: Candidate) -> dict[str, Any]:
         candidate.step,
         candidate.samples_per_second,
     ]
-    worth = [candidate.token_efficiency, candidate.useful_speed_up, candidate.loss_increase, candidate.bytes_per_hour]
+    is_worthwhile = [
+        candidate.token_efficiency,
+        candidate.useful_speed_up,
+        candidate.loss_increase,
+        candidate.bytes_per_hour,
+    ]
     members = [[member.micro_batch, member.busy, member.memory, member.share] for member in candidate.members]
-    return {"times": times, "worth": worth, "members": members, "sources": candidate.sources}
+    return {"times": times, "worth": is_worthwhile, "members": members, "sources": candidate.sources}
 
 
 def planned(cluster: Cluster, job: Job) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def cells() -> dict[str, Any]:
                 recorded[name] = str(error)
     for cluster_name, machines in clusters().items():
         predictor = Predictor(machines, job())
-        names = predictor.workable
+        names = predictor.measured_machines
         recorded[f"caps on {cluster_name}"] = {
             strategy: predictor.caps(names, strategy) for strategy in ("", "allreduce", "diloco")
         }

@@ -12,7 +12,7 @@ from planner_figures import joined, machine
 
 from distributed.planning.cluster import Cluster, Link
 from distributed.planning.document import Choice
-from distributed.planning.exchange_cost import WORTH, ExchangeCosts, best_shares
+from distributed.planning.exchange_cost import LEAST_GAIN, ExchangeCosts, best_shares
 
 SMALL = 2_000_000
 
@@ -44,7 +44,7 @@ def test_no_shares_are_much_better(resources: list[list[float]]) -> None:
     equal = longest(resources, [1 / members] * members)
     # Within 5 % equal shares stay; those that own next to nothing own nothing, which moves at most 5 % of the vector.
     tolerance = 0.05 * max(max(seconds_by_member) for seconds_by_member in resources)
-    assert longest(resources, shares) <= min(equal, WORTH * of_a_grid(resources)) + tolerance
+    assert longest(resources, shares) <= min(equal, LEAST_GAIN * of_a_grid(resources)) + tolerance
 
 
 @given(st.integers(2, 8), st.floats(0.1, 10))

@@ -19,7 +19,7 @@ from distributed.planning.cluster import Cluster, Link, Measurement
 from distributed.planning.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
 from distributed.planning.planner import plan, simplicity, with_hashes
 from distributed.planning.prediction import Predictor
-from distributed.planning.reasons import WORDS, WORTH, sentence, settings_of
+from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
@@ -158,9 +158,9 @@ def test_the_simplest_of_those_that_are_about_equal_is_chosen(speeds: list[float
     fastest_job = job.model_copy(update={"preference": "fastest", "engine": "mesh"})
     ranking = [candidate for candidate in plan(cluster(speeds, mbit), fastest_job).ranking if candidate.fits]
     best, fastest = ranking[0], max(candidate.useful_speed_up for candidate in ranking)
-    assert best.useful_speed_up * WORTH >= fastest * 0.99
+    assert best.useful_speed_up * SIGNIFICANT_RATIO >= fastest * 0.99
     assert simplicity(best) == min(
-        simplicity(candidate) for candidate in ranking if candidate.useful_speed_up * WORTH > fastest * 1.01
+        simplicity(candidate) for candidate in ranking if candidate.useful_speed_up * SIGNIFICANT_RATIO > fastest * 1.01
     )
 
 
@@ -168,7 +168,7 @@ def test_a_near_tie_is_told() -> None:
     ties = [reason for mbit in (300, 350, 400) for reason in plan(cluster([8, 8, 8], mbit), job()).reasons
             if reason.code == "about-equal"]  # fmt: skip
     assert ties
-    assert all(1 / WORTH < reason.numbers["rival"] / reason.numbers["useful"] < 1.06 for reason in ties)
+    assert all(1 / SIGNIFICANT_RATIO < reason.numbers["rival"] / reason.numbers["useful"] < 1.06 for reason in ties)
     assert "predictions cannot tell differences below 5 %" in sentence(ties[0])
 
 
@@ -199,7 +199,10 @@ def test_between_equals_the_coordinator_is_where_the_run_starts() -> None:
 
 
 def test_the_coordinator_stays_where_it_is_allowed() -> None:
-    assert coordinator(plan(cluster([8, 8, 8], 950, slow={"a": 400}), job(engine="mesh"), carriers=["b"])) == "b"
+    assert (
+        coordinator(plan(cluster([8, 8, 8], 950, slow={"a": 400}), job(engine="mesh"), coordinator_candidates=["b"]))
+        == "b"
+    )
 
 
 def without(cluster: Cluster, *pair: str) -> Cluster:

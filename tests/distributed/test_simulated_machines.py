@@ -35,7 +35,7 @@ def written(folder: Path, document: Any) -> Path:
 def plan_with(groups: Any, **options: Any) -> RunPlan:
     machines = Machines(Groups.model_validate({"groups": groups}))
     profile = profile_from_options("custom", {"task": "custom", "model_path": "a.py:b", "batch_size": 8, **options})
-    return machines.clocked(plan_local_run(profile, len(machines.names), simulated=True))
+    return machines.with_clock(plan_local_run(profile, len(machines.names), simulated=True))
 
 
 def clock(plan: RunPlan) -> ClusterClock:
@@ -116,7 +116,7 @@ def test_measured_figures_are_a_file_of_machines_too(tmp_path: Path) -> None:
     figures = Figures(cluster=cluster, workload=Workload(trainable=1, total=1, samples=1))
     machines = Machines.read(written(tmp_path, figures.model_dump(mode="json")))
     profile = profile_from_options("custom", {"task": "custom", "model_path": "a.py:b", "batch_size": 7})
-    plan = machines.clocked(plan_local_run(profile, 3, simulated=True))
+    plan = machines.with_clock(plan_local_run(profile, 3, simulated=True))
     assert [member.batch_size for member in plan.members] == [12, 6, 3]
     assert clock(RunPlan.model_validate_json(plan.model_dump_json())).cost((0, 1, 2), SIZE, 10).busy[1] == 0.3
 
@@ -170,7 +170,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, text: str, mes
 def test_another_number_of_members_is_refused() -> None:
     profile = profile_from_options("custom", {"task": "custom", "model_path": "a.py:b"})
     with pytest.raises(BadInput, match="has 4 machines, the run 3 members"):
-        Machines(Groups.model_validate({"groups": [LAPTOP]})).clocked(plan_local_run(profile, 3, simulated=True))
+        Machines(Groups.model_validate({"groups": [LAPTOP]})).with_clock(plan_local_run(profile, 3, simulated=True))
 
 
 def test_a_job_that_does_not_fit_is_refused() -> None:

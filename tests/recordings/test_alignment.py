@@ -41,7 +41,7 @@ def test_words_lie_opposite_their_likes(heard: str, reference: str, positions: l
 def test_divided_and_whole_it_costs_the_same(heard: list[int], reference: list[int]) -> None:
     pair = np.array(heard, np.int64), np.array(reference, np.int64)
     undivided = align(*pair)
-    divided = align(*pair, small=4)
+    divided = align(*pair, largest_block=4)
     assert cost(*pair, divided) == cost(*pair, undivided)
     positions = [position for position in divided if position >= 0]
     assert positions == sorted(set(positions))

@@ -1,1 +1,1 @@
-"""Recordings from anywhere become a data set to train on: read, fetched, checked, divided by speaker, written."""
+"""Prepares data sets of recordings from any source: reads, fetches and checks them, and divides them by speaker."""

@@ -47,7 +47,7 @@ def read_ljspeech(request: ReadRequest) -> Iterator[Recording]:
     folder = Path(request.source).expanduser()
     for path in ljspeech_tables(folder):
         rows = _without_lengths(list(_fields(path, "|")))
-        form = _bar_form([fields for _, fields in rows])
+        form = _fields_before_text([fields for _, fields in rows])
         for location, fields in rows:
             audio, exclusion = locate_audio(fields[0], folder, request.roots)
             if form != "language" and len(fields) > 3:
@@ -66,7 +66,7 @@ def _without_lengths(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[
     return [(location, fields[:-1]) for location, fields in rows]
 
 
-def _bar_form(rows: list[list[str]]) -> str:
+def _fields_before_text(rows: list[list[str]]) -> str:
     """Return the last field before the text: ``language`` (after a speaker), ``speaker``, or neither (empty)."""
     if not all(len(fields) > 2 and fields[1] and not re.search(r"\s", fields[1]) for fields in rows):
         return ""
@@ -101,10 +101,10 @@ def read_kaldi(request: ReadRequest) -> Iterator[Recording]:
             sound_name, *times = cuts.get(name, [name])
             location, speaker = f"{folder / 'text'}, {name}", speakers.get(name, "")
             base = Recording(_identity(name), MissingSource(name), _text(text), location, speaker)
-            yield replace(_of_kaldi(base, sounds.get(sound_name, ""), times, folder, request), split=split)
+            yield replace(_kaldi_recording(base, sounds.get(sound_name, ""), times, folder, request), split=split)
 
 
-def _of_kaldi(base: Recording, sound: str, times: list[str], folder: Path, request: ReadRequest) -> Recording:
+def _kaldi_recording(base: Recording, sound: str, times: list[str], folder: Path, request: ReadRequest) -> Recording:
     if sound.endswith("|"):
         return replace(base, exclusion=Exclusion(ExclusionReason.OUTSIDE, "wav.scp has a command, which is not run"))
     audio, exclusion = locate_audio(sound, folder, request.roots)

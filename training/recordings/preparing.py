@@ -216,8 +216,8 @@ def prepare(job: PreparationJob, progress: Progress, ear: LanguageDetector | Non
     recordings = _read(job, kind, progress)
     division = divide(recordings, job.shares)
     source = job.request.source
-    lasting_source = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
-    with open_dataset_folder(job.out, DatasetOrigin(lasting_source, kind, job.form)) as dataset_folder:
+    source_identity = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
+    with open_dataset_folder(job.out, DatasetOrigin(source_identity, kind, job.form)) as dataset_folder:
         with closing(Journal(dataset_folder.journal)) as journal:
             items = _items(division.recordings, dataset_folder, job.form)
             run = _Preparation(job, dataset_folder, items, journal, progress)

@@ -216,10 +216,10 @@ def read_hub(request: ReadRequest) -> Iterator[Recording]:
     loaded = load_hub_dataset(request.source)
     splits = {key: split_named(re.split(r"[.\-_]", key)[0]) for key in loaded}  # train.clean.100, test.other
     for key in [key for key in loaded if splits[key]] or list(loaded):
-        yield from _of_split(loaded[key], key, splits[key], request)
+        yield from _recordings_of_split(loaded[key], key, splits[key], request)
 
 
-def _of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Iterator[Recording]:
+def _recordings_of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Iterator[Recording]:
     from training.tasks.hub_speech import HubSource, undecoded_audio
 
     location = f"{request.source}, {key}"

@@ -1,1 +1,1 @@
-"""Long recordings become clips: cut at pauses, heard by a model, and matched with what a person wrote down."""
+"""Cuts long recordings at pauses into clips, transcribes these with a model, and matches them with a transcript."""

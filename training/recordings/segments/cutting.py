@@ -17,11 +17,11 @@ from training.tasks.audio import SECONDS, SPEECH_THRESHOLD, Activity
 
 _SPEECH_CONTINUES = 0.35
 _SHORTEST = 0.1  # seconds: a shorter sound is a click
-PAUSE = 0.2
+SHORTEST_PAUSE = 0.2
 """Seconds of silence that a cut needs: the closure of a consonant is shorter."""
 LONG_PAUSE = 2.0
 """Seconds of silence that no segment holds."""
-PAD = 0.15
+PADDING = 0.15
 """Seconds that a segment begins before its speech and ends after it, where the pause has them."""
 
 
@@ -98,9 +98,11 @@ def cut_at_pauses(activity: Activity, longest: float, choose_cut: ChooseCut) -> 
     Each holds speech between two pauses, as much as fits into ``longest`` seconds; where there is a choice, the longest
     pause is cut. Speech of more than ``longest`` seconds without a pause is cut where ``choose_cut`` says.
     """
-    speech_seconds = longest - 2 * PAD
+    speech_seconds = longest - 2 * PADDING
     spans = [
-        piece for span in speech_spans(activity, PAUSE) for piece in _split_to_length(span, speech_seconds, choose_cut)
+        piece
+        for span in speech_spans(activity, SHORTEST_PAUSE)
+        for piece in _split_to_length(span, speech_seconds, choose_cut)
     ]
     groups: list[list[TimeSpan]] = [[]]
     for span in spans:
@@ -136,15 +138,15 @@ def _split_at_longest_pause(group: list[TimeSpan]) -> list[list[TimeSpan]]:
 
 
 def pad_groups(groups: Sequence[Sequence[TimeSpan]], seconds: float) -> list[TimeSpan]:
-    """Return a segment for each group of spans: with :data:`PAD` at both ends, or half of a shorter pause."""
+    """Return a segment for each group of spans: with :data:`PADDING` at both ends, or half of a shorter pause."""
     ends = [0.0, *(group[-1].end for group in groups)]
     starts = [*(group[0].start for group in groups), seconds]
     segments = []
     for number, group in enumerate(groups):
         before = group[0].start - ends[number]
         after = starts[number + 1] - group[-1].end
-        start = group[0].start - min(PAD, max(0.0, before if number == 0 else before / 2))
-        end = group[-1].end + min(PAD, max(0.0, after if number + 1 == len(groups) else after / 2))
+        start = group[0].start - min(PADDING, max(0.0, before if number == 0 else before / 2))
+        end = group[-1].end + min(PADDING, max(0.0, after if number + 1 == len(groups) else after / 2))
         segments.append(TimeSpan(start, end))
     return segments
 
@@ -153,7 +155,7 @@ def split_at_all_pauses(activity: Activity, segment: TimeSpan) -> list[TimeSpan]
     """Return the segments that result from cutting a segment at each of its pauses."""
     groups = [
         [TimeSpan(max(span.start, segment.start), min(span.end, segment.end))]
-        for span in speech_spans(activity, PAUSE)
+        for span in speech_spans(activity, SHORTEST_PAUSE)
         if span.end > segment.start and span.start < segment.end
     ]
     return [

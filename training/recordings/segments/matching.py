@@ -24,13 +24,13 @@ Numbers = npt.NDArray[np.int64]
 _GAP, _MISMATCH, _LONE_MATCH = 4, 7, 1
 """Costs of a gap (an unaligned word), of two different words, and of a match without a matching neighbour: of several
 equal words the one with equal neighbours is chosen. Two gaps cost more than a pair of different words."""
-SMALL = 1 << 18  # cells held in memory at once at the bottom of the recursion
+LARGEST_BLOCK = 1 << 18  # cells held in memory at once at the bottom of the recursion
 _SLACK = 10.0  # seconds by which the times of a transcript may be wrong
-_JUMP = 12
+_LARGEST_GAP = 12
 """Largest gap in the transcript, in words, between two aligned words of one segment."""
-_AROUND = 3
+_LARGEST_SHIFT = 3
 """Words by which a boundary may move into what the alignment assigned to a segment."""
-MISSED = 6
+LONGEST_MISSED_RUN = 6
 """Words in a row that a model may miss; a longer run is not spoken. (A year is written in seven.)"""
 _LEAST_ALIGNED = 0.3
 """Share of a segment's words that must be aligned; below it the matches are taken for chance."""
@@ -113,7 +113,7 @@ def _range(positions: Sequence[int]) -> tuple[int, int]:
     """Return start and end of the largest group of positions that lie close together."""
     groups: list[list[int]] = []
     for position in (position for position in positions if position >= 0):
-        if groups and position - groups[-1][-1] <= _JUMP:
+        if groups and position - groups[-1][-1] <= _LARGEST_GAP:
             groups[-1].append(position)
         else:
             groups.append([position])
@@ -194,7 +194,9 @@ class _BoundaryScorer:
         return max(0.0, 1 - counts["char_edits"] / max(counts["chars"], len(self.heard[number]), 1))
 
     def best_start(self, number: int, match: Match, earliest: int) -> int:
-        candidates = range(max(earliest, match.start - _JUMP), min(match.start + _AROUND, match.end - 1) + 1)
+        candidates = range(
+            max(earliest, match.start - _LARGEST_GAP), min(match.start + _LARGEST_SHIFT, match.end - 1) + 1
+        )
         return min(
             candidates,
             key=lambda start: (
@@ -204,7 +206,7 @@ class _BoundaryScorer:
         )
 
     def best_end(self, number: int, match: Match, latest: int) -> int:
-        candidates = range(max(match.start + 1, match.end - _AROUND), min(match.end + _JUMP, latest) + 1)
+        candidates = range(max(match.start + 1, match.end - _LARGEST_SHIFT), min(match.end + _LARGEST_GAP, latest) + 1)
         return min(
             candidates,
             key=lambda end: (
@@ -215,12 +217,14 @@ class _BoundaryScorer:
 
     def place_boundary(self, left_number: int, right_number: int, left: Match, right: Match) -> tuple[Match, Match]:
         """Divide the words around the boundary of two segments; a long run that was not spoken goes to neither."""
-        if right.start - left.end > MISSED:
+        if right.start - left.end > LONGEST_MISSED_RUN:
             end = self.best_end(left_number, left, right.start)
             start = self.best_start(right_number, right, end)
-            if start - end > MISSED:
+            if start - end > LONGEST_MISSED_RUN:
                 return replace(left, end=end), replace(right, start=start)
-        candidates = range(max(left.start + 1, left.end - _AROUND), min(right.start + _AROUND, right.end - 1) + 1)
+        candidates = range(
+            max(left.start + 1, left.end - _LARGEST_SHIFT), min(right.start + _LARGEST_SHIFT, right.end - 1) + 1
+        )
         boundary = min(
             candidates,
             key=lambda cut: (
@@ -264,7 +268,7 @@ def align(
     reference: Numbers,
     heard_times: npt.NDArray[np.float64] | None = None,
     reference_times: npt.NDArray[np.float64] | None = None,
-    small: int = SMALL,
+    largest_block: int = LARGEST_BLOCK,
 ) -> Numbers:
     """Return for each heard word the position of the aligned reference word, -1 where there is none; they only grow.
 
@@ -282,7 +286,7 @@ def align(
         top, bottom, left, right = pending.pop()
         if bottom == top or left == right:
             continue
-        if bottom - top == 1 or (bottom - top + 1) * (right - left + 1) <= small:
+        if bottom - top == 1 or (bottom - top + 1) * (right - left + 1) <= largest_block:
             _trace(pair, alignment, top, bottom, left, right)
             continue
         middle = (top + bottom) // 2

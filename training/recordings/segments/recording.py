@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from training.recordings.segments.cutting import (
-    PAUSE,
+    SHORTEST_PAUSE,
     SegmentOptions,
     TimeSpan,
     cut_at_pauses,
@@ -22,7 +22,7 @@ from training.recordings.segments.cutting import (
     split_at_all_pauses,
     trim_to_speech,
 )
-from training.recordings.segments.matching import MISSED, Match, match_transcript, time_words, word_keys
+from training.recordings.segments.matching import LONGEST_MISSED_RUN, Match, match_transcript, time_words, word_keys
 from training.recordings.segments.transcribing import TimedTranscriber, TimedWord
 from training.recordings.segments.transcript import Transcript, join_words
 from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, listen_for_speech, stream
@@ -33,7 +33,7 @@ from training.tasks.word_errors import normalizer_for
 _BATCH_SIZE = 8  # spans that the model transcribes at a time
 _MARGIN = 0.12  # seconds around a gap between words in which the quietest moment is looked for
 _SHORTEST = 0.3  # seconds: what is shorter is not worth a clip
-_CUT_OFF = "the recording is damaged there"
+_DAMAGED = "the recording is damaged there"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def segment_recording(
     spans = cut_at_pauses(activity, longest, lambda span: _cut_between_words(activity, span_transcriber, span))
     spans = [span for span in spans if span.seconds >= _SHORTEST]
     before_damage = [span for span in spans if span.end < intact.seconds - _SHORTEST]
-    cut_off = [Segment(span, reason=_CUT_OFF) for span in spans[len(before_damage) :]]
+    cut_off = [Segment(span, reason=_DAMAGED) for span in spans[len(before_damage) :]]
     segmented = _with_texts(activity, span_transcriber, transcript, before_damage, options.agreement)
     return replace(segmented, segments=segmented.segments + cut_off, damage=intact.error)
 
@@ -215,7 +215,7 @@ def _match_segments(
         spans = [span for split in splits for span in split if span in heard_by_span]
         heard = [heard_by_span[span] for span in spans]
         matches = match_transcript(heard, transcript, normalize, keys, language)
-    speech = speech_spans(activity, PAUSE)
+    speech = speech_spans(activity, SHORTEST_PAUSE)
     segments = []
     for span, words, match in zip(spans, heard, matches):
         text = transcript.text_between(match.start, match.end)
@@ -239,4 +239,4 @@ def _reason(match: Match, lowest_agreement: float) -> str:
         return "no part of the transcript matches"
     if match.agreement < lowest_agreement:
         return f"agreement below {lowest_agreement:g}"
-    return "words in a row are only heard, or only in the transcript" if match.missed > MISSED else ""
+    return "words in a row are only heard, or only in the transcript" if match.missed > LONGEST_MISSED_RUN else ""

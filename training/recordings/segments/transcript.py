@@ -69,7 +69,7 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
     if path.suffix.lower() == ".txt":
         transcript = parse_text(_STAMP.sub("", text), language)
     else:
-        transcript = _of_cues(unroll_captions(sorted(_cues(path, text), key=lambda cue: cue.begin)), language)
+        transcript = _join_cues(unroll_captions(sorted(_cues(path, text), key=lambda cue: cue.begin)), language)
     if not transcript.words:
         raise BadInput(f"transcript {path}: holds no words", "write what is said in the recording")
     return transcript
@@ -135,7 +135,7 @@ def _seconds(groups: Sequence[str | None]) -> float:
     return int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0) + float(f"0.{fraction or 0}")
 
 
-def _of_cues(cues: Sequence[tuple[float, float, str]], language: str) -> Transcript:
+def _join_cues(cues: Sequence[tuple[float, float, str]], language: str) -> Transcript:
     """Join cues to one text; the time of a word is interpolated by its characters within its cue."""
     texts, words, times, offset = [], [], [], 0
     for begin, end, caption in cues:
