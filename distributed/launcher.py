@@ -19,7 +19,7 @@ from distributed.planning.document import Figures, MemberSetting, Planning, Pref
 from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
-from distributed.preparation.preflight import NotReady, Ready, plan_run, rooms_of, seat_names
+from distributed.preparation.preflight import NotReady, Ready, memory_budgets, plan_run, seat_names
 from distributed.preparation.prepare import PrepareOptions, hosts_of, hosts_with, prepare
 from distributed.run.run_machines import absent_ranks, rollback_warning
 from profiles.errors import BadInput
@@ -309,7 +309,7 @@ class DistributedLauncher:
                 members, links = plan_run(self.profile, machines).members, [link for link, _ in machines]
                 require_data(self.profile, links, members, self._prepare_options.tell)
             self._phases.end("machines: checked")
-            profile = fit(self.profile, rooms_of(self.profile, machines), self._prepare_options.tell)
+            profile = fit(self.profile, memory_budgets(self.profile, machines), self._prepare_options.tell)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
             self._phases.end("machines: planned")

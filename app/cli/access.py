@@ -147,7 +147,7 @@ def prepare_options(
     return PrepareOptions(
         tell=lambda line: say(visible(line)),
         trust=trust(trust_new, person),
-        let_in=set_up_login if person else None,
+        install_keys=set_up_login if person else None,
         allow_missing=allow_missing,
         missing_hint="to go on without it, add --allow-missing",
         offline_wheels=offline_wheels,

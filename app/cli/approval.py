@@ -103,7 +103,7 @@ def _approve_code(
 
 
 def _asked(code: CustomCode, source: str) -> bool:
-    others = len(set(code.beside) - {code.file})
+    others = len(set(code.importable) - {code.file})
     since = ", which has changed since it was approved" if code.changed else ""
     say(f"{visible(source)} asks to run Python code on this computer{since}:")
     beside = f", and {counted(others, 'file')} beside it that it imports" if others else ""

@@ -23,7 +23,7 @@ from app.comparison import StrategyComparison, StrategyResult, rank_strategies, 
 from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
 from distributed.planning.fitting import fit
-from distributed.preparation.preflight import room_here
+from distributed.preparation.preflight import local_memory_budgets
 from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
 from profiles.layers import DEFAULT
 from profiles.library import check_name
@@ -209,7 +209,7 @@ def _fitted(asked: CompareRequest, overrides: Mapping[str, str]) -> Profile:
     request = TrainRequest(asked.profile, dict(overrides), as_json=asked.as_json, trust_code=asked.trust_code)
     profile = profile_of(request)
     check_data(profile)
-    return fit(profile, room_here(profile, 1), say)
+    return fit(profile, local_memory_budgets(profile, 1), say)
 
 
 def _tried(

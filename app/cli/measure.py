@@ -260,14 +260,14 @@ def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, op
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
     from distributed.launcher import propose
     from distributed.planning.fitting import fit
-    from distributed.preparation.preflight import rooms_of
+    from distributed.preparation.preflight import memory_budgets
     from distributed.preparation.prepare import prepare
     from training.data_findings import check_data
 
     check_data(profile)
     machines = prepare(hosts, profile.model.task, options)
     try:
-        profile = fit(profile, rooms_of(profile, machines), options.tell)
+        profile = fit(profile, memory_budgets(profile, machines), options.tell)
         return propose(machines, profile, plan_options, options.tell)[0]
     finally:
         for link, _ in machines:

@@ -20,7 +20,7 @@ from app.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.planning.simulated import Machines
-from distributed.preparation.preflight import room_here
+from distributed.preparation.preflight import local_memory_budgets
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
@@ -178,7 +178,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
         raise BadInput(f"{given} and --local do not go together", f"{given} has all members in one process")
     machines = Machines.read(Path(run.cluster)) if run.cluster else None
     simulated = run.simulate or (len(machines.names) if machines else 0)
-    fitting = fit(profile, room_here(profile, 1 if simulated else run.workers), say)
+    fitting = fit(profile, local_memory_budgets(profile, 1 if simulated else run.workers), say)
     plan = plan_local_run(fitting, simulated or run.workers, simulated=simulated > 0)
     plan = machines.with_clock(plan) if machines else plan
     check_data_of(plan)

@@ -191,7 +191,7 @@ def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) 
 def trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is begun, or goes on where it ended."""
     from distributed.planning.fitting import fit
-    from distributed.preparation.preflight import room_here
+    from distributed.preparation.preflight import local_memory_budgets
     from training.local_plan import plan_local_run
     from training.tasks.whisper.cross_validation import profile_of, write_data
 
@@ -205,7 +205,7 @@ def trained(fold: Fold, profile: Profile, workers: int) -> Path:
         remove_run(fold.runs, earlier)
     write_data(fold)
     chosen = profile_of(fold, profile, workers)
-    return _model_of(plan_local_run(fit(chosen, room_here(chosen, workers), say), workers))
+    return _model_of(plan_local_run(fit(chosen, local_memory_budgets(chosen, workers), say), workers))
 
 
 def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:

@@ -40,7 +40,7 @@ from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.preparation.preflight import Ready, check, ready
 from distributed.preparation.prepare import PrepareOptions
-from distributed.preparation.provision import Headway
+from distributed.preparation.provision import InstallProgress
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.connection import SshTarget, Trust
@@ -269,7 +269,7 @@ class TourOutside(Outside):
     def repair(self, examined: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
         for name in [machine.name for machine in examined if machine.readiness.provisionable]:
             for number, step in enumerate(_INSTALLATION):
-                tell(Headway(step, number / len(_INSTALLATION), name))
+                tell(InstallProgress(step, number / len(_INSTALLATION), name))
                 self.clock.work(_INSTALLING)
             self._equipped.add(name)
         return []

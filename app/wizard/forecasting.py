@@ -27,7 +27,7 @@ from distributed.planning.fitting import fit
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import FOR_EXPERTS, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
-from distributed.preparation.preflight import NotReady, Ready, rooms_of
+from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -97,7 +97,7 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     """
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
-    profile = fit(profile, rooms_of(profile, machines), tell)
+    profile = fit(profile, memory_budgets(profile, machines), tell)
     plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age

@@ -26,7 +26,7 @@ from distributed.launcher import Planned
 from distributed.planning.document import Planning
 from distributed.planning.fitting import fit
 from distributed.planning.run_time import together_text
-from distributed.preparation.preflight import rooms_of
+from distributed.preparation.preflight import memory_budgets
 from profiles.errors import BadInput, MusterError
 from profiles.installation import RUNS_FOLDER
 from profiles.layers import DEFAULT
@@ -214,7 +214,7 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
     profile = profile.model_copy(update={"name": kept.name, **as_in_its_file})
     lines: list[str] = []
     if isinstance(found, Forecast):
-        planned = found.planned(kept.planning, fit(profile, rooms_of(profile, found.machines), lines.append))
+        planned = found.planned(kept.planning, fit(profile, memory_budgets(profile, found.machines), lines.append))
     return Choices(kept, profile, planned, tuple(lines))
 
 

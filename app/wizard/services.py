@@ -146,9 +146,8 @@ class Services:
         found = self.outside.examine(hosts, self._profile(job).model.task, machines.trust_in(self._trusted))
         problems = self.outside.repair(found, tell, send)
         for problem in problems:
-            tell(
-                provision.Headway(problem.beside(getattr(problem, "machine", "")), 0.0, getattr(problem, "machine", ""))
-            )
+            machine = getattr(problem, "machine", "")
+            tell(provision.InstallProgress(problem.beside(machine), 0.0, machine))
         unreached = [problem for problem in problems if isinstance(problem, provision.PackagesMissing)]
         if unreached and not send:
             names = " and ".join(problem.machine for problem in unreached)

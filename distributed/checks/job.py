@@ -23,7 +23,7 @@ from distributed.planning.memory_model import member_bytes
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
-from distributed.preparation.transfer import Lack, Tree, ask_missing, sources_of
+from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
 from profiles.options import less_memory
 from profiles.schema import Profile
@@ -97,8 +97,8 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
 def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
     try:
         trees = inputs.trees.values()
-        lack = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
-        return judge_data(inputs.trees, lack, facts)
+        missing = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
+        return judge_data(inputs.trees, missing, facts)
     except MusterError as error:
         return [Finding("data", "warning", f"its data could not be checked: {error.beside(link.name)}")]
 
@@ -155,22 +155,22 @@ def free_memory(health: Health, device: str) -> FreeMemory:
     return FreeMemory(health.memory.free, health.memory.total, "mps" if metal else "cpu")
 
 
-def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:
+def judge_data(trees: Mapping[str, Tree], missing: MissingFiles, facts: Facts) -> list[Finding]:
     """Return findings on whether code, model and data are there, equal by hash; what is missing must fit on the
     disk."""
     findings = []
     for folder, tree in trees.items():
         name = _NAMES.get(folder, folder)
-        if tree.name not in lack.trees:
+        if tree.name not in missing.trees:
             findings.append(Finding("data", "ok", f"{name}: already there, with the same hash ({tree.name[:12]})"))
             continue
         sizes = {blob: path.stat().st_size for blob, path in tree.sources.items()}
-        left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)
+        left = sum(sizes[blob] - missing.begun.get(blob, 0) for blob in missing.blobs if blob in sizes)
         total = sum(sizes.values())
         state = "absent" if left == total else "partly there" if left else "sent, not assembled yet"
         seen = f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB"
         findings.append(Finding("data", "ok", seen))
-    missing_bytes = lack.left(sources_of(trees.values()))
+    missing_bytes = missing.missing_bytes(sources_of(trees.values()))
     if facts.free < FREE_BYTES + missing_bytes:
         seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(missing_bytes)} MB"
         fix = "free some space there, or set 'project_path' to another disk"

@@ -1,6 +1,6 @@
-"""Announce this machine as one that Muster can use: ``_muster._tcp``, for other people's lists.
+"""Announces this machine to other Muster users on the network, as service ``_muster._tcp``.
 
-What is announced is shown there and never trusted. The announcement is withdrawn when it is closed.
+Announced data is displayed by others and never trusted. Closing withdraws the announcement.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from distributed.discovery.network_interfaces import Interface, Interfaces, Path
 from distributed.system import output
 from profiles.errors import MachinesNotReady
 
-_PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
-"""Nobody looks for machines there."""
+_NOT_ANNOUNCED = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
+"""Kinds of interfaces on which machines are not announced."""
 _LONGEST_LABEL = 40
 _LONGEST_VALUE = 200
 """Bytes; key and value share one byte for their length (RFC 6763, 6.1)."""
 _LOOPBACK = "127.0.0.1"
-"""Where nobody hears it: zeroconf needs one address."""
+"""Placeholder where there is no network: zeroconf needs at least one address."""
 _TYPE = f"{MUSTER}.local."
 
 
@@ -39,12 +39,12 @@ class Announcement:
 
     Args:
         port: of this machine's SSH server.
-        name: how it is to be called; empty: its host name. A number is added if another machine has the name.
-        interfaces: tells which this machine has.
-        responder: makes what speaks multicast DNS on their addresses.
+        name: announced name; empty: the host name. A number is appended if another machine has the name.
+        interfaces: lists the interfaces of this machine.
+        responder: creates the multicast DNS responder for their addresses.
 
     Raises:
-        MachinesNotReady: there is no network to announce it in.
+        MachinesNotReady: there is no network to announce it on.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Announcement:
         responder: Callable[..., Zeroconf] = Zeroconf,
     ) -> None:
         self._port, self._list_interfaces = port, interfaces
-        self._interfaces = _announced_on(interfaces())
+        self._interfaces = _announceable(interfaces())
         if not self._interfaces:
             raise MachinesNotReady("no network interface to announce this machine on", "connect a cable or Wi-Fi")
         self._label = _label(name or socket.gethostname())
@@ -71,7 +71,7 @@ class Announcement:
 
     @property
     def name(self) -> str:
-        """How the machine is called in the network."""
+        """The name of the machine on the network."""
         return str(self._info.name).removesuffix(f".{_TYPE}")
 
     @property
@@ -79,7 +79,7 @@ class Announcement:
         return tuple(interface.name for interface in self._interfaces)
 
     def _service(self, full_name: str, interfaces: tuple[Interface, ...]) -> ServiceInfo:
-        # A host name of our own: the plain one belongs to the system's responder, which takes ours for a conflict.
+        # A separate host name: the system's responder owns the plain one and would see a conflict.
         return ServiceInfo(
             _TYPE, full_name, port=self._port, properties=self.txt, server=f"muster-{self._label}.local.",
             parsed_addresses=_addresses(interfaces),
@@ -94,25 +94,24 @@ class Announcement:
         return self
 
     def follow_interfaces(self) -> bool:
-        """Announce on the interfaces as they are now; return whether they have changed.
+        """Announce on the current interfaces; return whether they have changed.
 
-        Call it again and again: what could not be taken in, such as an address that is not ready yet, or nothing
-        because the machine is too busy, is tried anew.
+        Call it periodically: what failed, such as an address that is not ready yet, is retried.
         """
-        current = _announced_on(self._list_interfaces())
-        announced = {(one.name, one.index) for one in self._interfaces}
-        retained = tuple(one for one in current if (one.name, one.index) in announced)
+        current = _announceable(self._list_interfaces())
+        announced = {(interface.name, interface.index) for interface in self._interfaces}
+        retained = tuple(interface for interface in current if (interface.name, interface.index) in announced)
         try:
             if (
                 retained != current or not current
-            ):  # by its address alone, zeroconf takes what is plugged in anew for the old
+            ):  # by address alone, zeroconf would take a replugged interface for the old one
                 self._zeroconf.update_interfaces(_addresses(retained) or [_LOOPBACK])
             if not current:
                 return False
             self._zeroconf.update_interfaces(_addresses(current))
             if current == self._interfaces:
                 return False
-            self._interfaces = ()  # what fails may be done later all the same
+            self._interfaces = ()  # a failed update is repeated by the next call
             info = self._service(str(self._info.name), current)
             self._zeroconf.update_service(info)
         except (Error, OSError):
@@ -121,7 +120,7 @@ class Announcement:
         return True
 
     def close(self) -> None:
-        """Say good-bye to the network, if the machine is not too busy."""
+        """Withdraw the announcement, if the machine is not too busy."""
         with contextlib.suppress(Error):
             self._zeroconf.close()
 
@@ -129,8 +128,8 @@ class Announcement:
         self.close()
 
 
-def _announced_on(interfaces: Interfaces) -> tuple[Interface, ...]:
-    return tuple(interface for interface in interfaces.browsable if interface.kind not in _PRIVATE)
+def _announceable(interfaces: Interfaces) -> tuple[Interface, ...]:
+    return tuple(interface for interface in interfaces.browsable if interface.kind not in _NOT_ANNOUNCED)
 
 
 def _addresses(interfaces: tuple[Interface, ...]) -> list[str]:
@@ -138,13 +137,13 @@ def _addresses(interfaces: tuple[Interface, ...]) -> list[str]:
 
 
 def _label(name: str) -> str:
-    """Make one DNS label of a host name."""
+    """Convert a host name to one DNS label."""
     label = re.sub(r"[^A-Za-z0-9-]+", "-", name.partition(".")[0])[:_LONGEST_LABEL].strip("-")
     return label or "machine"
 
 
 def describe_this_machine(output: Callable[..., str] = output) -> dict[str, str]:
-    """Return what is announced: version, model, devices, and memory in bytes. Nothing heavy is loaded for it."""
+    """Return the announced properties: version, model, devices, and memory in bytes. Loads nothing heavy."""
     try:
         version = importlib.metadata.version("muster-train")
     except importlib.metadata.PackageNotFoundError:  # started from a folder that was never installed

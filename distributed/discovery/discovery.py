@@ -1,4 +1,4 @@
-"""Find machines: multicast DNS on all interfaces, what this computer already knows, and whether they answer.
+"""Discovers machines: by multicast DNS on all interfaces and from known machines, and checks whether they answer.
 
 ::
 
@@ -7,7 +7,7 @@
         for machine in machines(discovery.state): ...
 
 An announcement proves nothing: the record of a machine that was switched off lives on for minutes. So every path is
-knocked at, again and again, and a machine is online while one of its paths answers.
+probed repeatedly, and a machine is online while one of its paths answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from distributed.discovery.known_machines import (
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.mdns_browser import Browser
 from distributed.discovery.network_interfaces import Interfaces, list_interfaces
-from distributed.discovery.reachability import PathWatch, aside
+from distributed.discovery.reachability import PathWatch, in_thread
 from distributed.discovery.sightings import (
     MOST_SIGHTINGS,
     Observation,
@@ -52,14 +52,14 @@ _LOOK_UPS_AT_ONCE = 8
 
 
 class Discovery:
-    """Looks for machines in the background until it is closed. Its methods may be called from any thread.
+    """Discovers machines in the background until it is closed. Its methods may be called from any thread.
 
     Args:
-        sources: where to look besides the network.
+        sources: known machines to include besides those on the network.
         browse: whether to listen for announcements at all.
-        interfaces: tells which this computer has, every ``interfaces_every`` seconds.
+        interfaces: lists the interfaces of this computer, called every ``interfaces_interval`` seconds.
         look: resolves the names of one candidate.
-        failed_every: seconds after which what could not be looked up is tried again: it may have been mended.
+        retry_interval: seconds after which a failed look-up is repeated.
 
     Raises:
         BadInput: a hosts file cannot be used.
@@ -78,15 +78,15 @@ class Discovery:
         self._list_interfaces, self._interfaces_every = interfaces, interfaces_interval
         self._look, self._failed_every = look, retry_interval
         self._sources = sources or Sources()
-        self._known = read_known_keys(self._sources.known_hosts)
-        self._candidates = candidates(self._sources, self._known)
+        self._known_keys = read_known_keys(self._sources.known_hosts)
+        self._candidates = candidates(self._sources, self._known_keys)
         hosts = KnownHosts.read(self._sources.known_hosts)
         self._expected = lru_cache(MOST_SIGHTINGS)(hosts.expected)
         self._interfaces, self._interfaces_due = interfaces(), 0.0
         self._browser = Browser(self._observe) if browse else None
         self._state, self._version = State(), 0
         self._changed = threading.Condition()
-        self._paths = PathWatch(self._observe, self._known.names)
+        self._paths = PathWatch(self._observe, self._known_keys.names)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._stop, self._look_ups_due, self._all_due = asyncio.Event(), asyncio.Event(), True
@@ -100,9 +100,9 @@ class Discovery:
         self.close()
 
     def close(self) -> None:
-        """Stop looking. May be called twice."""
+        """Stop discovering. Idempotent."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # its loop is closed: it is just ending
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
                 self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
@@ -114,7 +114,7 @@ class Discovery:
     @property
     def hashed_names(self) -> int:
         """Entries of known_hosts whose names are hashed and so cannot be listed."""
-        return self._known.hashed
+        return self._known_keys.hashed
 
     def wait(self, seen: int, timeout: float) -> int:
         """Wait until the state is newer than version ``seen``, at most ``timeout`` seconds; return its version."""
@@ -132,7 +132,7 @@ class Discovery:
 
     async def _main(self) -> None:
         self._look_ups_due.set()
-        self._spawn(self._look_up_again_and_again())
+        self._spawn(self._look_up_periodically())
         try:
             self._listen()
             while not self._stop.is_set():
@@ -164,10 +164,10 @@ class Discovery:
                 self._state, self._version = state, self._version + 1
                 self._changed.notify_all()
 
-    # -------------------------------------------------------------------------------------------------- what is known
+    # -------------------------------------------------------------------------------------------------- observations
 
     def _listen(self) -> None:
-        """See this computer with the interfaces that it has, and hear what is announced on them."""
+        """Observe this computer with its current interfaces, and listen for announcements on them."""
         name = socket.gethostname()
         key = SightingKey(SightingOrigin.HERE, "", name.casefold())
         local = name if name.endswith(".local") else f"{name}.local"
@@ -175,14 +175,14 @@ class Discovery:
         if self._browser is not None:
             self._browser.listen_on(self._interfaces)
 
-    async def _look_up_again_and_again(self) -> None:
-        """Look up all candidates when it is due, but never twice at a time: interfaces may come and go."""
+    async def _look_up_periodically(self) -> None:
+        """Look up all candidates whenever due, one pass at a time: interfaces may come and go."""
         limit, failed = asyncio.Semaphore(_LOOK_UPS_AT_ONCE), set[SightingKey]()
 
-        async def one(candidate: MachineCandidate) -> None:
+        async def look_up_candidate(candidate: MachineCandidate) -> None:
             async with limit:
                 interfaces = self._interfaces
-                sighting = await aside(lambda: self._look(candidate, interfaces))
+                sighting = await in_thread(lambda: self._look(candidate, interfaces))
             (failed.add if sighting and sighting.problem else failed.discard)(candidate.key)
             if sighting is not None:
                 self._observe(sighting)
@@ -194,7 +194,8 @@ class Discovery:
             timer.cancel()
             is_all_due, self._all_due = self._all_due, False
             self._look_ups_due.clear()
-            await asyncio.gather(*(one(each) for each in self._candidates if is_all_due or each.key in failed))
+            due = [candidate for candidate in self._candidates if is_all_due or candidate.key in failed]
+            await asyncio.gather(*map(look_up_candidate, due))
 
     def _refresh_interfaces(self) -> None:
         now = time.monotonic()

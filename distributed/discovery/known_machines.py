@@ -1,7 +1,7 @@
-"""Machines this computer already knows of: ~/.ssh/config, known_hosts, hosts files, what a person types, and the peers
-that Tailscale and WireGuard know.
+"""Machines this computer already knows: from ~/.ssh/config, known_hosts, hosts files, typed addresses, and the peers of
+Tailscale and WireGuard.
 
-Of those only what an ordinary user may ask is asked; a program that is not there, refuses or hangs names nobody.
+The latter are queried with an ordinary user's rights; a program that is missing, fails or hangs contributes nothing.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ _CODE_HOST_USER = "git"
 _PEERS_TIMEOUT = 2.0
 _MOST_PEERS = 64
 _WITH_SSH = ("linux", "macos", "freebsd", "")
-"""Systems on which an SSH server may be; telephones are peers too."""
+"""Operating systems that may run an SSH server; phones are peers too."""
 _TAILSCALE = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where to look besides the network."""
+    """Sources of known machines, besides the network."""
 
     typed: tuple[str, ...] = ()
     """``[user@]host[:port]``."""
     hosts_files: tuple[tuple[SightingOrigin, Path], ...] = ()
-    """Hosts files, each with what it is to be called: a hosts file, or that of a saved profile."""
+    """Hosts files, each with its origin: a hosts file, or that of a saved profile."""
     configurations: bool = False
-    """Whether the SSH configuration that a hosts file names is asked, where it was accepted: that may run commands."""
+    """Whether to evaluate an accepted SSH configuration that a hosts file names, which may run commands."""
     ssh_config: Path = USER_CONFIG
     known_hosts: tuple[Path, ...] = USER_KNOWN_HOSTS
     peers: bool = True
-    """Whether Tailscale and WireGuard are asked for their peers."""
+    """Whether to query Tailscale and WireGuard for their peers."""
 
 
 @dataclass(frozen=True)
 class MachineCandidate:
-    """A machine somebody has named, not yet looked up."""
+    """A named machine that has not been looked up yet."""
 
     origin: SightingOrigin
     target: SshTarget
     file: str = ""
-    """Where it stands; two entries of one name in two files are two claims."""
+    """File that names it; entries of one name in two files are separate claims."""
     unread: bool = False
-    """Whether the SSH configuration of its hosts file is not to be asked."""
+    """Whether the SSH configuration of its hosts file must not be evaluated."""
 
     @property
     def key(self) -> SightingKey:
@@ -72,21 +72,21 @@ class MachineCandidate:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """What the known_hosts files say."""
+    """The contents of the known_hosts files."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names by fingerprint."""
     hashed: int = 0
-    """Entries whose name is hashed: their key is recognised when it is met, their name cannot be listed."""
+    """Number of entries with a hashed name: their key can be recognised, their name cannot be listed."""
     local: tuple[str, ...] = ()
-    """Plain names that can be in the local network, ``host`` or ``[host]:port``."""
+    """Plain names that may be on the local network, ``host`` or ``[host]:port``."""
 
 
 def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
-    """List everything named by somebody.
+    """List the machines of all sources.
 
     Raises:
-        BadInput: a hosts file cannot be used, or what was typed is no address.
+        BadInput: a hosts file cannot be used, or a typed text is not an address.
     """
     listed = [MachineCandidate(SightingOrigin.TYPED, SshTarget.of(typed_machine(text))) for text in sources.typed]
     for origin, path in sources.hosts_files:
@@ -109,7 +109,7 @@ def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
 
 
 def config_names(path: Path) -> list[str]:
-    """Return the host names and aliases in an OpenSSH configuration and what it includes, patterns left out."""
+    """Return the host names and aliases in an OpenSSH configuration and its includes, without patterns."""
     names = [
         word
         for _, words in config_lines(path)
@@ -121,7 +121,7 @@ def config_names(path: Path) -> list[str]:
 
 
 def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
-    """Read known_hosts files; what cannot be understood is passed over, as OpenSSH does."""
+    """Read known_hosts files; invalid lines are skipped, as OpenSSH does."""
     names: dict[str, dict[str, None]] = {}
     hashed, local = 0, {}
     for entry in KnownHosts.read(paths).entries:
@@ -137,7 +137,7 @@ def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
 
 
 def _is_local(name: str) -> bool:
-    """Whether a name of known_hosts can be of a machine nearby; servers in the Internet are not asked."""
+    """Whether a name in known_hosts may be on the local network; servers on the Internet are not probed."""
     host = str(split_address(name)["name"])
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_private
@@ -175,7 +175,7 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
 
 
 def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sighting:
-    """Add what is known of the name that a machine announces; ``expected``: of a known_hosts file."""
+    """Add the known host keys of the name that a machine announces; ``expected`` looks them up in known_hosts."""
     if sighting.key.origin is not SightingOrigin.BONJOUR or not sighting.host or not sighting.endpoints:
         return sighting
     host = sighting.host.rstrip(".")
@@ -185,7 +185,7 @@ def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sigh
 def locate(target: SshTarget, machines: Iterable[FoundMachine]) -> FoundMachine | None:
     """Return the machine whose host key is known under a target's name, whatever address it has now.
 
-    Of several with that key, cloned from one image, the one that has the target's name.
+    Of several with that key, cloned from one image, return the one that has the target's name.
 
     Raises:
         BadInput: ~/.ssh/config has an error.
@@ -207,13 +207,13 @@ def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ..
     except (OSError, UnicodeError):
         return ()
     scoped = (f"{a[0]}%{a[3]}" if len(a) == 4 and a[3] and "%" not in str(a[0]) else str(a[0]) for *_, a in resolved)
-    endpoints = (interfaces.place(address, host.port) for address in scoped)
+    endpoints = (interfaces.endpoint_for(address, host.port) for address in scoped)
     return tuple(dict.fromkeys(endpoint for endpoint in endpoints if endpoint is not None))
 
 
 def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:
-    """Return the paths to this computer's own SSH server."""
-    endpoints = [interfaces.place(str(one.ip), 22) for interface in interfaces.all for one in interface.addresses]
+    """Return the endpoints of this computer's own SSH server."""
+    endpoints = [interfaces.endpoint_for(str(a.ip), 22) for interface in interfaces.all for a in interface.addresses]
     return tuple(endpoint for endpoint in endpoints if endpoint is not None)
 
 
@@ -221,12 +221,12 @@ def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:
 
 
 def _peers(config_file: str) -> Iterator[MachineCandidate]:
-    """Yield the peers, each by a literal address of the private network; may take seconds."""
-    tailscale = _said(*_TAILSCALE, arguments=("status", "--json"))
-    wireguard = _said("wg", arguments=("show", "all", "allowed-ips"))  # not "dump": that prints private keys
-    named = [(SightingOrigin.TAILSCALE, *one) for one in tailscale_peers(tailscale)]
-    named += [(SightingOrigin.WIREGUARD, *one) for one in wireguard_peers(wireguard)]
-    for origin, name, address in named[:_MOST_PEERS]:
+    """Yield the peers of private networks, each with a literal address; may take seconds."""
+    tailscale = _output_of(*_TAILSCALE, arguments=("status", "--json"))
+    wireguard = _output_of("wg", arguments=("show", "all", "allowed-ips"))  # not "dump": that prints private keys
+    peers = [(SightingOrigin.TAILSCALE, *peer) for peer in tailscale_peers(tailscale)]
+    peers += [(SightingOrigin.WIREGUARD, *peer) for peer in wireguard_peers(wireguard)]
+    for origin, name, address in peers[:_MOST_PEERS]:
         yield MachineCandidate(origin, SshTarget(name, address, config_file=config_file))
 
 
@@ -246,7 +246,7 @@ def tailscale_peers(status: str) -> Iterator[tuple[str, str]]:
 
 
 def wireguard_peers(table: str) -> Iterator[tuple[str, str]]:
-    """Yield name and address of the peers in ``wg show all allowed-ips``: those that are one machine, not a network."""
+    """Yield name and address of the peers in ``wg show all allowed-ips`` that are single machines, not networks."""
     for line in table.splitlines():
         for networks in line.split("\t")[2:3]:
             addresses = (text.rpartition("/") for text in networks.split() if text.endswith(("/32", "/128")))
@@ -261,7 +261,7 @@ def _literal(text: object) -> str:
         return ""
 
 
-def _said(*programs: str, arguments: tuple[str, ...]) -> str:
-    """Return what the first of these programs that is there writes; nothing where none is, or it fails."""
+def _output_of(*programs: str, arguments: tuple[str, ...]) -> str:
+    """Return the output of the first of these programs that is installed; empty where none is, or it fails."""
     program = next(filter(None, map(shutil.which, programs)), None)
     return output(program, *arguments, timeout=_PEERS_TIMEOUT) if program else ""

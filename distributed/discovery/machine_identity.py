@@ -1,8 +1,8 @@
-"""Which machines there are: a state of sightings read as a list of machines.
+"""Derives the list of machines from a state of sightings.
 
-A machine is its SSH host key. Names, addresses and interfaces are only ways to it: two names with one key are one
-machine, and one name with two keys is two machines. Machines that were cloned from one disk image share a key; what a
-list names twice, or two host names announce, is two rows where no address joins them.
+A machine is identified by its SSH host key. Names, addresses and interfaces only lead to it: two names with one key are
+one machine, and one name with two keys is two machines. Machines cloned from one disk image share a key; two entries of
+one list, or two announced host names, stay two machines unless they share an address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distributed.ssh.host_keys import NEW_HOST_KEYS, Expected
 
 @dataclass(frozen=True)
 class FoundPath:
-    """One way to a machine."""
+    """One path to a machine."""
 
     endpoint: Endpoint
     status: Reachability
@@ -40,19 +40,19 @@ class FoundPath:
 
 @dataclass(frozen=True)
 class FoundMachine:
-    """One machine, as a person should see it. Names and details come from the network: show them escaped."""
+    """One machine, as shown to the user. Names and details come from the network: escape them for display."""
 
     id: str
-    """Its host key's fingerprint; before that is known, and where it never is, something unique in the state."""
+    """Its host key's fingerprint; while that is unknown, an identifier that is unique in the state."""
     name: str
     names: tuple[str, ...]
     status: Reachability
     found_by: tuple[SightingOrigin, ...]
     paths: tuple[FoundPath, ...]
-    """The best one first: answering, then by kind."""
+    """Paths, the best one first: answering ones, then by kind."""
     fingerprint: str = ""
     known_as: tuple[str, ...] = ()
-    """Names under which its key is in known_hosts; empty: never met, or only under hashed names that fit nothing."""
+    """Names under which its key is in known_hosts; empty: unknown, or known under hashed names only."""
     details: Mapping[str, str] = field(default_factory=dict)
     problem: Problem | None = None
     through: str = ""
@@ -60,33 +60,33 @@ class FoundMachine:
 
 
 _LISTS = frozenset((SightingOrigin.TYPED, SightingOrigin.HOSTS_FILE, SightingOrigin.PROFILE))
-"""Who names a machine once; an SSH configuration may have an alias for each way to it."""
+"""Origins that name each machine once; an SSH configuration may have an alias for each path to it."""
 _ANNOUNCED, _OF_THIS_COMPUTER = ("announced",), ("here",)
 
 
 @dataclass
 class _Bucket:
-    """Sightings and endpoints that belong to one machine, while the list is made."""
+    """Sightings and endpoints that belong to one machine, while the list is built."""
 
     sightings: list[Sighting] = field(default_factory=list)
     endpoints: set[Endpoint] = field(default_factory=set)
 
     @property
     def names(self) -> set[str]:
-        """All that it is called, host names without their domain."""
+        """All its names, host names without their domain."""
         return {host_label(text) for s in self.sightings for text in (s.name, s.host) if text}
 
     def contradicts(self, candidate: _Bucket) -> bool:
-        """Whether two with one key are two machines all the same: one list names both, or they announce two hosts."""
+        """Whether two buckets with one key are different machines: one list names both, or they announce two hosts."""
         claims, other_claims = self._claims(), candidate._claims()
-        if any(claims[who].isdisjoint(other_claims[who]) for who in claims.keys() & other_claims.keys()):
+        if any(claims[origin].isdisjoint(other_claims[origin]) for origin in claims.keys() & other_claims.keys()):
             return True
         claimant = _OF_THIS_COMPUTER
         listed = bool((claims.keys() | other_claims.keys()) - {claimant, _ANNOUNCED})
         return (claimant in claims) != (claimant in other_claims) and listed and self.names.isdisjoint(candidate.names)
 
     def _claims(self) -> dict[tuple[str, ...], set[str]]:
-        """Names by who gave them; another name of the same giver is another machine."""
+        """Return names by claimant; different names by the same claimant are different machines."""
         claims: dict[tuple[str, ...], set[str]] = {}
         for sighting in self.sightings:
             origin = sighting.key.origin
@@ -100,22 +100,22 @@ class _Bucket:
 
 
 def host_label(name: str) -> str:
-    """Return a host's name without its domain, by which it is the same in all networks; addresses stay whole."""
+    """Return a host name without its domain, so that it is the same on all networks; addresses are unchanged."""
     label = name.casefold().partition(".")[0]
     return name.casefold() if label.isdecimal() or ":" in name else label
 
 
 def machines(state: State) -> tuple[FoundMachine, ...]:
-    """Return the machines of a state: this computer, then what answers, then the rest, by name."""
+    """Return the machines of a state: this computer, then those that answer, then the others, by name."""
     listed = []
-    for machine in _all(state):
+    for machine in _identified_machines(state):
         only_remembered = set(machine.found_by) <= REMEMBERED
         if not only_remembered or machine.status in (Reachability.ONLINE, Reachability.OTHER_KEY):
             listed.append(machine)
     return tuple(sorted(listed, key=lambda m: (not m.here, m.status is Reachability.OFFLINE, m.name.casefold(), m.id)))
 
 
-def _all(state: State) -> Iterator[FoundMachine]:
+def _identified_machines(state: State) -> Iterator[FoundMachine]:
     for (identity, refuted), buckets in _buckets(state).items():
         twins = [_machine(identity, refuted, bucket, state) for bucket in buckets]
         for number, machine in enumerate(twins):
@@ -132,13 +132,13 @@ def _same_key(others: list[str]) -> Problem:
 
 
 def _buckets(state: State) -> dict[tuple[str, bool], list[_Bucket]]:
-    """Return what belongs together, by its identity, and whether that is another one than is known under its name."""
+    """Return the buckets by identity and whether that contradicts the key known under the machine's name."""
     buckets: dict[tuple[str, bool], list[_Bucket]] = {}
     for group in sorted(_groups(_with_announced_addresses(state)), key=lambda group: min(map(_precedence, group))):
         for identity, bucket in _identified(group, state).items():
             candidates = buckets.setdefault(identity, [])
-            compatible = [part for part in candidates if not part.contradicts(bucket)]
-            match = next((part for part in compatible if part.names & bucket.names), next(iter(compatible), None))
+            compatible = [other for other in candidates if not other.contradicts(bucket)]
+            match = next((other for other in compatible if other.names & bucket.names), next(iter(compatible), None))
             if match is None:
                 candidates.append(bucket)
             else:
@@ -152,7 +152,7 @@ def _precedence(sighting: Sighting) -> tuple[int, SightingKey]:
 
 
 def _identified(group: list[Sighting], state: State) -> dict[tuple[str, bool], _Bucket]:
-    """Return the parts of what shares endpoints, by the key that was shown there."""
+    """Split a group that shares endpoints by the host keys shown there."""
     buckets: dict[tuple[str, bool], _Bucket] = {}
     keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
     provisional_identity = _provisional(min(sighting.key for sighting in group))
@@ -165,7 +165,9 @@ def _identified(group: list[Sighting], state: State) -> dict[tuple[str, bool], _
                 if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
             }  # fmt: skip
             shown_keys = [state.paths[endpoint].keys for endpoint in endpoints if state.paths[endpoint].fingerprint]
-            refuted = any(sighting.expected.refutes(keys) for keys in shown_keys)  # not who is known under this name
+            refuted = any(
+                sighting.expected.refutes(keys) for keys in shown_keys
+            )  # not the machine that is known under this name
             bucket = buckets.setdefault((identity, refuted), _Bucket())
             bucket.sightings.append(sighting)
             bucket.endpoints |= endpoints
@@ -173,7 +175,7 @@ def _identified(group: list[Sighting], state: State) -> dict[tuple[str, bool], _
 
 
 def expected_at(state: State) -> dict[Endpoint, list[Expected]]:
-    """Return the known keys of who should answer at each endpoint, by the names that lead there."""
+    """Return the known keys expected at each endpoint, from the names that lead there."""
     expected_by_endpoint: dict[Endpoint, list[Expected]] = {}
     for sighting in _with_announced_addresses(state):
         for endpoint in sighting.endpoints if sighting.expected.keys else ():
@@ -186,7 +188,7 @@ def _provisional(key: SightingKey) -> str:
 
 
 def _with_announced_addresses(state: State) -> list[Sighting]:
-    """Give entries whose ``.local`` name the system cannot look up the addresses that were announced for it."""
+    """Add announced addresses to entries whose ``.local`` name the system cannot resolve."""
     announced: dict[str, list[Endpoint]] = {}
     for sighting in state.sightings.values():
         if sighting.key.origin is SightingOrigin.BONJOUR:
@@ -200,7 +202,7 @@ def _with_announced_addresses(state: State) -> list[Sighting]:
 
 
 def _groups(sightings: list[Sighting]) -> list[list[Sighting]]:
-    """Put together what shares an endpoint, directly or through others (union-find)."""
+    """Group sightings that share an endpoint, directly or transitively (union-find)."""
     parent = list(range(len(sightings)))
 
     def root(number: int) -> int:
@@ -252,7 +254,7 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
 
 
 def _name(sightings: list[Sighting], known_as: list[str]) -> str:
-    """Return what a machine is called: what a person would call it goes before an address, even a typed one."""
+    """Return the name of a machine: a real name takes precedence over an address, even a typed one."""
     names = [*(sighting.name for sighting in sightings), *(name for name in known_as if not set("[ (") & set(name))]
     return next((name for name in names if not _is_address(name)), names[0])
 
@@ -284,12 +286,12 @@ def _other_key(sightings: list[Sighting], shown: str) -> Problem:
     return Problem("host_key_changed", f"its host key {shown} does not match the one known for {name}", hint)
 
 
-_TELLING = ("local_network_permission", "firewall", "port_closed", "not_ssh", "stalled", "dropped", "timeout")
+_BY_RELEVANCE = ("local_network_permission", "firewall", "port_closed", "not_ssh", "stalled", "dropped", "timeout")
 
 
 def _problem(sightings: list[Sighting], paths: tuple[FoundPath, ...], state: State) -> Problem | None:
-    """Return the problem that tells most: of a path that has worked, and a closed port before a silent address."""
-    order = {cause: number for number, cause in enumerate(_TELLING)}
+    """Return the most informative problem: of a path that has worked first, then by cause."""
+    order = {cause: number for number, cause in enumerate(_BY_RELEVANCE)}
     ranked = [
         (not state.paths[path.endpoint].fingerprint, order.get(path.problem.cause, len(order)), number, path.problem)
         for number, path in enumerate(paths)

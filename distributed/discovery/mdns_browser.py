@@ -1,7 +1,7 @@
-"""Browse for machines by multicast DNS on every suitable interface, inside a running event loop.
+"""Browses for machines by multicast DNS on every suitable interface, inside a running event loop.
 
-One socket for each interface and IP version tells where a packet came in. The port is shared with the system's own
-responder (mDNSResponder, avahi): we only listen to what is multicast.
+There is one socket for each interface and IP version. The port is shared with the system's own responder
+(mDNSResponder, avahi), so only multicast packets are received.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from distributed.discovery.sightings import Browsed, Ignored, Observation, Probl
 PORT = 5353
 GROUP_4, GROUP_6 = "224.0.0.251", "ff02::fb"
 _IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29
-"""Linux: off, a packet is not copied to the sockets of all interfaces. Which one gets it is no proof of where it came
-in (seen on 6.18), so every packet is asked for its interface."""
+"""Linux: turned off so that a packet is not copied to the sockets of all interfaces. The receiving socket is no proof
+of the interface (seen on 6.18), so every packet carries its interface index."""
 _IP_PKTINFO = {"linux": 8, "darwin": 26}.get(sys.platform, 0)
 LOCAL_NETWORK_HINT = (
     "System Settings > Privacy & Security > Local Network: allow the application that runs this terminal, "
@@ -34,17 +34,17 @@ LOCAL_NETWORK_HINT = (
 )
 _PTR = 12
 _PAUSES = (0.25, 0.75, 2.0, 6.0, 20.0)
-"""Seconds between questions; the last pause for ever (RFC 6762, 5.2)."""
-_WORK_FOR_ONE, _WORK_FOR_ALL = 0.1, 0.3
-"""Seconds of processor time a second for what one sender says, and for all; what comes then is thrown away unread. A
-packet costs 0.3 ms, but a crafted one a hundred times as much."""
+"""Seconds between queries; the last value repeats (RFC 6762, 5.2)."""
+_SENDER_BUDGET, _TOTAL_BUDGET = 0.1, 0.3
+"""Processor time per second for the packets of one sender, and of all; packets beyond it are dropped unread. A packet
+costs 0.3 ms, but a crafted one a hundred times as much."""
 _PACKETS_AT_ONCE = 64
 _MOST_ASKED = 512
-"""Questions between two rounds on one interface: whoever invents names all the time is not asked for all of them."""
+"""Maximum questions between two rounds on one interface: a sender may invent names without end."""
 
 
 class MulticastSocket:
-    """Sends to and hears the mDNS group on one interface.
+    """Socket that sends to and receives from the mDNS group on one interface.
 
     Raises:
         OSError: the interface or the port cannot be used.
@@ -67,9 +67,9 @@ class MulticastSocket:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Bound to the group, it takes no unicast answer away from the system's responder; only Linux allows that.
+        # Bound to the group, it receives no unicast replies meant for the system's responder; only Linux allows that.
         if self.version == 4:
-            source = self.interface.first(4)
+            source = self.interface.source_address(4)
             assert source is not None
             stream.bind((GROUP_4 if linux else "", PORT))
             level, not_from_all, packet_info = socket.IPPROTO_IP, _IP_MULTICAST_ALL, _IP_PKTINFO
@@ -94,18 +94,18 @@ class MulticastSocket:
         return self._socket.fileno()
 
     def send(self, packet: bytes) -> Problem | None:
-        """Send to the group; return why it cannot be done."""
+        """Send to the group; return the problem, or ``None``."""
         destination = (GROUP_4, PORT) if self.version == 4 else (GROUP_6, PORT, 0, self.interface.index)
         try:
             self._socket.sendto(packet, destination)
         except BlockingIOError:
-            return None  # the queue is full; it is asked again
+            return None  # the queue is full; the query is repeated
         except OSError as error:
             return explain_browsing(self.interface.name, error)
         return None
 
     def receive(self, size: int) -> tuple[bytes, str, int] | None:
-        """Return a packet, who sent it, and the index of the interface it came in on; ``None`` where nothing waits."""
+        """Return a packet, its sender, and the index of the receiving interface; ``None`` where nothing waits."""
         try:
             data, ancillary, _, sender = self._socket.recvmsg(size, 256)
         except OSError:
@@ -123,7 +123,7 @@ class MulticastSocket:
 
 
 def explain_browsing(interface: str, error: OSError, platform: str = sys.platform) -> Problem:
-    """Say in one line why multicast DNS does not work on an interface."""
+    """Explain why multicast DNS does not work on an interface."""
     if error.errno == errno.EHOSTUNREACH and platform == "darwin":
         message = f"macOS does not let this terminal use the local network (errno 65 on {interface})"
         return Problem("local_network_permission", message, LOCAL_NETWORK_HINT)
@@ -138,22 +138,22 @@ def explain_browsing(interface: str, error: OSError, platform: str = sys.platfor
 
 
 class TimeSource(Protocol):
-    """What passes, in seconds; the module ``time`` is one."""
+    """Clocks in seconds; the module ``time`` is one."""
 
     def monotonic(self) -> float:
-        """Return the time."""
+        """Return the monotonic time."""
         ...
 
     def thread_time(self) -> float:
-        """Return what this thread has worked."""
+        """Return the processor time of this thread."""
         ...
 
 
 class Browser:
-    """Listens and asks; tells what it hears.
+    """Sends queries, and passes on observations from the answers.
 
     Args:
-        clock: by which questions are due, and work is counted.
+        clock: schedules queries and measures processor time.
     """
 
     def __init__(
@@ -173,18 +173,18 @@ class Browser:
         """Seconds spent on each sender's packets in this second."""
 
     def listen_on(self, interfaces: Interfaces) -> None:
-        """Listen on these interfaces from here on, and ask from the beginning."""
+        """Listen on these interfaces from now on, and restart the queries."""
         before = {interface.name: interface for interface in self._interfaces.all}
-        changed = {name for name, one in before.items() if one not in interfaces.all}
+        changed = {name for name, interface in before.items() if interface not in interfaces.all}
         self._close(changed)
         self._interfaces = interfaces
         self._problems.clear()
         for interface in interfaces.browsable:
             for version in (4, 6):
-                if interface.first(version) is not None and (interface.name, version) not in self._sockets:
+                if interface.source_address(version) is not None and (interface.name, version) not in self._sockets:
                     self._open(interface, version)
         self._round, self._next_question = 0, 0.0
-        self._tell_where()
+        self._report_interfaces()
 
     def _open(self, interface: Interface, version: int) -> None:
         try:
@@ -196,17 +196,17 @@ class Browser:
         asyncio.get_running_loop().add_reader(opened.fileno(), self.hear, opened)
 
     def _close(self, interfaces: Container[str]) -> None:
-        for key in [place for place in self._sockets if place[0] in interfaces]:
+        for key in [key for key in self._sockets if key[0] in interfaces]:
             closed = self._sockets.pop(key)
             asyncio.get_running_loop().remove_reader(closed.fileno())
             closed.close()
 
-    def _tell_where(self) -> None:
+    def _report_interfaces(self) -> None:
         names = tuple(dict.fromkeys(name for name, _ in self._sockets if name not in self._problems))
         self._tell(Browsed(names, tuple(self._problems.values())))
 
     def ask_if_due(self) -> None:
-        """Ask for the services if it is time to."""
+        """Query the services if it is due."""
         now = self._clock.monotonic()
         if now < self._next_question:
             return
@@ -219,13 +219,13 @@ class Browser:
         for (name, _), opened in self._sockets.items():
             questions = [(f"{service}.local.", _PTR) for service in BROWSED] + self._book.questions(name)
             failed.setdefault(name, []).extend(opened.send(packet) for packet in query_packets(questions))
-        problems = {name: found[0] for name, found in failed.items() if found and all(found)}
+        problems = {name: results[0] for name, results in failed.items() if results and all(results)}
         if problems.keys() - self._problems.keys():
             self._problems.update({name: problem for name, problem in problems.items() if problem is not None})
-            self._tell_where()
+            self._report_interfaces()
 
     def hear(self, opened: MulticastSocket) -> None:
-        """Read what waits in a socket."""
+        """Process the packets that wait in a socket."""
         heard_on: set[str] = set()
         unread: Counter[str] = Counter()
         now = self._clock.monotonic()
@@ -234,10 +234,10 @@ class Browser:
             if packet is None:
                 break
             data, source, index = packet
-            interface = next((one for one in self._interfaces.all if one.index == index), None)
+            interface = next((card for card in self._interfaces.all if card.index == index), None)
             if interface is None or not _is_neighbour(interface, source):
                 continue
-            if self._is_too_much(source):
+            if self._is_over_budget(source):
                 unread[source] += 1
                 continue
             begin = self._clock.thread_time()
@@ -248,17 +248,17 @@ class Browser:
         for source, count in unread.items():
             self._tell(Ignored(source, count))
         for name in heard_on:
-            self._ask_for_what_is_missing(name)
+            self._ask_missing_records(name)
 
-    def _is_too_much(self, source: str) -> bool:
-        """Whether this sender, or all together, have kept us busy enough in this second."""
+    def _is_over_budget(self, source: str) -> bool:
+        """Whether this sender, or all together, have used up their processor time of this second."""
         second = int(self._clock.monotonic())
         if second != self._second:
             self._second = second
             self._work.clear()
-        return self._work.get(source, 0.0) > _WORK_FOR_ONE or sum(self._work.values()) > _WORK_FOR_ALL
+        return self._work.get(source, 0.0) > _SENDER_BUDGET or sum(self._work.values()) > _TOTAL_BUDGET
 
-    def _ask_for_what_is_missing(self, name: str) -> None:
+    def _ask_missing_records(self, name: str) -> None:
         asked = self._asked.setdefault(name, set())
         questions = [question for question in self._book.questions(name) if question not in asked]
         del questions[max(0, _MOST_ASKED - len(asked)) :]
@@ -274,7 +274,7 @@ class Browser:
 
 
 def _is_neighbour(interface: Interface, source: str) -> bool:
-    """Whether a sender is in the interface's own networks: nobody else may speak (RFC 6762, 11)."""
+    """Whether a sender is on the interface's own networks; others are ignored (RFC 6762, 11)."""
     try:
         return interface.on_link(ipaddress.ip_address(source))
     except ValueError:

@@ -1,8 +1,7 @@
-"""What multicast DNS responders have said, put together into sightings of machines (RFC 6762, RFC 6763).
+"""Assembles the records of multicast DNS responders into sightings of machines (RFC 6762, RFC 6763).
 
-Records are kept apart by who said them on which interface, so that two machines that claim one name stay two, and
-nobody can withdraw or overwrite what another one announced. All of it is bounded: a responder that says too much is
-counted, not kept.
+Records are kept by sender and interface, so that two machines that claim one name stay separate, and no sender can
+withdraw or overwrite the records of another. Memory is bounded: excess announcements are counted, not stored.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from distributed.discovery.sightings import (
 
 SSH, SFTP, MUSTER, DEVICE = "_ssh._tcp", "_sftp-ssh._tcp", "_muster._tcp", "_device-info._tcp"
 SERVICES = (SSH, SFTP, MUSTER)
-"""Services whose announcers are machines; the port of each is its SSH server's."""
+"""Services announced by machines with an SSH server, with its port."""
 BROWSED = (*SERVICES, DEVICE)
 LONGEST_PACKET = 9000
 """Bytes (RFC 6762, 17)."""
 _LONGEST_TXT = 1300
 _LIFETIME = 120.0
-"""Seconds that host records live (RFC 6762, 10)."""
+"""Lifetime of host records in seconds (RFC 6762, 10)."""
 _MOST_SPEAKERS = 512
 _MOST_QUESTIONS = 24
 _SHOWN_DETAILS = ("version", "devices", "memory", "model")
@@ -53,7 +52,7 @@ _PTR, _TXT, _AAAA, _SRV, _A, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 0, 1
 
 
 def parse_txt(data: bytes) -> dict[str, str]:
-    """Parse a TXT record (RFC 6763, 6): the first of equal keys counts; what is not shown anyway is passed over."""
+    """Parse a TXT record (RFC 6763, 6): the first of equal keys counts; keys that are not displayed are skipped."""
     properties: dict[str, str] = {}
     position, end = 0, min(len(data), _LONGEST_TXT)
     while position < end:
@@ -68,10 +67,10 @@ def parse_txt(data: bytes) -> dict[str, str]:
 
 
 def query_packets(questions: Iterable[tuple[str, int]]) -> list[bytes]:
-    """Return the packets that ask these questions (name, record type) by multicast."""
+    """Return the multicast packets with these questions (name, record type)."""
     query = DNSOutgoing(_QUERY)
     for name, kind in questions:
-        with contextlib.suppress(Error):  # a name from the network may be too long to be asked for
+        with contextlib.suppress(Error):  # a name from the network may be too long for a question
             query.add_question(DNSQuestion(name, kind, _MULTICAST_CLASS))
     try:
         return [bytes(packet) for packet in query.packets()]
@@ -92,7 +91,7 @@ class _Instance:
 
 @dataclass
 class _Speaker:
-    """One source address on one interface, and what it has said."""
+    """The records of one source address on one interface."""
 
     instances: dict[str, _Instance] = field(default_factory=dict)
     addresses: dict[str, list[str]] = field(default_factory=dict)
@@ -100,16 +99,16 @@ class _Speaker:
 
 
 class RecordBook:
-    """Takes in packets, gives out observations."""
+    """Stores records from packets, and returns observations."""
 
     def __init__(self) -> None:
         self._speakers: dict[tuple[str, str], _Speaker] = {}
 
     def hear(self, data: bytes, interfaces: Interfaces, interface: str, source: str, now: float) -> list[Observation]:
-        """Take in one packet.
+        """Process one packet.
 
         Args:
-            interface: where it came in.
+            interface: interface that received it.
             source: IP address without scope.
             now: seconds of a monotonic clock.
         """
@@ -129,14 +128,14 @@ class RecordBook:
             self._speakers[speaker_key] = speaker
         else:
             self._speakers.pop(speaker_key, None)
-        observations: list[Observation] = [Withdrawn(_key(one, speaker_key)) for one in withdrawn]
+        observations: list[Observation] = [Withdrawn(_key(instance, speaker_key)) for instance in withdrawn]
         aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
         mentioned = aliases | {record.name.casefold() for record in records}
         observations += _sightings(speaker, mentioned, interfaces, speaker_key)
         return observations + ([Ignored(source, ignored_count)] if ignored_count else [])
 
     def expire(self, now: float) -> list[Observation]:
-        """Drop what was not repeated although it was asked for: its network was left, or its machine is long off."""
+        """Drop instances that were not repeated although asked for: their network or machine is gone."""
         withdrawn: list[Observation] = []
         for speaker_key, speaker in list(self._speakers.items()):
             for key, instance in list(speaker.instances.items()):
@@ -148,7 +147,7 @@ class RecordBook:
         return withdrawn
 
     def questions(self, interface: str) -> list[tuple[str, int]]:
-        """Return what is still missing of the instances heard of on an interface."""
+        """Return the questions for missing records of the instances on an interface."""
         missing: dict[tuple[str, int], None] = {}
         for (speaker_interface, _), speaker in self._speakers.items():
             if speaker_interface == interface:
@@ -157,7 +156,7 @@ class RecordBook:
 
 
 def _parse(data: bytes) -> list[DNSRecord] | None:
-    """Return the records of a response; ``None`` for queries and for what is no DNS packet."""
+    """Return the records of a response; ``None`` for queries and invalid packets."""
     if len(data) > LONGEST_PACKET:
         return None
     try:
@@ -172,7 +171,7 @@ def _key(instance: _Instance, speaker_key: tuple[str, str]) -> SightingKey:
 
 
 def _split(full_name: str) -> tuple[str, str]:
-    """Split ``My Mac._ssh._tcp.local.`` into the instance and the service we browse, or nothing."""
+    """Split ``My Mac._ssh._tcp.local.`` into instance and service; empty for services that are not browsed."""
     lower = full_name.casefold().rstrip(".")
     for service in BROWSED:
         suffix = f".{service}.local"
@@ -182,7 +181,7 @@ def _split(full_name: str) -> tuple[str, str]:
 
 
 def _note_instance(speaker: _Speaker, record: DNSRecord, now: float) -> str:
-    """Keep what a record says of an instance; return the instance's name if there is no room for it."""
+    """Store what a record says about an instance; return the instance's name if the limit is reached."""
     full_name = record.alias if isinstance(record, DNSPointer) else record.name
     name, service = _split(full_name)
     if not name:
@@ -215,14 +214,14 @@ def _note_addresses(speaker: _Speaker, records: list[DNSAddress]) -> None:
         text = socket.inet_ntop(family, record.address) if len(record.address) == size else ""
         addresses = speaker.addresses.setdefault(host, [])
         if record.unique and (host, record.type) not in replaced:  # the whole set is in this packet (RFC 6762, 10.2)
-            addresses[:] = [one for one in addresses if (":" in one) != (record.type == _AAAA)]
+            addresses[:] = [address for address in addresses if (":" in address) != (record.type == _AAAA)]
         replaced.add((host, record.type))
         if text and text not in addresses and len(addresses) < MOST_ENDPOINTS:
             addresses.append(text)
 
 
 def _withdrawn(speaker: _Speaker, records: list[DNSRecord]) -> Iterator[_Instance]:
-    """Give the instances that say good-bye (time to live 0)."""
+    """Yield the instances that are withdrawn (time to live 0)."""
     for record in records:
         if record.ttl == 0 and isinstance(record, DNSPointer | DNSService):
             name = record.alias if isinstance(record, DNSPointer) else record.name
@@ -246,7 +245,7 @@ def _missing(speaker: _Speaker) -> Iterator[tuple[str, int]]:
 def _sightings(
     speaker: _Speaker, mentioned: set[str], interfaces: Interfaces, speaker_key: tuple[str, str]
 ) -> Iterator[Sighting]:
-    """Give the instances that a packet says something of, by the names of instances and hosts in it."""
+    """Yield sightings of the instances that a packet concerns, by the names of instances and hosts in it."""
     for key, instance in speaker.instances.items():
         related = {key, instance.host.casefold(), f"{instance.name}.{DEVICE}.local.".casefold()}
         if not instance.host or not related & mentioned:
@@ -264,12 +263,12 @@ def _sightings(
 def _endpoints(
     speaker: _Speaker, instance: _Instance, interfaces: Interfaces, speaker_key: tuple[str, str]
 ) -> Iterator[Endpoint]:
-    """Place the announced addresses. Those of this machine's own networks (a docker bridge has the same address
+    """Yield endpoints for the announced addresses. This machine's own addresses (a docker bridge has the same address
     everywhere) are left out unless this machine is the announcer."""
     interface, source = speaker_key
-    is_local = _is_here(interfaces.place(source, 22, interface))
+    is_local = _is_here(interfaces.endpoint_for(source, 22, interface))
     for address in speaker.addresses.get(instance.host.casefold()) or [source]:
-        endpoint = interfaces.place(address, instance.port, interface)
+        endpoint = interfaces.endpoint_for(address, instance.port, interface)
         if endpoint is not None and (is_local or not _is_here(endpoint)):
             yield endpoint
 

@@ -1,4 +1,4 @@
-"""Machines that are not where they were, found at another address by their host keys."""
+"""Finds machines that have moved to another address, by their host keys."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from distributed.ssh.errors import (
 )
 
 ABSENT = (NameUnknown, NoRoute, ConnectTimeout, PortClosed, NotSsh, Stalled)
-"""It is not where it was, or off."""
+"""Errors of a machine that has moved or is off."""
 STRANGER = (HostKeyChanged, UnknownHostKey)
-"""Somebody else answers: its address may have been given away."""
+"""Errors where another machine answers: the address may have been reassigned."""
 SEARCH = 4.0
-"""Seconds that a search takes at most, from its begin; announcements come within 2.5."""
+"""Maximum seconds of a search; announcements arrive within 2.5 s."""
 
 
 def search(discovery: Discovery, lost: Sequence[Machine], hosts: Hosts, end: float) -> dict[str, str]:
-    """Return the literal addresses of machines by name, as far as their host keys show up in time.
+    """Return the literal addresses of lost machines by name, of those whose host keys show up in time.
 
     Args:
-        hosts: with the SSH configuration that holds for them.
-        end: on the monotonic clock.
+        hosts: has the SSH configuration for them.
+        end: deadline on the monotonic clock.
     """
     seen = 0
     addresses: dict[str, str] = {}
@@ -50,6 +50,6 @@ def search(discovery: Discovery, lost: Sequence[Machine], hosts: Hosts, end: flo
 
 
 def search_one(machine: Machine, hosts: Hosts) -> str:
-    """Return the literal address at which a machine's host key shows up now; empty where it does not."""
+    """Return the literal address at which a machine's host key shows up; empty where it is not found."""
     with Discovery(Sources()) as discovery:
         return search(discovery, [machine], hosts, time.monotonic() + SEARCH).get(machine.name, "")

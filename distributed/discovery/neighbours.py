@@ -1,6 +1,6 @@
 """The machines that this computer has exchanged packets with on its own networks, from the system's neighbour table.
 
-Nothing is sent: what the table holds is read, and nobody is asked whether an SSH server listens there.
+Only the table is read: nothing is sent, and no machine is asked whether it runs an SSH server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def neighbours() -> list[str]:
 
 
 def addresses(table: str) -> list[str]:
-    """Return the addresses of a neighbour table that have answered, as ``ip neigh``, Linux or ``arp -an`` say."""
+    """Return the addresses that have answered in a neighbour table as printed by ``ip neigh``, Linux or ``arp -an``."""
     return list(dict.fromkeys(_addresses(table)))[:_MOST]
 
 

@@ -23,15 +23,15 @@ _CARRIER_GRADE = ipaddress.ip_network("100.64.0.0/10")
 
 
 class PathKind(str, Enum):
-    """What a path runs over; the order is the rank, the best one first."""
+    """The medium of a path; the order is the rank, the best one first."""
 
     HERE = "this computer"
     WIRED = "wired"
     LINK_LOCAL = "link-local"
-    """169.254 on something wired: often a Thunderbolt or a direct cable."""
+    """169.254 on a wired interface: often Thunderbolt or a direct cable."""
     WIFI = "wifi"
     ROUTED = "routed"
-    """Not in a network of this machine: a router lies between."""
+    """Not on a network of this machine: through a router."""
     VIRTUAL = "virtual"
     VPN = "vpn"
     DOCKER = "docker"
@@ -43,7 +43,7 @@ class PathKind(str, Enum):
 
 @dataclass(frozen=True, order=True)
 class Endpoint:
-    """One path to an SSH server: address, the interface of this machine it is reached through, and port."""
+    """One path to an SSH server: its address and port, and the interface of this machine that leads to it."""
 
     address: str
     """IP address without a scope."""
@@ -53,7 +53,7 @@ class Endpoint:
 
     @property
     def scoped(self) -> str:
-        """The address as a socket or a hosts file takes it."""
+        """The address with its scope, as for sockets and hosts files."""
         ip = ipaddress.ip_address(self.address)
         return f"{self.address}%{self.interface}" if ip.version == 6 and ip.is_link_local else self.address
 
@@ -76,43 +76,43 @@ class Interface:
         """Whether an address is one hop away through this interface."""
         return address.is_link_local or any(address in attached.network for attached in self.addresses)
 
-    def first(self, version: int) -> Attached | None:
-        """Return the address to speak from: for IPv6 the link-local one."""
-        candidates = (one for one in self.addresses if one.version == version)
-        return next((one for one in candidates if version == 4 or one.is_link_local), None)
+    def source_address(self, version: int) -> Attached | None:
+        """Return the address to send from; for IPv6 the link-local one."""
+        candidates = (address for address in self.addresses if address.version == version)
+        return next((address for address in candidates if version == 4 or address.is_link_local), None)
 
 
 @dataclass(frozen=True)
 class Interfaces:
-    """All interfaces of this machine at one moment, loopback left out."""
+    """All interfaces of this machine at one moment, without loopback."""
 
     all: tuple[Interface, ...]
 
     @property
     def browsable(self) -> tuple[Interface, ...]:
-        """Those that multicast can be sent and heard on."""
-        return tuple(one for one in self.all if one.multicast and (one.first(4) or one.first(6)))
+        """Interfaces that can send and receive multicast."""
+        return tuple(i for i in self.all if i.multicast and (i.source_address(4) or i.source_address(6)))
 
-    def place(self, text: str, port: int, seen_on: str = "") -> Endpoint | None:
-        """Return the path to an address.
+    def endpoint_for(self, text: str, port: int, seen_on: str = "") -> Endpoint | None:
+        """Return the endpoint of an address.
 
         Args:
             text: IP address, with or without scope.
-            port: of the SSH server.
-            seen_on: interface on which the address was heard of; it alone tells where a link-local one is.
+            port: port of the SSH server.
+            seen_on: interface on which the address was announced; needed to locate a link-local one.
 
         Returns:
-            ``None`` for what nobody can connect to.
+            ``None`` for an address that cannot be connected to.
         """
         plain, _, scope = text.partition("%")
         try:
             address = ipaddress.ip_address(plain)
         except ValueError:
             return None
-        address = getattr(address, "ipv4_mapped", None) or address  # another way to write an address, even our own
+        address = getattr(address, "ipv4_mapped", None) or address  # another notation of the same address, even our own
         if address.is_multicast or address.is_unspecified or not 0 < port < 65536:
             return None
-        owners = (i.name for i in self.all if any(address == one.ip for one in i.addresses))
+        owners = (i.name for i in self.all if any(address == attached.ip for attached in i.addresses))
         if owner := next(owners, "lo" if address.is_loopback else ""):
             return Endpoint(str(address), owner, port, PathKind.HERE)
         scope_name = next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
@@ -125,7 +125,7 @@ class Interfaces:
         candidates = [interface for interface in self.all if interface.on_link(address)]
         seen = [interface for interface in candidates if interface.name == seen_on]
         if address.is_link_local and not seen and len(candidates) > 1:
-            return None  # every interface has such a network: without a scope nobody can tell
+            return None  # every interface has such a network: ambiguous without a scope
         return next(iter(seen or candidates), None)
 
 
@@ -142,17 +142,17 @@ def _path_kind(address: Address, interface: Interface) -> PathKind:
 
 
 def list_interfaces() -> Interfaces:
-    """Look at this machine's interfaces as they are now."""
-    import psutil  # 20 ms, not needed by those who only use the types
+    """Return this machine's current interfaces."""
+    import psutil  # 20 ms, not needed where only the types are used
 
     stats, interfaces = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
         state = stats.get(name)
-        attached = tuple(a for one in entries if (a := _attached(one.address, one.netmask)) is not None)
-        if state is None or not state.isup or not attached or all(one.is_loopback for one in attached):
+        attached = tuple(a for entry in entries if (a := _attached(entry.address, entry.netmask)) is not None)
+        if state is None or not state.isup or not attached or all(address.is_loopback for address in attached):
             continue
         if Path("/sys/class/net", name, "master").exists():
-            continue  # a port of a bridge: the bridge is what has the network
+            continue  # a port of a bridge: the bridge has the network
         multicast = "multicast" in state.flags.split(",") or not state.flags
         try:
             index = socket.if_nametoindex(name)
@@ -174,7 +174,7 @@ def _attached(address: str, netmask: str | None) -> Attached | None:
 
 
 def interface_kind(name: str) -> PathKind:
-    """Say what an interface is, by its name and by what the system says of its hardware."""
+    """Return the kind of an interface, from its name and what the system reports about its hardware."""
     for kind, names in ((PathKind.DOCKER, _DOCKER), (PathKind.VIRTUAL, _VIRTUAL), (PathKind.VPN, _VPN)):
         if names.match(name):
             return kind

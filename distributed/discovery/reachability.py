@@ -1,7 +1,7 @@
-"""Which paths answer: whether an SSH server is at an endpoint, which host key it has, and, if not, why.
+"""Probes paths: whether an SSH server answers at an endpoint and with which host key, and if not, why.
 
-A key exchange is enough to see a machine's host key: nobody logs in, and nothing is written down. :class:`PathWatch`
-looks at every endpoint of a state, again and again, as often as it needs.
+A key exchange is enough to see a machine's host key: there is no log-in, and nothing is stored. :class:`PathWatch`
+probes every endpoint of a state repeatedly.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ CONNECT_TIMEOUT = 1.5
 """Seconds for a TCP connection in the local network; a sleeping Wi-Fi station takes up to one."""
 KEY_EXCHANGE_TIMEOUT = 4.0
 _AT_ONCE = 0.3
-"""Seconds within which macOS refuses for want of permission; an absent machine takes longer to be given up."""
+"""Seconds within which macOS refuses for lack of permission; an absent machine takes longer to fail."""
 _IP_BOUND_IF, _IPV6_BOUND_IF = 25, 125
-"""macOS: send through this interface only."""
+"""macOS socket options: send through this interface only."""
 _PROBED_PORT = 9
-"""A port that hardly anybody uses: a machine without firewall refuses it, and so shows that it is there."""
-_BEST_EVERY = 2.0
-"""Seconds between looks at the best path of a machine: gone is noticed within 10 s, time-outs included."""
-_OTHERS_EVERY = 10.0
-_CONNECT_EVERY = 20.0
-"""Seconds between connections to an SSH server that answers, with signs of life of another kind between them: firewalls
-limit new connections (``ufw limit``: five in 30 s), and a person's own are counted with ours."""
-_MUTE_EVERY = 15.0
-"""The same for a machine that gives no other sign of life."""
+"""A port that is rarely used: a machine without firewall refuses it, and so shows that it is on."""
+_BEST_INTERVAL = 2.0
+"""Seconds between probes of the best path of a machine: a loss is noticed within 10 s, time-outs included."""
+_OTHERS_INTERVAL = 10.0
+_CONNECT_INTERVAL = 20.0
+"""Seconds between connections to an SSH server that answers, with other probes between them: firewalls limit new
+connections (``ufw limit``: five in 30 s), and the user's own count too."""
+_MUTE_INTERVAL = 15.0
+"""The same for a machine that answers no other probe."""
 _RECENT = 60.0
 _LONGEST_PAUSE = 15.0
 _SECOND_TRY = 1.0
-_DIAGNOSE_EVERY = 4
+_DIAGNOSE_AFTER = 4
 """Failures between two searches for other signs of life."""
-_LOOKS_AT_ONCE = 32
+_CONCURRENT_PROBES = 32
 _PER_ADDRESS = 2
-"""Looks at one address at once: a neighbour that announces many ports does not hold up the others."""
+"""Concurrent probes of one address, so that a machine that announces many ports does not delay the others."""
 _T = TypeVar("_T")
 
 
@@ -67,7 +67,8 @@ def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
             with contextlib.suppress(OSError):
                 _bind_to(stream, endpoint.interface, version6)
         stream.settimeout(timeout)
-        scope = socket.if_nametoindex(endpoint.interface) if "%" in endpoint.scoped else 0  # OSError: it is gone
+        # Raises OSError if the interface is gone.
+        scope = socket.if_nametoindex(endpoint.interface) if "%" in endpoint.scoped else 0
         address = endpoint.address, endpoint.port
         stream.connect((*address, 0, scope) if version6 else address)
     except BaseException:
@@ -85,7 +86,7 @@ def _bind_to(stream: socket.socket, interface: str, version6: bool) -> None:
 
 
 def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Problem | None:
-    """Connect and leave; return why it failed, or ``None``."""
+    """Connect and disconnect; return why it failed, or ``None``."""
     begin = time.monotonic()
     try:
         _connect(endpoint, timeout).close()
@@ -95,16 +96,16 @@ def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Problem | Non
 
 
 def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kind: str = "") -> HostKeyInfo | Problem:
-    """Agree on keys with the SSH server there, and leave.
+    """Do a key exchange with the SSH server at an endpoint, and disconnect.
 
-    Servers with several host keys are asked for the same kind every time (Ed25519, ECDSA, RSA), so that a machine has
-    one identity whichever way it is reached.
+    Servers with several host keys are asked for the same type every time (Ed25519, ECDSA, RSA), so that a machine has
+    one identity on every path.
 
     Args:
-        kind: ask for a key of this type first.
+        kind: type of key to ask for first.
 
     Returns:
-        Its host key; or why it was not shown.
+        Its host key, or why it was not shown.
     """
     begin, deadline = time.monotonic(), Deadline(timeout)
     host = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
@@ -121,7 +122,7 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kin
 
 
 def explain(error: OSError, seconds: float, endpoint: Endpoint, platform: str = sys.platform) -> Problem:
-    """Say in one line why a connection failed after so many seconds, and what to do."""
+    """Explain in one line why a connection failed after ``seconds``, and what to do."""
     number = error.errno
     if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network?"
@@ -147,7 +148,7 @@ def _over(endpoint: Endpoint) -> str:
 
 
 def explain_silence(endpoint: Endpoint, sign: str) -> Problem:
-    """Say why a machine that gives a sign of life does not answer on its SSH port."""
+    """Explain why a machine that shows a sign of life does not answer on its SSH port."""
     message = f"{endpoint.address} {sign} but drops connections to port {endpoint.port}: a firewall is in the way"
     hint = (
         "allow SSH there: on a Mac System Settings > Network > Firewall > Options, on Linux sudo ufw allow ssh, "
@@ -157,7 +158,7 @@ def explain_silence(endpoint: Endpoint, sign: str) -> Problem:
 
 
 def sign_of_life(endpoint: Endpoint) -> str:
-    """Return by what else the machine at an endpoint shows that it is there; empty if by nothing."""
+    """Return how else the machine at an endpoint answers; empty if it does not."""
     if _pings(endpoint):
         return "answers to ping"
     unused_port = Endpoint(endpoint.address, endpoint.interface, _PROBED_PORT, endpoint.kind)
@@ -171,37 +172,37 @@ def _pings(endpoint: Endpoint) -> bool:
     return program is not None and bool(output(program, "-n", "-c", "1", endpoint.scoped, timeout=1.5))
 
 
-# ------------------------------------------------------------------------------------------------------ again and again
+# --------------------------------------------------------------------------------------------------- repeated probes
 
 
-def aside(call: Callable[[], _T]) -> Awaitable[_T]:
-    """Run a call that blocks beside the event loop, in a thread that nobody waits for at the end."""
+def in_thread(call: Callable[[], _T]) -> Awaitable[_T]:
+    """Run a blocking call outside the event loop, in a thread that is not joined at exit."""
     return asyncio.wrap_future(in_background(call))
 
 
 @dataclass
-class _Rounds:
-    """When an endpoint is looked at."""
+class _Schedule:
+    """When an endpoint was and is to be probed."""
 
     looked: float = float("-inf")
     failures: int = 0
     busy: bool = False
     reached: float = float("-inf")
-    """When its SSH server answered last."""
+    """When its SSH server last answered."""
     mute: bool = False
-    """Whether it gave no sign of life when it was asked last, though its SSH server answers."""
+    """Whether the last probe other than SSH failed although its SSH server answers."""
 
 
 class PathWatch:
-    """Gives the looks that are due; lives in one event loop.
+    """Schedules the probes that are due; belongs to one event loop.
 
     Args:
-        observe: takes what is found.
-        known: names by the fingerprint of their host key.
-        read: asks who answers somewhere for its host key.
-        connect: sees whether somebody answers somewhere.
-        sign: returns by what else somebody shows to be there, empty if by nothing.
-        clock: seconds by which looks are due.
+        observe: receives the observations.
+        known_names: names by the fingerprint of their host key.
+        read: reads the host key at an endpoint.
+        connect: tests whether an endpoint accepts connections.
+        probe_life: returns how else a machine answers, empty if it does not.
+        clock: monotonic clock of the schedule.
     """
 
     def __init__(
@@ -213,121 +214,126 @@ class PathWatch:
         clock: Callable[[], float] = time.monotonic,
         probe_life: Callable[[Endpoint], str] = sign_of_life,
     ) -> None:
-        self._observe, self._known, self._read, self._connect, self._clock = observe, known_names, read, connect, clock
-        self._sign = probe_life
+        self._observe, self._known_names, self._clock = observe, known_names, clock
+        self._read, self._connect = read, connect
+        self._probe_life = probe_life
         self._state = State()
-        self._rounds: dict[Endpoint, _Rounds] = {}
-        self._looking: Counter[str] = Counter()
+        self._schedules: dict[Endpoint, _Schedule] = {}
+        self._in_progress: Counter[str] = Counter()
         self._best: set[Endpoint] = set()
         self._expected: dict[Endpoint, list[Expected]] = {}
-        self._unproved: set[Endpoint] = set()
-        """Known under a name that was seen after their key, by keys of a type that they were not asked for."""
+        self._unverified: set[Endpoint] = set()
+        """Endpoints whose name was learnt after their key was read, and has known keys of a type not yet asked for."""
 
     def due(self, state: State) -> Iterator[Coroutine[Any, Any, None]]:
-        """Give what is to be run now; call it again and again with the newest state."""
+        """Yield the probes to run now; call it repeatedly with the newest state."""
         if state is not self._state:
             self._state = state
             self._expected = expected_at(state)
-            self._unproved = {e for e, path in state.paths.items() if path.keys and self._unasked(e, path.keys)}
+            self._unverified = {e for e, path in state.paths.items() if path.keys and self._unasked(e, path.keys)}
             self._best = {m.paths[0].endpoint for m in machines(state) if m.paths and m.status is Reachability.ONLINE}
-            for endpoint in [e for e, rounds in self._rounds.items() if e not in state.paths and not rounds.busy]:
-                del self._rounds[endpoint]
+            for endpoint in [
+                e for e, schedule in self._schedules.items() if e not in state.paths and not schedule.busy
+            ]:
+                del self._schedules[endpoint]
         now = self._clock()
-        schedules = [(endpoint, self._rounds.setdefault(endpoint, _Rounds())) for endpoint in state.paths]
-        # What machines are reached by comes first; after it, nobody is held up by many that are silent.
-        for endpoint, rounds in sorted(schedules, key=lambda one: (one[0] not in self._best, one[1].looked)):
+        schedules = [(endpoint, self._schedules.setdefault(endpoint, _Schedule())) for endpoint in state.paths]
+        # The best paths come first; among the others, those probed longest ago, so that silent ones delay none.
+        for endpoint, schedule in sorted(schedules, key=lambda pair: (pair[0] not in self._best, pair[1].looked)):
             if (
-                rounds.busy
-                or now < rounds.looked + self._pause(endpoint, rounds)
-                or self._looking[endpoint.address] >= _PER_ADDRESS
+                schedule.busy
+                or now < schedule.looked + self._pause(endpoint, schedule)
+                or self._in_progress[endpoint.address] >= _PER_ADDRESS
             ):
                 continue
-            if self._looking.total() >= _LOOKS_AT_ONCE:
+            if self._in_progress.total() >= _CONCURRENT_PROBES:
                 return
-            rounds.busy = True
-            self._looking[endpoint.address] += 1
-            yield self._look(endpoint, rounds)
+            schedule.busy = True
+            self._in_progress[endpoint.address] += 1
+            yield self._probe(endpoint, schedule)
 
-    async def _look(self, endpoint: Endpoint, rounds: _Rounds) -> None:
+    async def _probe(self, endpoint: Endpoint, schedule: _Schedule) -> None:
         try:
-            if self._is(endpoint, Reachability.ONLINE) and endpoint not in self._unproved:
-                await self._knock(endpoint, rounds)
+            if self._is(endpoint, Reachability.ONLINE) and endpoint not in self._unverified:
+                await self._knock(endpoint, schedule)
             else:
-                await self._identify(endpoint, rounds)
+                await self._identify(endpoint, schedule)
         finally:
-            rounds.busy = False
-            self._looking -= Counter([endpoint.address])  # which drops what falls to zero
-            rounds.looked = self._clock()
+            schedule.busy = False
+            self._in_progress -= Counter([endpoint.address])  # drops counts of zero
+            schedule.looked = self._clock()
 
-    def _pause(self, endpoint: Endpoint, rounds: _Rounds) -> float:
-        if rounds.failures:
-            return min(_BEST_EVERY * 2.0 ** min(rounds.failures - 1, 10), _LONGEST_PAUSE)
-        if endpoint in self._unproved:
+    def _pause(self, endpoint: Endpoint, schedule: _Schedule) -> float:
+        if schedule.failures:
+            return min(_BEST_INTERVAL * 2.0 ** min(schedule.failures - 1, 10), _LONGEST_PAUSE)
+        if endpoint in self._unverified:
             return 0.0
-        if rounds.mute:
-            return _MUTE_EVERY if endpoint in self._best else _CONNECT_EVERY
+        if schedule.mute:
+            return _MUTE_INTERVAL if endpoint in self._best else _CONNECT_INTERVAL
         is_frequent = endpoint in self._best or self._is(endpoint, Reachability.CHECKING)
-        return _BEST_EVERY if is_frequent else _OTHERS_EVERY
+        return _BEST_INTERVAL if is_frequent else _OTHERS_INTERVAL
 
     def _is(self, endpoint: Endpoint, status: Reachability) -> bool:
-        """Whether that is known of an endpoint now: it may be forgotten after it was looked at, and seen again."""
+        """Whether an endpoint has this status now; it may have been forgotten since it was probed."""
         path = self._state.paths.get(endpoint)
         return path is not None and path.status is status
 
-    async def _knock(self, endpoint: Endpoint, rounds: _Rounds) -> None:
-        if self._clock() < rounds.reached + _CONNECT_EVERY:
-            rounds.mute = not await aside(lambda: self._sign(endpoint))
-            if not rounds.mute:
+    async def _knock(self, endpoint: Endpoint, schedule: _Schedule) -> None:
+        if self._clock() < schedule.reached + _CONNECT_INTERVAL:
+            schedule.mute = not await in_thread(lambda: self._probe_life(endpoint))
+            if not schedule.mute:
                 return
-        failure = await aside(lambda: self._connect(endpoint))
+        failure = await in_thread(lambda: self._connect(endpoint))
         if failure is not None:
-            self._hasten_others(endpoint)
-            failure = await aside(lambda: self._connect(endpoint, _SECOND_TRY))  # one lost packet is no death
+            self._probe_siblings_soon(endpoint)
+            failure = await in_thread(
+                lambda: self._connect(endpoint, _SECOND_TRY)
+            )  # a single lost packet does not count
         if failure is not None:
-            await self._failed(endpoint, rounds, failure)
+            await self._failed(endpoint, schedule, failure)
         else:
-            rounds.reached = self._clock()
+            schedule.reached = self._clock()
 
-    async def _identify(self, endpoint: Endpoint, rounds: _Rounds) -> None:
-        result = await aside(lambda: self._read(endpoint))
+    async def _identify(self, endpoint: Endpoint, schedule: _Schedule) -> None:
+        result = await in_thread(lambda: self._read(endpoint))
         keys = {result.key_type: result.fingerprint} if isinstance(result, HostKeyInfo) else {}
         while isinstance(result, HostKeyInfo) and (kinds := self._unasked(endpoint, tuple(keys.items()))):
             kind = kinds[0]
-            second_result = await aside(partial(self._read, endpoint, kind=kind))
+            second_result = await in_thread(partial(self._read, endpoint, kind=kind))
             if isinstance(second_result, HostKeyInfo):
                 keys[kind] = second_result.fingerprint if second_result.key_type == kind else ""
             else:
                 result = second_result
         if isinstance(result, HostKeyInfo):
-            rounds.failures, rounds.mute, rounds.reached = 0, False, self._clock()
-            known_as = self._known.get(result.fingerprint, ())
+            schedule.failures, schedule.mute, schedule.reached = 0, False, self._clock()
+            known_as = self._known_names.get(result.fingerprint, ())
             self._observe(Identified(endpoint, result.fingerprint, known_as, tuple(keys.items())))
         else:
-            await self._failed(endpoint, rounds, result)
+            await self._failed(endpoint, schedule, result)
 
-    async def _failed(self, endpoint: Endpoint, rounds: _Rounds, problem: Problem) -> None:
-        rounds.failures += 1
-        if problem.cause == "port_closed" and (ago := self._clock() - rounds.reached) < _RECENT:
+    async def _failed(self, endpoint: Endpoint, schedule: _Schedule, problem: Problem) -> None:
+        schedule.failures += 1
+        if problem.cause == "port_closed" and (ago := self._clock() - schedule.reached) < _RECENT:
             message = f"{endpoint.where} answered {ago:.0f} s ago and refuses connections now"
             problem = Problem(
                 problem.cause, message, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
             )
         silent = problem.cause == "timeout"
-        if not silent or rounds.failures == 1:  # the search for other signs takes its time
+        if not silent or schedule.failures == 1:  # the search for other signs takes its time
             self._observe(Failed(endpoint, problem))
-        if silent and rounds.failures % _DIAGNOSE_EVERY == 1:
-            sign = await aside(lambda: self._sign(endpoint))
+        if silent and schedule.failures % _DIAGNOSE_AFTER == 1:
+            sign = await in_thread(lambda: self._probe_life(endpoint))
             self._observe(Failed(endpoint, explain_silence(endpoint, sign) if sign else problem))
 
-    def _hasten_others(self, failed: Endpoint) -> None:
-        """Look at a machine's other paths as soon as one is lost, so that it is not called offline late or wrongly."""
+    def _probe_siblings_soon(self, failed: Endpoint) -> None:
+        """Probe a machine's other paths at once when one is lost, so that it is not reported offline wrongly."""
         for machine in machines(self._state):
             endpoints = [path.endpoint for path in machine.paths]
             if failed in endpoints:
                 for endpoint in endpoints:
-                    if endpoint != failed and endpoint in self._rounds and not self._rounds[endpoint].failures:
-                        self._rounds[endpoint].looked = float("-inf")
+                    if endpoint != failed and endpoint in self._schedules and not self._schedules[endpoint].failures:
+                        self._schedules[endpoint].looked = float("-inf")
 
     def _unasked(self, endpoint: Endpoint, shown: Keys) -> list[str]:
-        """Return the types of key to ask for there, to see whether it is who is known under its names."""
+        """Return the types of key to ask for at an endpoint, to verify that it is the machine known under its names."""
         return sorted({kind for expected in self._expected.get(endpoint, ()) for kind in expected.unasked(shown)})

@@ -1,9 +1,9 @@
-"""What was seen of machines, as data, and the state it is folded into by :func:`apply`.
+"""Observations of machines as data, and the state that :func:`apply` folds them into.
 
-Nothing here touches the network or a clock::
+Pure functions, without network or clock::
 
     state = apply(state, observation)      # for every observation, in order
-    for machine in machines(state): ...    # distributed.discovery.machine_identity: as a person should see them
+    for machine in machines(state): ...    # distributed.discovery.machine_identity: the list shown to the user
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distributed.discovery.network_interfaces import Endpoint
 from distributed.ssh.host_keys import Expected, Keys
 
 MOST_SIGHTINGS = 512
-"""Of machines that announce themselves; what more announce is counted, not kept."""
+"""Maximum stored sightings of announced machines; further ones are counted, not stored."""
 MOST_PER_SOURCE = 32
 MOST_ENDPOINTS = 16
 LONGEST_NAME = 120
@@ -25,7 +25,7 @@ LONGEST_DETAIL = 80
 
 
 class SightingOrigin(str, Enum):
-    """Who has told of a machine; the order decides whose name for it is shown."""
+    """The source of a sighting; the order decides which name of a machine is shown."""
 
     HERE = "this computer"
     TYPED = "typed"
@@ -43,7 +43,7 @@ class SightingOrigin(str, Enum):
 
 
 REMEMBERED = frozenset((SightingOrigin.TAILSCALE, SightingOrigin.WIREGUARD, SightingOrigin.KNOWN_HOSTS))
-"""Those that name machines which nobody asked for: listed only while they answer."""
+"""Origins of machines that the user has not asked for: listed only while they answer."""
 
 
 class Reachability(str, Enum):
@@ -51,23 +51,23 @@ class Reachability(str, Enum):
     ONLINE = "online"
     OFFLINE = "offline"
     OTHER_KEY = "key does not match the known one"
-    """Something answers under the name of a known machine, and is not that machine."""
+    """Another machine answers under the name of a known one."""
     UNCHECKED = "not checked"
-    """It is reached through another machine, so nobody can tell from here without logging in there."""
+    """It is reached through another machine, so it cannot be probed without logging in there."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something does not work, and what to do about it, in one line each."""
+    """A problem and what to do about it, in one line each."""
 
     cause: str
-    """Stable word for programs."""
+    """Stable identifier for programs."""
     message: str
     hint: str = ""
 
 
 class SightingKey(NamedTuple):
-    """What tells one claim from another; two machines with one name differ in who said it, and where."""
+    """Identity of a claim; claims of the same name differ in their source and interface."""
 
     origin: SightingOrigin
     service: str
@@ -78,7 +78,7 @@ class SightingKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Sighting:
-    """One claim that a machine is there: an announcement, or an entry of a file. Its text is not to be trusted."""
+    """One claim that a machine exists: an announcement, or an entry of a file. Its text is untrusted."""
 
     key: SightingKey
     name: str
@@ -86,24 +86,24 @@ class Sighting:
     """Its host name, ``studio.local``."""
     endpoints: tuple[Endpoint, ...] = ()
     details: tuple[tuple[str, str], ...] = ()
-    """``model``, ``devices``, ``memory``, ``version``; shown and never relied upon."""
+    """``model``, ``devices``, ``memory``, ``version``; for display only."""
     problem: Problem | None = None
     """Why it has no endpoints."""
     through: str = ""
-    """The machine it is reached through, where not directly."""
+    """The machine through which it is reached; empty: directly."""
     expected: Expected = Expected()
-    """The host keys known under the name that it is reached by."""
+    """The host keys known under its name."""
 
 
 @dataclass(frozen=True)
 class PathState:
-    """What is known of one endpoint."""
+    """The state of one endpoint."""
 
     status: Reachability = Reachability.CHECKING
     fingerprint: str = ""
-    """Of the host key it showed last; kept while it is offline."""
+    """Fingerprint of the last host key; kept while it is offline."""
     keys: Keys = ()
-    """All that it has shown."""
+    """All host keys that it has shown."""
     known_as: tuple[str, ...] = ()
     """Names under which known_hosts has this key."""
     problem: Problem | None = None
@@ -137,7 +137,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Announcements that were ignored because there are too many."""
+    """Announcements that were ignored because there were too many."""
 
     source: str
     count: int = 1
@@ -145,7 +145,7 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Browsed:
-    """Where announcements are listened for, and where that does not work."""
+    """The interfaces that are browsed, and the problems of others."""
 
     interfaces: tuple[str, ...]
     problems: tuple[Problem, ...] = ()
@@ -156,29 +156,29 @@ Observation = Sighting | Withdrawn | Identified | Failed | Ignored | Browsed
 
 @dataclass(frozen=True)
 class State:
-    """Everything seen so far."""
+    """All observations so far."""
 
     sightings: Mapping[SightingKey, Sighting] = field(default_factory=dict)
     paths: Mapping[Endpoint, PathState] = field(default_factory=dict)
     browsed: Browsed = Browsed(())
     ignored: int = 0
     ignored_from: str = ""
-    """The last source that announced too much."""
+    """The last source that exceeded the limits."""
 
 
 def apply(state: State, observation: Observation) -> State:
-    """Return the state after one observation. Total memory is bounded whatever is observed."""
+    """Return the state after one observation. Memory is bounded whatever is observed."""
     if isinstance(observation, Sighting):
         return _sighted(state, _bounded(observation))
     if isinstance(observation, Withdrawn):
-        remaining = {key: one for key, one in state.sightings.items() if key != observation.key}
+        remaining = {key: sighting for key, sighting in state.sightings.items() if key != observation.key}
         return _without_unreferenced(replace(state, sightings=remaining))
     if isinstance(observation, Ignored):
         return replace(state, ignored=state.ignored + observation.count, ignored_from=observation.source)
     if isinstance(observation, Browsed):
         return replace(state, browsed=observation)
     before = state.paths.get(observation.endpoint)
-    if before is None:  # forgotten while it was looked at
+    if before is None:  # forgotten while it was probed
         return state
     if isinstance(observation, Failed):
         after = replace(before, status=Reachability.OFFLINE, problem=observation.problem)
@@ -208,10 +208,10 @@ def _sighted(state: State, sighting: Sighting) -> State:
         if sum((other.interface, other.source) == speaker for other in announced) >= MOST_PER_SOURCE:
             return apply(state, Ignored(key.source))
         if len(announced) >= MOST_SIGHTINGS:
-            unproved = next((other for other in announced if _never_answered(state, other)), None)
-            if unproved is None:
+            unreachable = next((other for other in announced if _never_answered(state, other)), None)
+            if unreachable is None:
                 return apply(state, Ignored(key.source))
-            state = apply(apply(state, Withdrawn(unproved)), Ignored(unproved.source))
+            state = apply(apply(state, Withdrawn(unreachable)), Ignored(unreachable.source))
     paths = dict(state.paths)
     for endpoint in sighting.endpoints:
         paths.setdefault(endpoint, PathState())
@@ -219,7 +219,7 @@ def _sighted(state: State, sighting: Sighting) -> State:
 
 
 def _never_answered(state: State, key: SightingKey) -> bool:
-    """Whether a sighting may make room for another one: all its paths were tried, and none has ever worked."""
+    """Whether a sighting may be replaced by another one: all its paths were tried, and none has ever worked."""
     paths = [state.paths[endpoint] for endpoint in state.sightings[key].endpoints]
     return all(path.status is Reachability.OFFLINE and not path.fingerprint for path in paths)
 

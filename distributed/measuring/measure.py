@@ -43,7 +43,7 @@ from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurem
 from distributed.planning.document import Figures, Workload
 from distributed.planning.fitting import fit
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.preflight import Ready, check, plan_run, ready, rooms_of
+from distributed.preparation.preflight import Ready, check, memory_budgets, plan_run, ready
 from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
@@ -152,7 +152,7 @@ def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trus
     """
     machines = ready(check(hosts, profile.model.task, trust))
     try:
-        return measure_ready(machines, fit(profile, rooms_of(profile, machines), options.tell), options)
+        return measure_ready(machines, fit(profile, memory_budgets(profile, machines), options.tell), options)
     finally:
         for link, _ in machines:
             link.close()

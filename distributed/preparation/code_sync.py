@@ -1,6 +1,6 @@
-"""Code, data and model on the far machines: what is missing there, by content hash, in one compressed stream.
+"""Code, data and model for remote machines: missing files are sent by content hash, in one compressed stream.
 
-The worker of a run finds everything under ``inputs/`` of its folder, so that the plan reads the same on every machine.
+The worker of a run finds everything under ``inputs/`` of its folder, so that the plan is the same on every machine.
 """
 
 from __future__ import annotations
@@ -37,52 +37,53 @@ IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
 JOB_CODE = "code"
-"""Folder beside it: the Python files that the job needs."""
+"""Folder beside the job's objects with the Python files that it needs."""
 MOST_FILES, MOST_BYTES = 2000, 20_000_000
-"""Of a user's Python files in one run."""
+"""Limits on a user's Python files in one run."""
 MOST_LAUNCHED = 1_000_000_000
-"""Bytes of a launched script's folder."""
+"""Limit on the folder of a launched script, in bytes."""
 _CODE = ("muster", "profiles", "training")
-_FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
-"""What a user's script may import at its top; its imports of machines and SSH are inside its functions."""
+_PUBLIC_API = ("distributed/__init__.py", "distributed/network_trainer.py")
+"""Modules that a user's script may import at its top; they import the machine and SSH modules inside functions only."""
 _CODE_SUFFIXES = frozenset({".py", ".pyi"})
 SMALLEST = 1_000_000
-"""Bytes; smaller files are read faster than they are looked up."""
-_MOST = 200_000
+"""Bytes; hashing a smaller file is faster than looking it up."""
+_MOST_ENTRIES = 200_000
 _LARGEST_CACHE = 100_000_000
 _SETTLED = 3.0
+"""Seconds since its last change after which the hash of a file is cached."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the workers of a run need."""
+    """The files that the workers of a run need."""
 
     trees: Mapping[str, Tree]
-    """By their place under the worker's folder."""
+    """Trees by their path under the worker's folder."""
     plan: RunPlan
-    """The plan with the paths as they are there."""
+    """The plan with the paths on the remote machines."""
 
     @property
     def links(self) -> dict[str, str]:
-        """Folders of a machine that has the trees, from Muster's folder there, by their place."""
-        return {place: f"trees/{tree.name}" for place, tree in self.trees.items()}
+        """Folders of the trees on a machine, relative to Muster's folder, by their path under the worker's folder."""
+        return {path: f"trees/{tree.name}" for path, tree in self.trees.items()}
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files in bytes."""
         return sum(path.stat().st_size for path in sources_of(self.trees.values()).values())
 
 
 def collect(plan: RunPlan) -> Inputs:
-    """Find the code, the data and the model of a plan on this machine; data that stay on machines are left alone.
+    """Collect the code, the data and the model of a plan on this machine; data that stay on machines are left out.
 
     Raises:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
     """
     profile = plan.profile
-    files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
-    trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)}
+    files = (path for package in _CODE for path in _walk(REPOSITORY / package) if path.suffix in _CODE_SUFFIXES)
+    trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _PUBLIC_API)), REPOSITORY)}
     if plan.launch is not None:
         top = Path(plan.launch.folder)
         trees["inputs/user"] = _tree(launched_files(top), top)
@@ -104,7 +105,9 @@ def collect(plan: RunPlan) -> Inputs:
             trees[folder], auxiliary_paths[name] = _location(path, folder)
     stays_on_machines = profile.data.local_data and model_path != JOB_FACTORY
     if _is_local(data_path) and not stays_on_machines:
-        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", _beside(profile, Path(data_path)))
+        trees["inputs/dataset"], data_path = _location(
+            data_path, "inputs/dataset", _table_companions(profile, Path(data_path))
+        )
     training = profile.training
     if training.own_optimizer:
         trees["inputs/optimizer"], remote_name = _user_code(training.own_optimizer, "inputs/optimizer")
@@ -126,26 +129,26 @@ def collect(plan: RunPlan) -> Inputs:
 
 
 def launched_files(folder: Path) -> list[Path]:
-    """Return the files that go to other machines with a launched script.
+    """Return the files that are sent to other machines with a launched script.
 
     Raises:
-        BadInput: too much lies there.
+        BadInput: the folder has too many or too large files.
     """
-    return _files_of_job(folder, ("",), MOST_LAUNCHED)
+    return _job_files(folder, ("",), MOST_LAUNCHED)
 
 
 def left_out(folder: Path) -> list[str]:
-    """Return, in words, what stands among the files of a folder that go to other machines and is none itself."""
+    """Describe the entries of a launched script's folder that are not sent, such as links to folders and sockets."""
     entries = []
     for directory, folders, files in os.walk(folder):
-        names = sorted(name for name in (*files, *folders) if not name.startswith(".") and _is_looked_at(name))
+        names = sorted(name for name in (*files, *folders) if not name.startswith(".") and _is_included(name))
         entries += [(Path(directory, name), kind) for name in names if (kind := _kind_of(Path(directory, name)))]
-        folders[:] = sorted(name for name in folders if _is_looked_at(name) and _of_job(Path(directory, name)))
+        folders[:] = sorted(name for name in folders if _is_included(name) and _is_job_folder(Path(directory, name)))
     return [f"{path.relative_to(folder)} ({kind})" for path, kind in entries]
 
 
 def _kind_of(path: Path) -> str:
-    """Return what a path is in words; empty for a file, a link to one, and a folder."""
+    """Describe a path that is no plain file or folder; empty for a file, a link to one, and a folder."""
     if path.is_file() or (path.is_dir() and not path.is_symlink()):
         return ""
     if path.is_dir():
@@ -164,15 +167,15 @@ def folder_tree(folder: Path, cache: HashCache | None = None) -> Tree:
     return _tree(_walk(folder), folder, cache)
 
 
-def _beside(profile: Profile, table: Path) -> Iterator[Path]:
-    """Files that a lone table needs: what it names, and the patches; nothing else of its folder."""
+def _table_companions(profile: Profile, table: Path) -> Iterator[Path]:
+    """Yield the files that a single table needs: those that it names, and the patches; nothing else of its folder."""
     if profile.model.trait == "speech" and table.is_file():
         yield from files_of_table(table, profile.data.text_column, profile.data.pseudo_share > 0)
         yield from _walk(table.parent / PATCHES)
 
 
 def _location(location: str, folder: str, companions: Iterable[Path] = ()) -> tuple[Tree, str]:
-    """Return the tree of a file (with others ``beside`` it) or folder, and its path there."""
+    """Return the tree of a file, with its companions, or of a folder, and its path on the remote machine."""
     path = Path(location)
     if path.is_file():
         return _tree([path, *companions], path.parent), f"{folder}/{path.name}"
@@ -180,7 +183,7 @@ def _location(location: str, folder: str, companions: Iterable[Path] = ()) -> tu
 
 
 def _user_code(location: str, folder: str) -> tuple[Tree, str]:
-    """Return the Python files that a function of the user's own needs, and how the worker names it."""
+    """Return the tree of Python files that a user's function needs, and its name on the remote machine."""
     module, _, factory = location.rpartition(":")
     files, top = user_sources(module)
     if module.endswith(".py"):
@@ -189,44 +192,44 @@ def _user_code(location: str, folder: str) -> tuple[Tree, str]:
 
 
 def _strategy_code(module: str) -> Tree:
-    """Return the Python files of a strategy: of one of an installed package, the package's."""
+    """Return the tree of Python files of a strategy; for an installed package, all files of the package."""
     files, top = user_sources(module)
     spec = None if files else importlib.machinery.PathFinder.find_spec(module.partition(".")[0])
     if spec is not None and spec.submodule_search_locations:
         folder = Path(next(iter(spec.submodule_search_locations)))
-        files, top = _files_of_job(folder, (".py",)), folder.parent
+        files, top = _job_files(folder, (".py",)), folder.parent
     elif spec is not None and spec.origin:
         files, top = [Path(spec.origin)], Path(spec.origin).parent
     return _tree(files, top)
 
 
 def user_sources(module: str, suffixes: tuple[str, ...] = (".py",)) -> tuple[list[Path], Path]:
-    """Return the Python files that travel with a module, and the folder from which they are imported.
+    """Return the Python files that are sent with a module, and the folder from which they are imported.
 
-    Of a package that is all of its top package; of a single file (``name`` or ``path/name.py``) the folder it is in and
-    what is below; of what is installed nothing: it has to be installed there too.
+    For a package these are the files of its top package; for a single file (``name`` or ``path/name.py``) those of its
+    folder and below; for an installed module none: it has to be installed on the machine too.
 
     Raises:
-        BadInput: there is no such module, or too much lies there.
+        BadInput: there is no such module, or its folder has too many or too large files.
     """
     if module.endswith(".py"):
         folder = Path(module).expanduser().resolve().parent
-        return _files_of_job(folder, suffixes), folder
-    top = _top_of(module)
+        return _job_files(folder, suffixes), folder
+    top = _top_package(module)
     if top is None:
         return [], Path.cwd()
-    return _files_of_job(top if top.is_dir() else top.parent, suffixes), top.parent
+    return _job_files(top if top.is_dir() else top.parent, suffixes), top.parent
 
 
-def _top_of(module: str) -> Path | None:
-    """Return the folder of the top package, or the file; ``None`` where it is installed, or Muster's own."""
+def _top_package(module: str) -> Path | None:
+    """Return the folder of the top package, or the file; ``None`` for an installed module and for Muster's own."""
     spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
     if spec is None:
         raise BadInput(f"module {module}: not found from {Path.cwd()}", "start from the folder that holds it")
     locations = list(spec.submodule_search_locations or []) or [spec.origin or ""]
     location = Path(locations[0])
     standard_library = [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
-    own_packages = [REPOSITORY / part for part in (*_CODE, "distributed")]
+    own_packages = [REPOSITORY / package for package in (*_CODE, "distributed")]
     is_third_party = {"site-packages", "dist-packages"} & set(location.parts) or not location.is_absolute()
     return (
         None
@@ -235,10 +238,10 @@ def _top_of(module: str) -> Path | None:
     )
 
 
-def _files_of_job(folder: Path, suffixes: tuple[str, ...], max_bytes: int = MOST_BYTES) -> list[Path]:
-    """Return files of a folder and those below, without hidden folders and virtual environments."""
+def _job_files(folder: Path, suffixes: tuple[str, ...], max_bytes: int = MOST_BYTES) -> list[Path]:
+    """Return the files of a folder and its subfolders, without hidden folders and virtual environments."""
     paths, size = [], 0
-    for path in _walk(folder, _of_job):
+    for path in _walk(folder, _is_job_folder):
         if path.name.endswith(suffixes):
             paths.append(path)
             size += path.stat().st_size
@@ -249,17 +252,17 @@ def _files_of_job(folder: Path, suffixes: tuple[str, ...], max_bytes: int = MOST
     return paths
 
 
-def _of_job(folder: Path) -> bool:
+def _is_job_folder(folder: Path) -> bool:
     return not folder.name.startswith(".") and not (folder / "pyvenv.cfg").exists()
 
 
-def _is_looked_at(name: str) -> bool:
+def _is_included(name: str) -> bool:
     return name not in IGNORED and not name.endswith(".egg-info")
 
 
 def _walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
     for directory, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_looked_at(name) and enters(Path(directory, name)))
+        folders[:] = sorted(name for name in folders if _is_included(name) and enters(Path(directory, name)))
         paths = (Path(directory, name) for name in sorted(files) if not name.startswith("."))
         yield from (path for path in paths if path.is_file())
 
@@ -287,10 +290,10 @@ def _hash(path: Path, cache: HashCache) -> str:
 
 
 class HashCache:
-    """Hashes of large files that have not changed since they were last read, so that hours of audio are not read again.
+    """Cache of the hashes of large unchanged files, so that hours of audio are not read again.
 
-    A file is known by its path, size, inode and time of change, as git's index knows it. One that changed in the last
-    seconds before it was read is not kept: it might change again within the same tick of the clock.
+    A file is identified by path, size, inode and modification time, as in git's index. A file that changed within the
+    last seconds is not cached: it might change again within the same tick of the clock.
 
     Args:
         path: ``None`` for the user's cache folder of this operating system.
@@ -298,38 +301,38 @@ class HashCache:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(platformdirs.user_cache_dir("muster", appauthor=False)) / "hashes.json"
-        self._known: dict[str, Any] | None = None
+        self._cached: dict[str, Any] | None = None
         self._changed = False
 
     def get(self, path: Path, stat: os.stat_result) -> str:
-        """Return the hash of a file that is as it was; empty where that is not known."""
+        """Return the cached hash of an unchanged file; empty where there is none."""
         digest = self._entries().get(_identity(path, stat))
         return digest if isinstance(digest, str) and _HASH.fullmatch(digest) else ""
 
     def put(self, path: Path, stat: os.stat_result, digest: str) -> None:
-        """Keep the hash of a file as it was when ``stat`` was asked, before it was read."""
+        """Cache the hash of a file; ``stat`` was taken before it was read."""
         if time.time() - stat.st_mtime > _SETTLED:
             self._entries()[_identity(path, stat)] = digest
             self._changed = True
 
     def save(self) -> None:
-        """Write what was learned; a cache that cannot be written is none."""
+        """Write new entries to disk; a cache that cannot be written is ignored."""
         if not self._changed:
             return
-        entries = dict(list(self._entries().items())[-_MOST:])
+        entries = dict(list(self._entries().items())[-_MOST_ENTRIES:])
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(entries).encode())
         self._changed = False
 
     def _entries(self) -> dict[str, Any]:
-        if self._known is None:
-            self._known = {}
+        if self._cached is None:
+            self._cached = {}
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 if self.path.stat().st_size < _LARGEST_CACHE:
                     parsed = json.loads(self.path.read_bytes())
-                    self._known = parsed if isinstance(parsed, dict) else {}
-        return self._known
+                    self._cached = parsed if isinstance(parsed, dict) else {}
+        return self._cached
 
 
 def _identity(path: Path, stat: os.stat_result) -> str:

@@ -1,7 +1,6 @@
-"""The Python code of the user's own that a profile runs (``task = custom``, an optimizer), as something that a person
-looks at and agrees to.
+"""Approval of a user's Python code that a profile runs (``task = custom``, an optimizer).
 
-Planning, measuring, a trial run and a training import and run it alike.
+Planning, measuring, trial runs and training all import and run it.
 """
 
 from __future__ import annotations
@@ -22,49 +21,49 @@ from training.name_clashes import refuse_clash
 from training.plan import JOB_FACTORY
 
 _COMPILED = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
-"""Of modules that Python imports as readily as its texts, and before them."""
-_OWN = SHARED / "examples"
-"""Shipped with the program, as trustworthy as the program."""
+"""Suffixes of compiled modules, which Python imports in preference to source files."""
+_EXAMPLES = SHARED / "examples"
+"""Shipped with the program, so as trustworthy as the program."""
 
 
 @dataclass(frozen=True)
 class CustomCode:
-    """The code of one profile."""
+    """The custom code behind one option of a profile."""
 
     factory: str
-    """``module:factory``, as the profile says it."""
+    """``module:factory``, as in the profile."""
     file: Path
     """The file with the factory."""
-    beside: tuple[Path, ...]
-    """The modules that it may import and that are not installed, compiled ones too."""
+    importable: tuple[Path, ...]
+    """The files of modules that it may import and that are not installed, including compiled ones."""
 
     @property
-    def own(self) -> bool:
-        """Whether it is an example that came with the program."""
-        return self.file.is_relative_to(_OWN)
+    def is_bundled(self) -> bool:
+        """Whether it is an example shipped with the program."""
+        return self.file.is_relative_to(_EXAMPLES)
 
     @property
     def approved(self) -> bool:
-        """Whether a person has agreed to this code with the content that it has."""
-        return self.own or is_approved(self._digest)
+        """Whether the user has approved this code with its current content."""
+        return self.is_bundled or is_approved(self._digest)
 
     def approve(self) -> None:
-        """Remember that a person stands behind it."""
-        if not self.own:
-            approve(self._digest, self._what)
+        """Record the user's approval."""
+        if not self.is_bundled:
+            approve(self._digest, self._description)
 
     @property
     def changed(self) -> bool:
-        """Whether a person has agreed to this code, and it is not the same any more."""
-        return not self.approved and has_changed(self._what)
+        """Whether the code was approved and has changed since."""
+        return not self.approved and has_changed(self._description)
 
     @property
-    def _what(self) -> str:
+    def _description(self) -> str:
         return f"code {self.factory} ({self.file})"
 
     @property
     def _digest(self) -> str:
-        return digest_of(f"code {self.factory}", (self.file, *self.beside))
+        return digest_of(f"code {self.factory}", (self.file, *self.importable))
 
 
 def check_code(
@@ -76,17 +75,17 @@ def check_code(
     ask: Callable[[CustomCode, str], bool] | None = None,
     option: str = "model_path",
 ) -> None:
-    """Refuse a profile's code that no person stands behind; whom they stand behind is remembered.
+    """Refuse a profile's code that the user has not approved; record the approval.
 
     Args:
-        option: the one that names the code.
-        source: the file that does.
-        hint: how to stand behind it.
-        named: the person has named the code, or has said that it is to be trusted.
-        ask: asks the person, of the code that ``source`` wants to run.
+        option: the option that names the code.
+        source: the file that names it.
+        hint: how to approve it.
+        is_named: the user has named the code, or has said that it is trusted.
+        ask: asks the user to approve the code; its second argument says who requests to run it.
 
     Raises:
-        BadInput: nobody does, or a package of this program hides it.
+        BadInput: it is not approved, or a package of this program hides it.
     """
     factory = profile.own_code.get(option, "")
     if factory and factory != JOB_FACTORY:
@@ -105,12 +104,12 @@ def check_code(
 
 
 def code_of(profile: Profile, option: str = "model_path") -> CustomCode | None:
-    """Return the code that an option of a profile names; ``None`` where it names none, or none that can be found."""
+    """Return the code that an option of a profile names; ``None`` where it names none, or the file is not found."""
     factory = profile.own_code.get(option, "")
     if not factory:
         return None
     if factory == JOB_FACTORY:
-        objects = Path(profile.data.dataset_path)  # their index names what is imported
+        objects = Path(profile.data.dataset_path)  # their index names the imported modules
         folder = objects.parent / JOB_CODE
         modules = (path for path in folder.rglob("*") if path.name.endswith((".py", *_COMPILED)))
         return CustomCode(
@@ -119,22 +118,22 @@ def code_of(profile: Profile, option: str = "model_path") -> CustomCode | None:
     module = factory.rpartition(":")[0]
     file = Path(module).expanduser().resolve() if module.endswith(".py") else _source(module)
     if file is None or not file.is_file():
-        return None  # whoever imports it says so
+        return None  # the import will report it
     return CustomCode(factory, file, tuple(_modules(module)))
 
 
 def _modules(module: str) -> Iterator[Path]:
-    """Yield the files that a module may import; of a kind of which there are too many to be sent to a machine, none."""
+    """Yield the files that a module may import; source or compiled files are left out if there are too many to send."""
     for suffixes in ((".py",), _COMPILED):
         with contextlib.suppress(BadInput):
             yield from user_sources(module, suffixes)[0]
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module, as a worker that is started here finds it, without importing anything."""
+    """Return the file of a module, as a worker started here would find it, without importing anything."""
     search_path: list[str] | None = [str(Path.cwd()), *sys.path]
     spec: importlib.machinery.ModuleSpec | None = None
-    for name in module.split("."):  # its last name only, or the finder asks for packages that nobody has imported
+    for name in module.split("."):  # only the last component: the finder would need the parent packages imported
         spec = importlib.machinery.PathFinder.find_spec(name, search_path)
         if spec is None:
             return None

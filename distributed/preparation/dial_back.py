@@ -1,4 +1,4 @@
-"""Whether machines can connect to this computer, where the coordinator of a run listens: tried while they are asked."""
+"""Tests whether machines can connect to this computer, where a run's coordinator listens, while they are checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from training.exchange.dialling import listen_on
 
 
 class DialBack:
-    """A port here that says a word to whoever connects; as a context manager.
+    """A local port that sends a secret word to every connection; a context manager.
 
-    A proxy on the way that takes connections and passes nothing on does not know the word.
+    A proxy on the route that accepts connections and forwards nothing does not know the word.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class DialBack:
         self._socket.close()
 
     def address_for(self, link: MachineLink) -> str:
-        """Return ``host port`` for a machine to dial; empty where it is not meant to dial this computer."""
+        """Return ``host port`` for a machine to dial; empty where it does not dial this computer."""
         if link.machine.here or not link.host or link.machine.coordinator_at:
             return ""
         return f"{address_towards(link.host)} {self._socket.getsockname()[1]}"
 
     def came_through(self, report: dict[str, Any]) -> bool:
-        """Whether a machine's report on itself holds the word."""
+        """Whether a machine's report on itself contains the secret word."""
         return report.get("dialled") == self._word
 
     def _answer(self) -> None:

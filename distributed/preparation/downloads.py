@@ -1,4 +1,4 @@
-"""What is fetched on this machine for another: packages where there is no internet, ``uv`` where there is no Python."""
+"""Downloads on this machine for another: packages where it has no internet, ``uv`` where it has no Python."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UV_TAGS = {
     "Darwin": ("macosx_11_0_{0}", "macosx_10_12_{0}"),
 }
 PINNED_UV = Path(__file__).with_name("uv.txt")
-"""The one version of uv that is fetched, with the hashes of its wheels, as pip reads it."""
+"""Requirements file with the pinned version of uv and the hashes of its wheels."""
 _fetched: dict[str, tempfile.TemporaryDirectory[str]] = {}
-"""Folders of this process, by what is in them: the second machine of a kind gets what the first one got."""
+"""Temporary folders of this process by cache key: machines of the same kind share one download."""
 _fetching = threading.Lock()
 
 
@@ -38,12 +38,12 @@ def collect_wheels(
     """Return a folder with wheels of all requirements for a machine; it is removed when this process ends.
 
     Args:
-        requirements: packages, as pip takes them.
-        lock: constraints; the whole closure of the requirements.
-        there: ``version``, ``system``, ``machine``, ``libc``, ``macos``, ``cuda`` of the Python there.
+        requirements: requirement specifiers of the packages.
+        lock: constraints for the full closure of the requirements.
+        target: ``version``, ``system``, ``machine``, ``libc``, ``macos``, ``cuda`` of the Python there.
 
     Raises:
-        BadInput: a package is not to be had here.
+        BadInput: a package cannot be downloaded here.
     """
     platform_facts = [target.get(fact) for fact in ("version", "system", "machine", "libc", "macos", "cuda")]
     cache_key = json.dumps([list(requirements), lock, platform_facts])
@@ -52,7 +52,7 @@ def collect_wheels(
         say("collecting the packages on this machine")
         (files / "lock.txt").write_text(lock)
         is_same_platform = is_like_here(target) and _python_with_pip()[1]
-        if not is_same_platform and not training_python():  # nothing here tells what else the requirements need
+        if not is_same_platform and not training_python():  # their dependencies are not known here
             raise BadInput("the packages cannot be collected on this computer yet", f"first install them here: {SETUP}")
         packages = requirements if is_same_platform else locked_for(lock, target, requirements)
         (files / "requirements.txt").write_text("\n".join(packages))
@@ -64,11 +64,11 @@ def collect_wheels(
         options += ["--only-binary=:all:", "--dest", str(files / "wheels")]
         _pip("download", options, "the packages cannot be collected")
 
-    return _kept(cache_key, fill) / "wheels"
+    return _fetched_once(cache_key, fill) / "wheels"
 
 
-def _kept(cache_key: str, fill: Callable[[Path], None]) -> Path:
-    """Return a folder of this process that was filled once; it is removed when the process ends."""
+def _fetched_once(cache_key: str, fill: Callable[[Path], None]) -> Path:
+    """Return a temporary folder that is filled on first use and removed when this process ends."""
     with _fetching:
         if cache_key not in _fetched:
             folder = tempfile.TemporaryDirectory(prefix="muster-fetched-")
@@ -82,10 +82,10 @@ def _kept(cache_key: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _pip(command: str, options: Sequence[str], problem: str) -> None:
-    """Fetch wheels with pip.
+    """Download wheels with pip.
 
     Raises:
-        BadInput: they are not to be had here.
+        BadInput: they cannot be downloaded here.
     """
     argv = [_python_with_pip()[0], "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -96,7 +96,7 @@ def _pip(command: str, options: Sequence[str], problem: str) -> None:
 
 @lru_cache
 def _python_with_pip() -> tuple[str, bool]:
-    """Return a Python here whose pip can be used, and whether it is of our version: an environment of uv has no pip.
+    """Return a local Python with pip, and whether it has our version: an environment made by uv has no pip.
 
     Raises:
         BadInput: there is none.
@@ -113,42 +113,42 @@ def _python_with_pip() -> tuple[str, bool]:
 
 
 def is_like_here(target: Mapping[str, Any]) -> bool:
-    """Whether the wheels of this machine fit there."""
+    """Whether wheels for this machine run on the target."""
     has_same_version = tuple(target["version"][:2]) == sys.version_info[:2]
     return has_same_version and (target["system"], target["machine"]) == (platform.system(), platform.machine())
 
 
 def locked_for(lock: str, target: Mapping[str, Any], requirements: Sequence[str] = ()) -> list[str]:
-    """Return the pins of a lock file that hold for the Python of another machine.
+    """Return the pins of a lock file that apply to the Python of another machine.
 
-    pip judges markers by the Python it runs on, so they are judged here.
+    pip evaluates markers for the Python it runs on, so they are evaluated here.
 
     Args:
-        requirements: only what these need in the end, as far as this machine's packages tell; none: the whole file.
+        requirements: only pins that these depend on, as far as this machine's packages tell; none: all pins.
     """
     lines = (line for line in lock.splitlines() if line.strip() and not line.startswith("#"))
-    return [pin for line in lines if (pin := _held(line, target, requirements))]
+    return [pin for line in lines if (pin := _applicable_pin(line, target, requirements))]
 
 
 def hashed_for(hashes: str, target: Mapping[str, Any], requirements: Sequence[str]) -> str:
-    """Return the part of a file of pins with hashes that some requirements need on another machine.
+    """Return the entries of a file of hashed pins that some requirements need on another machine.
 
-    What they need there and this machine does not know of is left out, and the build of torch, which is chosen there.
+    Dependencies that this machine does not know of are left out, and so is torch, whose build is chosen there.
     """
     entries = []
     for entry in re.findall(r"^[\w.-]+==.*(?:\n .*)*", hashes, re.MULTILINE):
         head, *files = entry.splitlines()
-        if requirements and (pin := _held(head.rstrip(" \\"), target, requirements)):
+        if requirements and (pin := _applicable_pin(head.rstrip(" \\"), target, requirements)):
             entries.append("\n".join([f"{pin} \\", *files]))
     return "\n".join(entries)
 
 
-def _held(line: str, target: Mapping[str, Any], requirements: Sequence[str]) -> str:
-    """Return a pin without its marker; nothing where it does not hold there, or none of the requirements needs it."""
+def _applicable_pin(line: str, target: Mapping[str, Any], requirements: Sequence[str]) -> str:
+    """Return a pin without its marker; empty where it does not apply there, or none of the requirements needs it."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    pin, facts = Requirement(line), _facts(target)
+    pin, facts = Requirement(line), _marker_environment(target)
     applies = pin.marker is None or pin.marker.evaluate(facts)
     is_needed = not requirements or canonicalize_name(pin.name) in _needed(tuple(requirements), **facts)
     return f"{pin.name}{pin.specifier}" if applies and is_needed else ""
@@ -156,7 +156,7 @@ def _held(line: str, target: Mapping[str, Any], requirements: Sequence[str]) -> 
 
 @lru_cache
 def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
-    """Return the names of packages and of everything that they need there."""
+    """Return the names of packages and of all their dependencies there."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -170,14 +170,13 @@ def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
             seen.add((requirement.name, extra))
             lines = _requires(requirement.name)
             dependencies = [Requirement(line) for line in lines]
-            pending += [
-                one for one in dependencies if one.marker is None or one.marker.evaluate({**facts, "extra": extra})
-            ]
+            environment = {**facts, "extra": extra}
+            pending += [d for d in dependencies if d.marker is None or d.marker.evaluate(environment)]
     return {canonicalize_name(name) for name, _ in seen}
 
 
 def _requires(name: str) -> list[str]:
-    """Return what a package needs, as this Python says or the one that trains here; nothing for another system's."""
+    """Return the dependencies of a package, from this Python or the training one; empty if it is not installed here."""
     training_prefix = Path(training_python() or sys.executable).parent.parent
     for paths in (sys.path, list(map(str, training_prefix.glob("lib/python*/site-packages")))):
         for distribution in importlib.metadata.Distribution.discover(name=name, path=paths):
@@ -185,8 +184,8 @@ def _requires(name: str) -> list[str]:
     return []
 
 
-def _facts(target: Mapping[str, Any]) -> dict[str, str]:
-    """Return what markers ask for, of another machine."""
+def _marker_environment(target: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of environment markers on another machine."""
     major, minor, micro = target["version"]
     return {
         "python_version": f"{major}.{minor}",
@@ -206,7 +205,7 @@ def target_options(target: Mapping[str, Any]) -> list[str]:
 
 
 def platforms(target: Mapping[str, Any]) -> list[str]:
-    """Return the platform tags of wheels that run on a machine, the newest first; pip knows the older ones of a Mac."""
+    """Return the platform tags of wheels that run on a machine, newest first; pip adds the older ones of a Mac."""
     machine = str(target["machine"])
     if target["system"] == "Darwin":
         match = re.match(r"[1-9][0-9](?!\d)", str(target["macos"]))
@@ -224,9 +223,9 @@ def uv_for(system: str, machine: str) -> Path:
     """Return a ``uv`` that runs on a system and processor, as ``uname -sm`` names them.
 
     Raises:
-        BadInput: there is none for it, or this machine cannot get it.
+        BadInput: there is none for it, or it cannot be downloaded here.
     """
-    local = own_uv()
+    local = local_uv()
     if local is not None and (system, machine) == (platform.system(), platform.machine()):
         return local
     tags = [tag.format(machine) for tag in _UV_TAGS.get(system, ())]
@@ -238,10 +237,10 @@ def uv_for(system: str, machine: str) -> Path:
         options += [word for tag in tags for word in ("--platform", tag)]
         _pip("install", [*options, "--target", str(folder)], "uv cannot be downloaded here")
 
-    return _kept(f"uv for {system} {machine}", fill) / "bin" / "uv"
+    return _fetched_once(f"uv for {system} {machine}", fill) / "bin" / "uv"
 
 
-def own_uv() -> Path | None:
+def local_uv() -> Path | None:
     """Return the ``uv`` of this machine."""
     sibling = Path(sys.executable).with_name("uv")
     path = str(sibling) if sibling.is_file() else shutil.which("uv")

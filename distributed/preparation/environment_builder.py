@@ -1,15 +1,15 @@
-"""Builds the packages' environment on a machine, or finds the one that was built before.
+"""Builds an environment with the packages on a machine, or finds the existing one.
 
-Standard library only, Python >= 3.9: it goes to the machine as one argument of the Python that the environment is to
-have::
+Standard library only, Python >= 3.9: its source is passed to the machine as one argument of the Python that the
+environment will use::
 
     python environment_builder.py ROOT find RECIPE       > one JSON document
     python environment_builder.py ROOT build UV WHEELS   < {"digest", "requirements", "lock", "hashed"}   > JSON lines
 
 An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
-hidden name and renamed when it is complete, so that a torn build is never used; only its ``bin/python`` is used
-afterwards, which stands the renaming (the start lines of the scripts beside it do not). Caches and temporary files lie
-beside it and go at the end. The lines are ``{"say": TEXT, "share": 0 TO 1}``, and last ``{"python": PATH}`` or
+hidden name and renamed when it is complete, so that a partial build is never used; only its ``bin/python`` is used
+afterwards, which survives the renaming (the shebangs of the scripts beside it do not). Caches and temporary files lie
+beside it and are removed at the end. The lines are ``{"say": TEXT, "share": 0 TO 1}``, and last ``{"python": PATH}`` or
 ``{"problem", "fix", "offline"}``.
 """
 
@@ -29,22 +29,22 @@ from pathlib import Path
 from typing import Any
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_NO_WAY = re.compile(
+_NETWORK_ERROR = re.compile(
     r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
     r"Network is unreachable|Connection refused|tcp connect error|error sending request"
 )
 _STEP = re.compile(r"^(Collecting|Processing|Downloading|Building|Installing|Resolved|Prepared|Installed)\b")
 _SIZE = re.compile(r"\(([\d.]+) ?([kMG]?)(i?)B\)$")
 _MOST_FETCHED = 0.9
-"""Share of the work that is done when the last package is there: unpacking is the rest."""
+"""Share of the work that is done when the last package is downloaded; unpacking is the rest."""
 _KEPT_LINES = 40
 
 
 class InstallLog:
-    """How far an installation is, by what pip or uv say.
+    """Progress of an installation, from the output of pip or uv.
 
     Args:
-        packages: how many there are to fetch.
+        packages: number of packages to download.
     """
 
     def __init__(self, packages: int) -> None:
@@ -52,8 +52,8 @@ class InstallLog:
         self.fetched = 0
         self.bytes = 0.0
 
-    def words(self, line: str) -> str:
-        """Take a line in; return it in plain words, empty where it is no step."""
+    def describe(self, line: str) -> str:
+        """Process one line of output; return a description for the user, empty where it is no step."""
         step = _STEP.match(line)
         if step is None:
             return ""
@@ -76,16 +76,16 @@ class InstallLog:
 
     @property
     def share(self) -> float:
-        """Of the work that is done, from 0 to 1; 0 where that cannot be said: uv names only large packages."""
+        """Share of the work that is done, from 0 to 1; 0 where unknown: uv names only large packages."""
         return _MOST_FETCHED * self.fetched / self.packages if self.packages else 0.0
 
 
 class Unbuildable(Exception):
-    """``args`` are the problem, what to do about it, and whether packages from the machine that asks would help."""
+    """``args`` are the problem, the fix, and whether packages sent by the requesting machine would help."""
 
 
 def key(recipe: str) -> str:
-    """Return the name of the environment of this recipe for this Python on this platform."""
+    """Return the name of the environment for this recipe, Python and platform."""
     fields = [recipe, *map(str, sys.version_info[:2]), sys.implementation.name, platform.system(), platform.machine()]
     return hashlib.sha256(json.dumps([*fields, has_cuda()]).encode()).hexdigest()[:16]
 
@@ -95,7 +95,7 @@ def has_cuda() -> bool:
 
 
 def ready(root: Path, recipe: str) -> str:
-    """Return the Python of a complete environment that still works; empty where there is none."""
+    """Return the Python of a complete, working environment; empty where there is none."""
     python = root / "envs" / key(recipe) / "bin" / "python"
     try:
         works = subprocess.run([str(python), "-c", ""], capture_output=True, timeout=20).returncode == 0
@@ -105,7 +105,7 @@ def ready(root: Path, recipe: str) -> str:
 
 
 def find(root: Path, recipe: str) -> dict[str, Any]:
-    """Tell where the environment is, and for which wheels this machine asks."""
+    """Report where the environment is, and which wheels fit this machine."""
     return {
         "python": ready(root, recipe),
         "version": list(sys.version_info[:3]),
@@ -118,15 +118,15 @@ def find(root: Path, recipe: str) -> dict[str, Any]:
 
 
 def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
-    """Build the environment unless it is there, and return its Python.
+    """Build the environment unless it exists, and return its Python.
 
     Raises:
-        Unbuildable: what went wrong, and the fix.
+        Unbuildable: the build failed.
     """
     envs = root / "envs"
     envs.mkdir(parents=True, exist_ok=True)
     with open(envs / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another build of the same machine ends first
+        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for another build on this machine
         existing = ready(root, recipe["digest"])
         if existing:
             return existing
@@ -137,7 +137,7 @@ def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
             scratch.mkdir()
             _fill(partial, scratch, recipe, uv, wheels)
             folder = envs / key(recipe["digest"])
-            shutil.rmtree(folder, ignore_errors=True)  # of a Python that is gone
+            shutil.rmtree(folder, ignore_errors=True)  # left over from a Python that was removed
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -168,12 +168,12 @@ def _fill(folder: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: 
         str(scratch / "lock.txt"),
         "-r",
         str(scratch / "requirements.txt"),
-    ]  # torch, and what is not hashed
+    ]  # torch, and packages without hashes
     _run([*install, *remaining, *sources], environment, log)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """Everything that is written lies in our folder."""
+    """Return environment variables that keep all temporary files and caches in our folder."""
     redirected = {name: str(scratch / name.lower()) for name in ("TMPDIR", "PIP_CACHE_DIR", "UV_CACHE_DIR")}
     for folder in redirected.values():
         Path(folder).mkdir()
@@ -182,7 +182,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _sources(recipe: dict[str, Any], uv: str, wheels: str) -> list[str]:
-    """Return where the packages come from; without CUDA the small build of torch."""
+    """Return the options for the package sources; without CUDA the small build of torch is used."""
     if wheels:
         return ["--no-index", "--find-links", wheels]
     needs_torch = any(re.match(r"torch\b", line) for line in recipe["requirements"])
@@ -192,7 +192,7 @@ def _sources(recipe: dict[str, Any], uv: str, wheels: str) -> list[str]:
 
 
 def _venv(folder: Path, python: str, environment: dict[str, str]) -> list[str]:
-    """Make an empty environment, and return the words that start a pip for it."""
+    """Create an empty environment, and return the command line of a pip for it."""
     try:
         _run([sys.executable, "-m", "venv", str(folder)], environment)
         return [python, "-m", "pip"]
@@ -208,7 +208,7 @@ def _venv(folder: Path, python: str, environment: dict[str, str]) -> list[str]:
 
 
 def _run(command: list[str], environment: dict[str, str], log: InstallLog | None = None) -> None:
-    """Run a command, and say which step it is at.
+    """Run a command, and report its progress.
 
     Raises:
         Unbuildable: it failed.
@@ -225,14 +225,14 @@ def _run(command: list[str], environment: dict[str, str], log: InstallLog | None
         assert process.stdout is not None
         for line in map(str.strip, process.stdout):
             lines.append(line)
-            if log is not None and (text := log.words(line)):
+            if log is not None and (text := log.describe(line)):
                 say(text, log.share)
     if process.returncode != 0:
         raise Unbuildable(*explain(list(lines)))
 
 
 def explain(lines: list[str]) -> tuple[str, str, bool]:
-    """Return the problem in the output of pip or uv, its fix, and whether it is where the packages came from."""
+    """Return the problem in the output of pip or uv, its fix, and whether the package source is at fault."""
     text = "\n".join(lines)
     errors = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
     message = (errors or [line for line in lines if line] or ["it gave no reason"])[0][:300]
@@ -242,7 +242,7 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
     if "DO NOT MATCH THE HASHES" in text or "Hash mismatch" in text:
         fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
         return "a package differs from the one that was tested", fix, True
-    if _NO_WAY.search(text):
+    if _NETWORK_ERROR.search(text):
         return f"the package index cannot be reached ({message})", "", True
     if "No matching distribution" in text or "No solution found" in text:
         return f"a package is not available for this Python ({message})", "set 'python' in the hosts file", False

@@ -362,7 +362,7 @@ def _wants_nccl(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -
                for _, facts, device in seats)  # fmt: skip
 
 
-def room_here(profile: Profile, workers: int) -> list[MemoryBudget]:
+def local_memory_budgets(profile: Profile, workers: int) -> list[MemoryBudget]:
     """Return the memory budget of workers on this computer."""
     device = profile.training.device
     gpus = count_gpus() if device in ("auto", "cuda") and "+cpu" not in importlib.metadata.version("torch") else 0
@@ -372,7 +372,7 @@ def room_here(profile: Profile, workers: int) -> list[MemoryBudget]:
     return [MemoryBudget(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
 
 
-def rooms_of(profile: Profile, machines: Sequence[Ready]) -> list[MemoryBudget]:
+def memory_budgets(profile: Profile, machines: Sequence[Ready]) -> list[MemoryBudget]:
     """Return the memory budgets of machines and of their GPUs, each with the number of members that share it."""
     budgets = []
     for link, facts in machines:

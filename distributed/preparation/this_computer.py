@@ -1,7 +1,7 @@
-"""What a light core here needs to be carried out by the environment that trains on this computer: a copy of its code.
+"""Lets a light core run its commands in the training environment of this computer, with a copy of its code.
 
-The environment itself is built by the builder that equips every other machine, and holds no code of ours. The copy
-lies beside it, so that a Python of another minor version never meets compiled packages of the light core.
+The environment is built as on every other machine, and contains no code of ours. The copy lies beside it, so that a
+Python of another minor version never sees compiled packages of the light core.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PACKAGES = ("app", "distributed", "profiles", "training", "muster")
 
 
 def train_with(python: str) -> None:
-    """Have later commands of this installation carried out by ``python``, the environment of this computer."""
+    """Run later commands of this installation with ``python``, the training environment of this computer."""
     record_training_environment(python, _copied_code(Path(CACHE).expanduser() / "code" / installation_digest()))
 
 
 def _copied_code(folder: Path) -> Path:
-    """Copy this installation's packages to ``folder``, whole or not at all."""
+    """Copy this installation's packages to ``folder``, atomically."""
     if folder.is_dir():
         return folder
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")

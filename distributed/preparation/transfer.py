@@ -1,10 +1,10 @@
-"""Files to a far machine and from it.
+"""Transfers files to and from a remote machine.
 
-To it: what is missing there by content hash, as one compressed stream that may break and go on.
+To it: files that are missing there by content hash, as one compressed stream that can be interrupted and resumed.
 
-From it: a folder of a worker, announced, checked, then received byte for byte. A machine of a run is known and still
-not believed: what it sends is one line that names every file with its size, and then exactly these bytes. Nothing is
-unpacked, so that nothing takes more memory or disk than has come over the line.
+From it: a folder of a worker, announced, checked, then received byte for byte. A machine is authenticated, but its data
+is not trusted: it sends one line that names every file with its size, and then exactly these bytes. Nothing is
+unpacked, so nothing takes more memory or disk than was received.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from training.run_files import explain
 from training.tasks.predictions import FOLDER
 
 Progress = Callable[[int, int], None]
-"""Takes bytes that were sent and bytes that are to be sent, of the files' own size."""
-PATIENCE = 60.0
-"""Seconds without a byte more on the far side after which a broken transfer is given up."""
+"""Called with the bytes sent so far and the total, in terms of the uncompressed files."""
+STALL_TIMEOUT = 60.0
+"""Seconds without progress on the remote side after which a broken transfer is given up."""
 _PIECE = 1 << 18
-TELL = 0.5
-"""Seconds between two words about progress."""
-_BREAKS = (Dropped, CommandTimeout, ConnectTimeout, NoRoute, PortClosed)
-"""What may be over when one tries again."""
+PROGRESS_INTERVAL = 0.5
+"""Seconds between two progress reports."""
+_TRANSIENT = (Dropped, CommandTimeout, ConnectTimeout, NoRoute, PortClosed)
+"""Errors after which another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder to be, as content hashes."""
+    """A folder to create, described by content hashes."""
 
     files: Mapping[str, str]
     """SHA-256 of the content by relative path."""
@@ -64,26 +64,28 @@ def sources_of(trees: Iterable[Tree]) -> dict[str, Path]:
     return {blob: path for tree in trees for blob, path in tree.sources.items()}
 
 
-class Lack(BaseModel):
-    """What a machine lacks."""
+class MissingFiles(BaseModel):
+    """Files that a machine lacks."""
 
     model_config = ConfigDict(frozen=True)
 
     trees: tuple[str, ...]
     blobs: tuple[str, ...]
     begun: dict[str, NonNegativeInt]
-    """Bytes of a blob that have arrived."""
+    """Bytes that have arrived of each partial blob."""
 
-    def left(self, sources: Mapping[str, Path]) -> int:
-        """Bytes still to be sent."""
+    def missing_bytes(self, sources: Mapping[str, Path]) -> int:
+        """Return the bytes still to be sent."""
         return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
 
 
-def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True) -> Lack:
-    """Ask a machine which of these files it lacks; notes the machine's folder on the link.
+def ask_missing(
+    link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True
+) -> MissingFiles:
+    """Ask a machine which of these files it lacks; records the machine's folder on the link.
 
     Args:
-        prepared: the agent's programs are there; else the one that is asked travels in the command.
+        prepared: the agent's programs are installed; otherwise the program is sent with the command.
 
     Raises:
         SshError: it cannot be asked.
@@ -92,29 +94,29 @@ def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *
     done = link.ask("missing", input=question) if prepared else link.ask_unprepared("missing", input=question)
     answer = document(link.name, done.stdout)
     with contextlib.suppress(ValidationError):
-        lack = Lack.model_validate(answer)
-        if set(lack.blobs) <= set(blobs):
+        missing = MissingFiles.model_validate(answer)
+        if set(missing.blobs) <= set(blobs):
             link.root = str(answer.get("root", link.root))
-            return lack
+            return missing
     raise SshError(link.name, "it did not report which files it lacks", "try again")
 
 
-def _untold(done: int, total: int) -> None:
-    """Tell nobody."""
+def _ignore_progress(done: int, total: int) -> None:
+    """Report no progress."""
 
 
 def send_trees(
-    link: MachineLink, trees: Collection[Tree], progress: Progress = _untold, timeout: float = PATIENCE
+    link: MachineLink, trees: Collection[Tree], progress: Progress = _ignore_progress, timeout: float = STALL_TIMEOUT
 ) -> int:
-    """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
+    """Send folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
 
-    A connection that breaks is made again, and what has arrived stays.
+    A broken connection is made again, and the transfer resumes.
 
     Args:
-        patience: seconds without a byte more on the far side after which it is given up.
+        timeout: seconds without progress on the remote side after which the transfer is given up.
 
     Raises:
-        SshError: the machine cannot take them.
+        SshError: the machine cannot receive them.
         BadInput: a file of this machine cannot be read.
     """
     missing_trees = set(ask_missing(link, [tree.name for tree in trees], []).trees)
@@ -123,26 +125,26 @@ def send_trees(
         return 0
     sources, last_progress = sources_of(lacking), time.monotonic()
 
-    def ask() -> Lack:
-        """Ask what is missing, as often as it takes, unless nothing has arrived there for too long."""
+    def ask() -> MissingFiles:
+        """Ask what is missing, repeatedly until it succeeds, unless there has been no progress for too long."""
         while True:
             try:
                 return ask_missing(link, [], sorted(sources))
-            except _BREAKS:
+            except _TRANSIENT:
                 if time.monotonic() - last_progress > timeout:
                     raise
                 time.sleep(1.0)
 
-    def send(lack: Lack) -> None:
-        present_bytes = total - lack.left(sources)
-        header = {"trees": {tree.name: dict(tree.files) for tree in lacking}, "begun": dict(lack.begun)}
-        blobs = {blob: sources[blob] for blob in lack.blobs}
+    def send(missing: MissingFiles) -> None:
+        present_bytes = total - missing.missing_bytes(sources)
+        header = {"trees": {tree.name: dict(tree.files) for tree in lacking}, "begun": dict(missing.begun)}
+        blobs = {blob: sources[blob] for blob in missing.blobs}
         failures: list[OSError] = []
 
         def stream() -> Iterator[bytes]:
             try:
-                yield from packed(header, blobs, lack.begun, lambda done: progress(present_bytes + done, total))
-            except OSError as error:  # whoever reads this is a thread that cannot say it
+                yield from packed(header, blobs, missing.begun, lambda done: progress(present_bytes + done, total))
+            except OSError as error:  # raised in a reader thread, so it is passed to the caller
                 failures.append(error)
 
         try:
@@ -151,29 +153,29 @@ def send_trees(
             for failure in failures:
                 raise BadInput(*explain(failure, Path(failure.filename or "a file"))) from None
 
-    lack = ask()
-    total = fewest_left = lack.left(sources)
-    count = len(lack.blobs)
+    missing = ask()
+    total = fewest_left = missing.missing_bytes(sources)
+    count = len(missing.blobs)
     while True:
         try:
-            send(lack)
+            send(missing)
             return count
-        except _BREAKS:
-            lack = ask()
-            if lack.left(sources) < fewest_left:
-                fewest_left, last_progress = lack.left(sources), time.monotonic()
+        except _TRANSIENT:
+            missing = ask()
+            if missing.missing_bytes(sources) < fewest_left:
+                fewest_left, last_progress = missing.missing_bytes(sources), time.monotonic()
 
 
 def packed(
     header: Mapping[str, Any], blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[int], None]
 ) -> Iterator[bytes]:
-    """Yield a line of JSON and a gzipped tar of the blobs, each from where it was left off.
+    """Yield a line of JSON and a gzipped tar of the blobs, each from the first missing byte.
 
     Raises:
-        OSError: a file cannot be read, or is not what it was.
+        OSError: a file cannot be read, or has changed.
     """
     yield json.dumps(header).encode() + b"\n"
-    buffer, done, due = io.BytesIO(), 0, time.monotonic() + TELL
+    buffer, done, due = io.BytesIO(), 0, time.monotonic() + PROGRESS_INTERVAL
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as zipped:
         for blob, path in blobs.items():
             with open(path, "rb") as content:
@@ -191,7 +193,7 @@ def packed(
                     zipped.write(piece)
                     yield _drained(buffer)
                     if time.monotonic() > due:
-                        due = time.monotonic() + TELL
+                        due = time.monotonic() + PROGRESS_INTERVAL
                         tell(done)
                 zipped.write(bytes(-entry.size % tarfile.BLOCKSIZE))
         zipped.write(bytes(2 * tarfile.BLOCKSIZE))
@@ -209,13 +211,13 @@ def _drained(buffer: io.BytesIO) -> bytes:
 MOST_FILES = 1000
 LONGEST_PATH = 500
 LONGEST_LIST = 1 << 18
-"""Bytes of the line that names the files."""
+"""Maximum bytes of the line that names the files."""
 _PAUSE = 0.5
 _SILENCE = 30.0
 _SLOWEST = 1 << 14
-"""Bytes a second: a machine that sends less is not waited for to the end."""
+"""Bytes per second: a slower transfer is aborted."""
 _RESERVE = 1 << 28
-"""Bytes of this machine's disk that are not filled; of a small one a tenth of what is free."""
+"""Bytes of this machine's disk to leave free; on a small disk a tenth of the free space."""
 
 
 def fetch_model(
@@ -223,32 +225,31 @@ def fetch_model(
     run_id: str,
     rank: str,
     run_dir: Path,
-    patience: float,
+    timeout: float,
     delivers: Callable[[], bool],
     name: str = "model",
 ) -> None:
-    """Bring the model that a worker saved and what it wrote in the evaluations, if it has them; try again while the
-    machine can be reached.
+    """Fetch the model that a worker saved and its predictions, if it has them; retry until ``timeout``.
 
     Args:
-        name: another folder to bring instead of the model.
-        patience: seconds for trying again.
-        delivers: asked of a worker that has a model; waits until it is known whether this one's is the run's.
+        name: another folder to fetch instead of the model.
+        timeout: seconds in which failed attempts are repeated.
+        delivers: called if the worker has a model; blocks until it is known whether it becomes the run's.
 
     Raises:
-        SshError: it cannot be had.
+        SshError: it could not be fetched.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
 
-    def wanted() -> bool:
+    def is_wanted() -> bool:
         nonlocal end
         answer = delivers()
-        end = time.monotonic() + patience  # it may have waited for another one's model for long
+        end = time.monotonic() + timeout  # it may have waited long for another worker's model
         return answer
 
     while True:
         try:
-            has_arrived = fetch_folder(link, run_id, rank, name, run_dir / name, wanted)
+            has_arrived = fetch_folder(link, run_id, rank, name, run_dir / name, is_wanted)
             break
         except (SshError, TimeoutError) as error:
             if time.monotonic() > end:
@@ -271,20 +272,20 @@ def fetch_folder(
     is_wanted: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one that is ``wanted``.
+    """Copy a folder of a worker to ``target``, atomically; return whether it existed and ``is_wanted``.
 
     Args:
-        clock: gives the seconds within which all must have come.
+        clock: monotonic clock for the transfer's deadline.
 
     Raises:
-        SshError: the connection was lost, what came is not a folder of plain files, or there is no room for it here.
+        SshError: the connection was lost, the data is not a folder of plain files, or the disk here is too full.
         OSError: it cannot be written here.
     """
     with (
         contextlib.closing(link.stream(FILES, "fetch", run_id, rank, name)) as process,
         tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary,
     ):
-        capacity = room_in(shutil.disk_usage(temporary).free)
+        capacity = usable_space(shutil.disk_usage(temporary).free)
         files = announced(link.name, process.read_line(_SILENCE), name, capacity)
         if files and not is_wanted():
             return False
@@ -295,20 +296,20 @@ def fetch_folder(
     return True
 
 
-def room_in(free: int) -> int:
-    """Return how many bytes of the free ones of a disk a model may take."""
+def usable_space(free: int) -> int:
+    """Return how many of a disk's free bytes a model may take."""
     return free - min(_RESERVE, free // 10)
 
 
 def announced(machine: str, line: bytes, name: str, capacity: int) -> dict[str, int]:
-    """Return the size of every file by its path, which is inside the folder ``name``.
+    """Return the announced size of every file by path; all paths are inside the folder ``name``.
 
     Args:
         line: ``{"files": {path: bytes}}``.
-        room: bytes that all of them may have.
+        capacity: maximum total size in bytes.
 
     Raises:
-        SshError: it is something else, or too much.
+        SshError: the line is invalid, or the files are too large.
     """
     if len(line) > LONGEST_LIST:
         raise SshError(machine, "its list of files is too long", "check its run folder")
@@ -329,7 +330,7 @@ def announced(machine: str, line: bytes, name: str, capacity: int) -> dict[str, 
 
 
 def _is_inside(path: str, name: str) -> bool:
-    """Whether a path names a file below the folder ``name`` on every system."""
+    """Whether a path is inside the folder ``name`` on every operating system."""
     top, *rest = path.split("/")
     is_plain = path.isprintable() and "\\" not in path and ":" not in path and len(path.encode()) <= LONGEST_PATH
     return is_plain and top == name and bool(rest) and not {"", ".", ".."} & set(rest)

@@ -416,13 +416,13 @@ def test_a_newcomer_takes_the_place_of_one_that_never_answered() -> None:
 def test_an_address_is_placed_where_it_can_be_reached(
     address: str, seen_on: str, interface: str, kind: PathKind
 ) -> None:
-    placed = OURS.place(address, 22, seen_on)
+    placed = OURS.endpoint_for(address, 22, seen_on)
     assert placed is not None and (placed.interface, placed.kind) == (interface, kind)
 
 
 @pytest.mark.parametrize("text", ["fe80::1", "169.254.9.9", "224.0.0.251", "0.0.0.0", "::", "nonsense", ""])
 def test_what_nobody_can_connect_to_is_no_path(text: str) -> None:
-    assert OURS.place(text, 22) is None
+    assert OURS.endpoint_for(text, 22) is None
 
 
 @pytest.mark.parametrize(

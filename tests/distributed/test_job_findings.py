@@ -25,7 +25,7 @@ from distributed.planning.memory_model import RUNTIME_BYTES, need_of
 from distributed.planning.model_size import ModelSize, size_for, size_of
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import Facts, plan_run
-from distributed.preparation.transfer import Lack, Tree, send_trees
+from distributed.preparation.transfer import MissingFiles, Tree, send_trees
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
 from training.tasks.published_models import model_folder
@@ -105,9 +105,9 @@ def test_what_travels_and_whether_there_is_room(tmp_path: Path) -> None:
     trees = {"inputs/dataset": tree}
 
     def seen(missing: bool, begun: int = 0, free: int = 10**12) -> list[str]:
-        lack = Lack(trees=(), blobs=(), begun={})
+        lack = MissingFiles(trees=(), blobs=(), begun={})
         if missing:
-            lack = Lack(trees=(tree.name,), blobs=("b" * 64,), begun={"b" * 64: begun})
+            lack = MissingFiles(trees=(tree.name,), blobs=("b" * 64,), begun={"b" * 64: begun})
         facts = Facts(**{**FACTS.__dict__, "free": free})
         return [f"{finding.level}: {finding.seen}" for finding in judge_data(trees, lack, facts)]
 

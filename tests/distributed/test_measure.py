@@ -273,7 +273,7 @@ def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monke
     """Ctrl-C while data are on their way to a machine behind a slow link."""
     gate, began, file = StartBarrier(), threading.Event(), tmp_path / "data"
     file.write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(transfer, "TELL", 0.0)
+    monkeypatch.setattr(transfer, "PROGRESS_INTERVAL", 0.0)
 
     class SlowLink:
         name, root = "a", ""

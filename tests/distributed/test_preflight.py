@@ -222,7 +222,7 @@ def test_devices_of_one_machine_use_torch_over_loopback() -> None:
 def test_members_on_gpus_have_their_memory_and_what_they_compute_in() -> None:
     profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c"})
     tower = replace(SOUND, torch="2.13.0+cu130", gpus=1, gpu_memory=8 * 2**30, gpu_bf16=True)
-    rooms = preflight.rooms_of(profile, [(link("tower"), tower), (link("laptop"), replace(SOUND, memory=2**34))])
+    rooms = preflight.memory_budgets(profile, [(link("tower"), tower), (link("laptop"), replace(SOUND, memory=2**34))])
     assert rooms == [MemoryBudget("tower", 8 * 2**30, "cuda", bf16=True), MemoryBudget("laptop", 2**34)]
 
 

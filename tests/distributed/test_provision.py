@@ -24,7 +24,7 @@ from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.downloads import hashed_for
-from distributed.preparation.provision import Recipe, find_environment, look, provision, usual_recipe
+from distributed.preparation.provision import Recipe, find_environment, find_tools, provision, training_recipe
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Completed
@@ -140,7 +140,7 @@ def test_another_lock_is_another_environment(link: MachineLink) -> None:
 
 
 def test_the_usual_recipe_is_what_muster_asks_for_in_tested_versions() -> None:
-    recipe = usual_recipe()
+    recipe = training_recipe()
     assert any(line.startswith("torch") for line in recipe.requirements)
     assert not any("extra" in line for line in recipe.requirements)
     assert not any(line.startswith("textual") for line in recipe.requirements), "nothing draws there"
@@ -156,7 +156,7 @@ class Bare(HereConnection):
 
 def test_a_machine_with_no_python_at_all() -> None:
     bare = MachineLink(Machine(name="bare"), lambda: Bare("bare"))
-    assert look(bare).python == ""
+    assert find_tools(bare).python == ""
     with pytest.raises(SshError, match="bare: no Python 3.10 or newer there, and none to install: python3") as caught:
         provision(bare, lambda line: None, RECIPE)
     assert "astral.sh/uv" in caught.value.hint
@@ -184,11 +184,11 @@ def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, mo
         (tmp_path / "tools" / tool).symlink_to(str(shutil.which(tool)))
     (tmp_path / "uv").write_text(UV.replace("THIS_ONE", sys.executable))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
-    monkeypatch.setattr(downloads, "own_uv", lambda: tmp_path / "uv")
+    monkeypatch.setattr(downloads, "local_uv", lambda: tmp_path / "uv")
     monkeypatch.setattr(provisioning, "_build", lambda link, base, *_: f"{base.python} by {base.uv}")
     said: list[str] = []
     with closing(MachineLink(Machine(name="a", project_path=str(tmp_path / "far")), lambda: NoPython("a"))) as link:
-        assert look(link).python == look(link).uv == ""
+        assert find_tools(link).python == find_tools(link).uv == ""
         built = provision(link, said.append, RECIPE)
     envs = tmp_path / "far" / "envs"
     version = f"3.{sys.version_info.minor}"
@@ -207,7 +207,7 @@ def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
     with closing(MachineLink(Machine(name="a", project_path=str(tmp_path)), lambda: HereConnection("a"))) as link:
-        assert look(link).python == str(own)
+        assert find_tools(link).python == str(own)
 
 
 # --------------------------------------------------------------------------------------------- the builder, on its own
@@ -247,21 +247,21 @@ def test_an_environment_whose_python_is_gone_is_not_ready(tmp_path: Path) -> Non
 
 def test_an_installation_says_package_size_and_share() -> None:
     headway = builder.InstallLog(4)
-    assert headway.words("Collecting torch==2.13.0 (from -r hashed.txt (line 1))") == ""
-    assert headway.words("Downloading torch-2.13.0-cp311-manylinux.whl (190.5 MB)").startswith(
+    assert headway.describe("Collecting torch==2.13.0 (from -r hashed.txt (line 1))") == ""
+    assert headway.describe("Downloading torch-2.13.0-cp311-manylinux.whl (190.5 MB)").startswith(
         "downloading torch (pack"
     )
-    headway.words("Collecting soxr==1.0")
-    line = headway.words("Downloading https://files/soxr-1.0-cp311.whl (500 kB)")
+    headway.describe("Collecting soxr==1.0")
+    line = headway.describe("Downloading https://files/soxr-1.0-cp311.whl (500 kB)")
     assert line == "downloading soxr (package 2 of 4, 191 MB in all)" and 0.4 < headway.share < 0.5
-    assert headway.words("Installing collected packages: torch, soxr") == "unpacking what was downloaded"
-    assert headway.words("Using cached pip") == ""
+    assert headway.describe("Installing collected packages: torch, soxr") == "unpacking what was downloaded"
+    assert headway.describe("Using cached pip") == ""
 
 
 def test_uv_names_sizes_and_no_share() -> None:
     headway = builder.InstallLog(80)
-    assert headway.words("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
-    assert headway.share == 0.0 and headway.words("Resolved 80 packages in 1.2s")
+    assert headway.describe("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
+    assert headway.share == 0.0 and headway.describe("Resolved 80 packages in 1.2s")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_the_words_of_pip_and_uv_become_a_cause(line: str, problem: str) -> None
 
 @pytest.mark.slow
 def test_what_is_there_is_not_sent_again(link: MachineLink, wheels: Path) -> None:
-    link.python = look(link).python
+    link.python = find_tools(link).python
     link.put_agent()
     send_trees(link, [folder_tree(wheels)])
     assert send_trees(link, [folder_tree(wheels)]) == 0

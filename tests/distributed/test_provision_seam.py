@@ -16,7 +16,7 @@ from distributed.launcher import DistributedLauncher
 from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import preflight
 from distributed.preparation.prepare import hosts_of
-from distributed.preparation.provision import look, usual_recipe
+from distributed.preparation.provision import find_tools, training_recipe
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, Muster
 from tests.lab.fixtures import MakeLightLab
@@ -36,8 +36,8 @@ def give_environment(lab: LightLab) -> Path:
     """Put what a build leaves behind: a Python that has all packages, this one's."""
     hosts = lab.hosts(python="")
     with closing(link_to(hosts.machines[0], hosts)) as link:
-        base = look(link).python
-    words = [base, "-c", KEY, str(REPOSITORY / "distributed" / "preparation"), usual_recipe().digest]
+        base = find_tools(link).python
+    words = [base, "-c", KEY, str(REPOSITORY / "distributed" / "preparation"), training_recipe().digest]
     key = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     python = lab["a"].files / ".cache" / "muster" / "envs" / key / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_a_named_python_is_never_replaced(lab: LightLab) -> None:
 def look_for_python(lab: LightLab) -> str:
     hosts = lab.hosts(python="")
     with closing(link_to(hosts.machines[0], hosts)) as link:
-        return look(link).python
+        return find_tools(link).python
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from distributed.preparation.downloads import (
     platforms,
     target_options,
 )
-from distributed.preparation.provision import usual_recipe
+from distributed.preparation.provision import training_recipe
 from profiles.errors import BadInput
 
 HERE = {
@@ -41,13 +41,13 @@ def test_pins_are_chosen_for_the_python_there() -> None:
 
 def test_only_what_the_requirements_need_in_the_end_is_taken() -> None:
     lock = (REPOSITORY / "constraints.txt").read_text()
-    names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, usual_recipe().requirements)}
+    names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, training_recipe().requirements)}
     assert names >= {"torch", "numpy", "sympy", "cryptography", "pyarrow", "huggingface-hub", "python-dateutil"}
     assert not names & {"pytest", "mypy", "textual", "tensorboard", "wandb"}
 
 
 def test_what_is_installed_by_hash_is_what_is_needed_there_and_all_but_torch() -> None:
-    recipe = usual_recipe()
+    recipe = training_recipe()
     text = hashed_for(recipe.hashes, MAC, recipe.requirements)
     pins = re.findall(r"^([\w.-]+==\S+) \\\n    --hash=sha256:", text, re.MULTILINE)
     wanted = [pin for pin in locked_for(recipe.lock, MAC, recipe.requirements) if not pin.startswith("torch==")]

@@ -113,12 +113,12 @@ def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> No
         for path in sizes:
             os.truncate(path, 10)
 
-    transfer_tell, transfer.TELL = transfer.TELL, 0.0
+    transfer_tell, transfer.PROGRESS_INTERVAL = transfer.PROGRESS_INTERVAL, 0.0
     try:
         with pytest.raises(BadInput, match="became shorter"):
             send_trees(link, [tree], shrink)
     finally:
-        transfer.TELL = transfer_tell
+        transfer.PROGRESS_INTERVAL = transfer_tell
 
 
 @pytest.mark.parametrize(

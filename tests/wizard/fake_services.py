@@ -32,7 +32,7 @@ from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.run_time import RunTime
-from distributed.preparation.provision import Headway
+from distributed.preparation.provision import InstallProgress
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
 from distributed.ssh.host_keys import HostKeyInfo
@@ -204,7 +204,7 @@ class FakeServices:
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
         self.note("repair with packages from here" if send else "repair")
         for row in machines:
-            tell(Headway("fixed", 1.0, row.name))
+            tell(InstallProgress("fixed", 1.0, row.name))
             self.findings.pop(row.name, None)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
