@@ -176,7 +176,7 @@ class Control:
         """Use the exchange of the member that obeys these orders."""
         self._give_up, self._halting = exchange.give_up, exchange.halting
         if exchange.halting is not None:
-            exchange.halting.called, exchange.halting.named = self._halt, self._stop_after
+            exchange.halting.on_request, exchange.halting.on_decision = self._halt, self._stop_after
 
     def post(self, command: Command) -> None:
         """Hand a command over; safe to call from any thread or a signal handler's thread."""

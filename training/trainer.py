@@ -298,7 +298,7 @@ class Trainer:
                 if self.rank == min(live):
                     self._warn(line)
         self._evaluate_if_due()
-        if self.exchange.state_wanted:  # true only on the member that publishes it
+        if self.exchange.must_publish_state:  # true only on the member that publishes it
             with self.strategy.for_newcomer():
                 self.exchange.publish_state(self._joining())
 

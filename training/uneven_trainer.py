@@ -48,7 +48,7 @@ class UnevenTrainer(Trainer):
 
     def _asked(self, step: int) -> bool:
         """Whether this member is to meet the others after ``step`` steps: for an order, or for a newcomer."""
-        return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.state_wanted)
+        return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.must_publish_state)
 
     def _ends(self, step: int) -> None:
         self._end = step

@@ -71,11 +71,11 @@ def connect(
         local=seat.local,
         interface=seat.interface,
         rendezvous=rendezvous,
-        unreached=lambda address, why: emit(
+        on_unreachable=lambda address, why: emit(
             WarningEvent(message=f"{seat.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
         ),
         transport=plan.profile.strategy.transport,
-        came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
+        on_return=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
     )
     if plan.engine == "nccl":
         from training.exchange.torch_mean import TorchMember

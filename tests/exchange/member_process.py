@@ -40,7 +40,7 @@ def connect(address: str, rank: int, size: int, engine: str, certificates: str) 
 
 
 def exchange(member: MeshMember) -> None:
-    if member.state_wanted:
+    if member.must_publish_state:
         member.publish_state(JoiningState({}, {}))
     result = member.mean("x", torch.full((ELEMENTS,), float(member.rank), device=DEVICE), 1.0, codec_by_name("fp32"))
     said = {"n": member.operations, "mean": result.mean[:: ELEMENTS // 4].tolist(), "members": result.members}

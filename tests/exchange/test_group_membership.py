@@ -91,7 +91,7 @@ class World:
         fake.inbox.clear()
         came = Member(hello, fake.inbox.append, lambda: None, fake.address, report=fake.report)
         try:
-            self.group.hello(came)
+            self.group.register(came)
         except ProtocolError as error:
             fake.ended = str(error)
         else:
@@ -113,7 +113,7 @@ class World:
         fake = self.fakes[rank]
         if fake.member is not None and not fake.ended:
             try:
-                self.group.heard(fake.member, fake.report)
+                self.group.on_report(fake.member, fake.report)
             except ProtocolError as error:
                 self.group.lose(fake.member, str(error))
 
@@ -498,7 +498,7 @@ def test_who_tells_other_ways_again_and_again_is_heard_once_a_mesh() -> None:
         world.fakes[0].note(mesh=world.fakes[0].report.epoch)
         member = world.fakes[0].member
         assert member is not None
-        world.group.heard(member, world.fakes[0].report)
+        world.group.on_report(member, world.fakes[0].report)
     assert told() == ["direct 10.0.0.0"]
 
 
@@ -509,7 +509,7 @@ def test_a_pair_that_loses_large_packets_is_warned_of_once(how: Route, instead: 
         fake = world.fakes[rank]
         fake.note(ways=(PeerPath(peer=1 - rank, how=how, loses_large=True),), mesh=fake.report.epoch)
         assert fake.member is not None
-        world.group.heard(fake.member, fake.report)
+        world.group.on_report(fake.member, fake.report)
     (warning,) = [event.message for event in world.events if isinstance(event, WarningEvent)]
     assert warning.startswith("m0 - m1: ") and warning.endswith(instead)
 
@@ -519,7 +519,7 @@ def test_a_member_that_comes_with_a_mesh_far_ahead_is_none_of_this_run() -> None
     hello = Hello(version=PROTOCOL_VERSION, run_id=RUN, rank=0, world_size=2, name="x", incarnation="2", port=1)
     liar = Member(hello, lambda status: None, lambda: None, report=Report(epoch=1 << 40, mesh=1 << 40, members=(0,)))
     with pytest.raises(ProtocolError, match="there has not been"):
-        world.group.hello(liar)
+        world.group.register(liar)
 
 
 def test_a_long_reason_reaches_whoever_has_to_go() -> None:

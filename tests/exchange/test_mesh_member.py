@@ -336,10 +336,10 @@ def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(tm
 
 
 class Busy(GroupMembership):
-    def heard(self, member: Member, report: Report) -> None:
+    def on_report(self, member: Member, report: Report) -> None:
         if report.leaves:
             time.sleep(0.5)  # with the words of the others unread
-        super().heard(member, report)
+        super().on_report(member, report)
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -371,15 +371,15 @@ def test_who_cannot_reach_the_coordinator_says_so_and_dials_where_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_client, "_UNREACHED_AFTER", 0.0)
-    where, unreached = ["127.0.0.1:9"], []
+    where, reported = ["127.0.0.1:9"], []
 
     def move(address: str, why: str) -> None:
-        unreached.append(address)
+        reported.append(address)
         where[0] = running.address
 
     with lab(tmp_path, 1) as running:
-        running.connect(0, rendezvous=lambda: (where[0], ""), unreached=move)
-    assert unreached == ["127.0.0.1:9"]
+        running.connect(0, rendezvous=lambda: (where[0], ""), on_unreachable=move)
+    assert reported == ["127.0.0.1:9"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the segments of a connection")
@@ -439,7 +439,7 @@ def newcomer(running: Lab, rank: int) -> MeshMember:
 
 def fetching(pool: ThreadPoolExecutor, fresh: MeshMember, donor: MeshMember) -> Future[JoiningState]:
     joining = pool.submit(fresh.fetch_state, 60)
-    until(lambda: donor.state_wanted)
+    until(lambda: donor.must_publish_state)
     return joining
 
 
@@ -448,7 +448,7 @@ def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
         donor = running.connect_all()[0]
         fresh = newcomer(running, 1)
         assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60).members == (0,)
-        assert fresh.is_newcomer and not donor.state_wanted
+        assert fresh.is_newcomer and not donor.must_publish_state
 
 
 def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) -> None:
@@ -476,11 +476,11 @@ def test_newcomer_gets_the_anchor_and_is_a_member_from_then_on(tmp_path: Path) -
         members = running.connect_all()
         one_by_one(members, "0")
         fresh = newcomer(running, 2)
-        assert fresh.is_newcomer and not members[1].state_wanted
+        assert fresh.is_newcomer and not members[1].must_publish_state
         one_by_one(members[:2], "1")
         coming = fetching(pool, fresh, members[0])
         members[0].publish_state(JoiningState({"w": weights, "n": torch.tensor(3)}, {"step": 7, "list": [1, "a"]}))
-        assert not members[0].state_wanted
+        assert not members[0].must_publish_state
         joining = coming.result(60)
         results = means([*members[:2], fresh], "2", [torch.ones(4)] * 3, "fp32")
         assert fresh.members == (0, 1, 2)
@@ -513,7 +513,7 @@ def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path, published:
         cut(members[0])
 
         def handed_over() -> bool:
-            if members[1].state_wanted:  # again, where the newcomer saw its donor go before the coordinator did
+            if members[1].must_publish_state:  # again, where the newcomer saw its donor go before the coordinator did
                 members[1].publish_state(JoiningState({"w": torch.ones(3)}, {}))
             return coming.done()
 
@@ -541,10 +541,10 @@ def test_two_newcomers_come_at_once_while_a_member_is_lost(tmp_path: Path) -> No
         one_by_one(members, "x")
         fresh = [newcomer(running, 2), newcomer(running, 3)]
         coming = [pool.submit(one.fetch_state, 60) for one in fresh]
-        until(lambda: members[0].state_wanted)
+        until(lambda: members[0].must_publish_state)
         cut(members[1])
         while not all(one.done() for one in coming):
-            if members[0].state_wanted:
+            if members[0].must_publish_state:
                 members[0].publish_state(JoiningState({"w": torch.ones(3)}, {}))
             time.sleep(0.01)
         assert [one.result().tensors["w"].tolist() for one in coming] == [[1.0] * 3] * 2

@@ -68,7 +68,7 @@ def train(member: MeshMember, course: Course, seen: list[tuple[int, MeanResult]]
     """Do steps as gradients are averaged, all buckets of one under way at once; note number and result of each."""
     sizes, steps = course.sizes, 3
     for _ in range(member.operations // len(sizes), steps):
-        if member.state_wanted:
+        if member.must_publish_state:
             member.publish_state(JoiningState({}, {}))
         pending: list[Pending[MeanResult]] = []
         for size in sizes:

@@ -222,7 +222,7 @@ def test_a_newcomer_takes_part_from_the_next_exchange_on(tmp_path: Path) -> None
         until(lambda: "lost" in running.statuses(1))
         fresh = running.connect(1)
         coming = pool.submit(fresh.fetch_state, 60)
-        until(lambda: members[0].state_wanted)
+        until(lambda: members[0].must_publish_state)
         members[0].publish_state(JoiningState({"w": torch.ones(3)}, {}))
         coming.result(60)
         results = means([members[0], fresh], "y", [torch.full((100_000,), float(rank)) for rank in range(2)], "fp32", 1)

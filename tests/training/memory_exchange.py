@@ -155,7 +155,7 @@ class RoomExchange(Exchange):
         return self._fetches  # it may have been let in before its thread came to ask
 
     @property
-    def state_wanted(self) -> bool:
+    def must_publish_state(self) -> bool:
         return bool(self.room.waiting) and self.rank == min(self.room.members)
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:

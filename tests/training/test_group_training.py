@@ -319,7 +319,7 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(
             if self.steps == 50:
                 left.set()
                 deadline = time.monotonic() + 60
-                while not exchange.state_wanted and time.monotonic() < deadline:
+                while not exchange.must_publish_state and time.monotonic() < deadline:
                     time.sleep(0.01)
             return super().loss(model, batch)
 

@@ -64,7 +64,7 @@ def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
     def mean(exchange: SimulatedExchange) -> tuple[float, tuple[int, ...]]:
         steps[exchange.rank] += 1
         result = exchange.mean("m", torch.full((4,), float(exchange.rank**2)), 1.0, codec_by_name("fp32"))
-        if exchange.state_wanted:
+        if exchange.must_publish_state:
             exchange.publish_state(JoiningState({"w": torch.ones(2)}, {"step": steps[exchange.rank]}))
         return float(result.mean[0]), result.members
 

@@ -186,7 +186,7 @@ class Exchange(ABC):
         return False
 
     @property
-    def state_wanted(self) -> bool:
+    def must_publish_state(self) -> bool:
         """Whether a newcomer waits for a joining state that this member has to publish."""
         return False
 

@@ -56,11 +56,11 @@ class JoinConfig:
         hosts: literal addresses under which it is announced, the fastest route first; empty: those of its interfaces.
         shares: how much of every vector each member owns, by rank; see :func:`~training.exchange.owners.share_bounds`.
         local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
-        came_back: called when the group, which had continued without this member, has taken it back.
+        on_return: called when the group, which had continued without this member, has taken it back.
         interface: the network interface over which most others reach this member fastest, if that was measured.
         rendezvous: returns ``host:port`` of the coordinator and of the relay, where they may change during the run; a
             relay without an address is on the coordinator's host, on the port the coordinator announces.
-        unreached: called with the coordinator's address and the reason while it cannot be reached.
+        on_unreachable: called with the coordinator's address and the reason while it cannot be reached.
         transport: the same for all members, see :class:`~training.exchange.handshake.Identity`.
         lease: seconds of silence after which the coordinator counts as lost.
         redial_for: seconds within which a lost coordinator must be back.
@@ -76,9 +76,9 @@ class JoinConfig:
     hosts: Sequence[str] = ()
     shares: Mapping[int, float] | None = None
     local: bool = False
-    came_back: Callable[[], None] = lambda: None
+    on_return: Callable[[], None] = lambda: None
     rendezvous: Callable[[], tuple[str, str]] | None = None
-    unreached: Callable[[str, str], None] = lambda address, why: None
+    on_unreachable: Callable[[str, str], None] = lambda address, why: None
     interface: str = ""
     transport: Transport = "auto"
     lease: float = LEASE
@@ -205,7 +205,7 @@ class CoordinatorClient:
                 report_at = time.monotonic() + _UNREACHED_AFTER
             if time.monotonic() >= report_at and not self._closing:
                 report_at = time.monotonic() + _UNREACHED_EVERY
-                self._joining.unreached(address, problem)
+                self._joining.on_unreachable(address, problem)
             lost = "lost" if self._connected else "cannot reach"
             if self._closing or time.monotonic() + _RETRY >= self._deadline:
                 return f"{lost} the coordinator at {address}: {problem}"

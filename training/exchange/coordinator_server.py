@@ -194,7 +194,7 @@ class Coordinator:
             finally:
                 self.unauthenticated.leave(host)
             while data := await reader.readline():
-                self.group.heard(member, parse(Report, data))
+                self.group.on_report(member, parse(Report, data))
         except ProtocolError as error:
             reason = str(error)
             if member is None:
@@ -238,7 +238,7 @@ class Coordinator:
             _plain_address(transport.get_extra_info(name)[0]) for name in ("peername", "sockname")
         )
         member = Member(hello, send, writer.close, peer_address, local_address, report=parse(Report, lines[1]))
-        self.group.hello(member)
+        self.group.register(member)
         return member
 
     def _check_peer(self, writer: asyncio.StreamWriter, rank: int) -> None:

@@ -70,7 +70,7 @@ class GroupMembership:
 
     # -- members that join and leave ---------------------------------------------------------------------------------
 
-    def hello(self, member: Member) -> None:
+    def register(self, member: Member) -> None:
         """Register a connected member. If its report names a mesh, it reconnects, or this coordinator was restarted.
 
         Raises:
@@ -104,7 +104,7 @@ class GroupMembership:
                 self._log_event(member, "joined", "is back" if member.report.epoch else new)
             self._settle()
 
-    def heard(self, member: Member, report: Report) -> None:
+    def on_report(self, member: Member, report: Report) -> None:
         """Process a member's report.
 
         Raises:

@@ -17,18 +17,18 @@ class Halting:
 
     def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
-        self.called: Callable[[], None] = lambda: None
+        self.on_request: Callable[[], None] = lambda: None
         """Called, repeatedly, when all members are to propose a step."""
-        self.named: Callable[[int], None] = lambda step: None
+        self.on_decision: Callable[[int], None] = lambda step: None
         """Called, repeatedly, with the step to stop after."""
 
     def propose(self, step: int) -> None:
         """Propose the step after which this member can stop; it must not go beyond it from then on."""
         self._note(halt=step)
 
-    def heard(self, status: GroupStatus) -> None:
+    def process_status(self, status: GroupStatus) -> None:
         """Process the coordinator's status."""
         if status.halt >= 0:
-            self.named(status.halt)
+            self.on_decision(status.halt)
         elif status.halting:
-            self.called()
+            self.on_request()

@@ -105,7 +105,7 @@ class MeshMember(Exchange):
         return self._newcomer
 
     @property
-    def state_wanted(self) -> bool:
+    def must_publish_state(self) -> bool:
         return self._state_server.must_publish(self._status, self.rank)
 
     def expect_model(self, elements: int) -> None:
@@ -229,7 +229,7 @@ class MeshMember(Exchange):
             if self._forming is not None and not self._is_wanted(self._report.epoch):
                 self._forming.end()  # its keeper may wait in vain
             self._changed.notify_all()
-        self.halting.heard(status)
+        self.halting.process_status(status)
         self._listener.wake()
 
     def _end(self, why: str, may_return: bool) -> None:
@@ -344,7 +344,7 @@ class MeshMember(Exchange):
         self._note(ways=tuple(mesh.routes.values())[:MOST_WAYS])
         if self._away:
             self._away = False
-            self._joining.came_back()
+            self._joining.on_return()
 
     def _prepare(self, mesh: Mesh) -> None:
         """Prepare a mesh for its first operation; raises ``ExchangeError`` if that is impossible."""

@@ -28,11 +28,11 @@ def copy_contribution(contribution: Contribution, buffer_pool: BufferPool) -> Co
     values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
         return replace(contribution, values=fetched(values, codec)).checked()
-    copy, fit = float_buffer(buffer_pool, values.numel()), True
+    values_copy, finite = float_buffer(buffer_pool, values.numel()), True
     for start in range(0, values.numel(), CHUNK_ELEMENTS):  # copy and check while they are in the cache
-        chunk = copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
-        fit = fit and codec.carries(chunk)
-    return replace(contribution, values=copy).checked(fit)
+        chunk = values_copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
+        finite = finite and codec.carries(chunk)
+    return replace(contribution, values=values_copy).checked(finite)
 
 
 def describe_operation(kind: str, name: str, contribution: Contribution | None = None) -> str:

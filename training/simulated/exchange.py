@@ -281,7 +281,7 @@ class SimulatedExchange(Exchange):
         return self._was_absent
 
     @property
-    def state_wanted(self) -> bool:
+    def must_publish_state(self) -> bool:
         """Whether newcomers wait for this member's state; read by every member at a meeting."""
         is_wanted, self._newcomers = self._group.meet(self.rank, self.operations)
         self._members = tuple(sorted({*self._members, *self._newcomers}))
