@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles.errors import StoppedByUser
-from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER, spoken
+from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER, displayed_words
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -246,7 +246,7 @@ def profile_text(name: str) -> str:
 
 def command_line(*arguments: str) -> str:
     """Return what to type to run this program with ``arguments``, from the current folder."""
-    return shlex.join([*program_words(), *spoken(arguments)])
+    return shlex.join([*program_words(), *displayed_words(arguments)])
 
 
 def program_words() -> list[str]:

@@ -98,7 +98,7 @@ class NetworkTrainer(ObjectTrainer):
             try:
                 started = dataclasses.replace(planned, plan=plan)
                 launcher.start(started, ["NetworkTrainer.fit"], lambda folder: job_folder.rename(folder / JOB))
-                for option in plan.profile.own_code:  # the author of the script may resume its run
+                for option in plan.profile.user_code:  # the author of the script may resume its run
                     if (code := code_of(plan.profile, option)) is not None:
                         code.approve()
             except BaseException:

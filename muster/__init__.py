@@ -1,4 +1,4 @@
-"""Muster's public API; nothing else is public.
+"""Muster's public API; everything else is internal.
 
 ::
 
@@ -7,7 +7,7 @@
     trainer = LocalTrainer(model, train_dataset, val_dataset, workers=2)
     model = trainer.fit(strategy="diloco", epochs=3, learning_rate=1e-3)
 
-``import muster`` loads no PyTorch; what is taken from it is loaded then.
+``import muster`` does not load PyTorch; each name is imported on first access.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
     from training.tasks.custom import CustomJob
 
-_HOMES = {
+_MODULES = {
     "LocalTrainer": "training.simulation",
     "NetworkTrainer": "distributed.network_trainer",
     "CustomJob": "training.tasks.custom",
@@ -52,9 +52,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'muster' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

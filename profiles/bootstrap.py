@@ -1,7 +1,7 @@
-"""Start again with the project's own Python when this one lacks the packages.
+"""Restart with the project's own Python if this one lacks the packages.
 
-Standard library only, and in the syntax of Python 3.8: it runs before anything is known about the interpreter. It is
-the first import of every script a person starts::
+Standard library only, in the syntax of Python 3.8: it runs before anything is known about the interpreter. Every script
+that a person starts imports it first::
 
     from profiles.bootstrap import ensure_environment
 
@@ -41,7 +41,7 @@ def ensure_environment(script: str) -> None:
     Raises:
         SystemExit: with code 2, when there is no usable ``.venv``.
     """
-    answer_interrupts()
+    silence_interrupts()
     restarted = os.environ.pop(_RESTARTED, None)
     missing = missing_packages()
     if sys.version_info >= (3, 10) and not missing:
@@ -51,25 +51,25 @@ def ensure_environment(script: str) -> None:
     if restarted is None and os.access(python, os.X_OK):
         os.environ[_RESTARTED] = "1"
         os.execv(python, [python, script, *sys.argv[1:]])
-    print(_what_to_type(os.path.dirname(script), missing), file=sys.stderr)
+    print(_setup_message(os.path.dirname(script), missing), file=sys.stderr)
     raise SystemExit(2)
 
 
-def answer_interrupts() -> None:
-    """Let Ctrl-C end this process without a traceback, until :func:`begin_to_answer`."""
+def silence_interrupts() -> None:
+    """Let Ctrl-C end this process without a traceback, until :func:`restore_interrupts`."""
     sys.excepthook = _quiet_interrupt
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit_quietly)
 
 
-def begin_to_answer() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from here on: somebody answers it."""
-    if signal.getsignal(signal.SIGINT) is _leave:
+def restore_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again: from here on it is handled."""
+    if signal.getsignal(signal.SIGINT) is _exit_quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _leave(number: int, frame: Optional[FrameType]) -> None:
-    """End at once, as a stopped command does: while modules are imported an exception may be caught, or told with its
+def _exit_quietly(number: int, frame: Optional[FrameType]) -> None:
+    """End at once, as a stopped command does: an exception raised during imports could be caught, or printed with its
     traceback, anywhere."""
     as_json = b'{"error": {"message": "stopped", "hint": ""}, "exit_code": 130}\n' if "--json" in sys.argv else b""
     os.write(1 if as_json else 2, as_json or b"error: stopped\n")
@@ -82,11 +82,11 @@ def _quiet_interrupt(kind: Type[BaseException], error: BaseException, traceback:
         sys.__excepthook__(kind, error, traceback)
 
 
-def _what_to_type(folder: str, missing: List[str]) -> str:
+def _setup_message(folder: str, missing: List[str]) -> str:
     if sys.version_info < (3, 10):
         problem = "Muster needs Python 3.10 or newer, this is %d.%d" % sys.version_info[:2]
     else:
-        more = ", ..." if len(missing) > 3 else ""
-        problem = "this Python lacks " + ", ".join(missing[:3]) + more
-    here = os.path.realpath(folder) == os.path.realpath(os.getcwd())
-    return problem + "; type: " + ("make setup" if here else "make -C " + shlex.quote(folder) + " setup")
+        ellipsis = ", ..." if len(missing) > 3 else ""
+        problem = "this Python lacks " + ", ".join(missing[:3]) + ellipsis
+    is_current_folder = os.path.realpath(folder) == os.path.realpath(os.getcwd())
+    return problem + "; type: " + ("make setup" if is_current_folder else "make -C " + shlex.quote(folder) + " setup")

@@ -1,9 +1,9 @@
-"""What options are declared with, and whose they are.
+"""Declaration of options, and the registry of their owners.
 
-An option belongs to a section of a profile (:mod:`profiles.schema`), or to something which is found by name: a
-strategy, a task. Whoever writes such a thing declares its options beside it, and its registry tells them here. Forms,
-the command line, INI files and the reference page then know them as ``owner.option`` (``diloco.sync_interval``). This
-floor imports nothing of the rooms above: it knows their registries as text, and loads them when somebody first asks.
+An option belongs to a section of a profile (:mod:`profiles.schema`), or to an owner that is found by name: a strategy,
+a codec, a task. An owner's module declares its options, and its registry passes them to :func:`declare`. Forms, the
+command line, INI files and the reference page then know them as ``owner.option`` (``diloco.sync_interval``). This
+package imports nothing of the packages above it: it knows their registries by module name and loads them on first use.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class OptionError(ValueError):
         self.problem = problem
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that ``word`` probably stands for."""
-    by_case = {name.casefold(): name for name in known}
-    found = difflib.get_close_matches(word.casefold(), by_case, n=1)
-    return by_case[found[0]] if found else None
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that ``word`` is probably a misspelling of; ``None`` if none is close."""
+    by_case = {name.casefold(): name for name in choices}
+    matches = difflib.get_close_matches(word.casefold(), by_case, n=1)
+    return by_case[matches[0]] if matches else None
 
 
-def no_choice(word: str, known: Iterable[str]) -> str:
-    """Return that a word is none of the known ones, with the one that it probably stands for."""
-    near = nearest(word, known)
-    return f"not a choice, did you mean '{near}'?" if near else "not a choice"
+def invalid_choice(word: str, choices: Iterable[str]) -> str:
+    """Return the message that ``word`` is not one of ``choices``, with the closest one."""
+    nearest_choice = nearest(word, choices)
+    return f"not a choice, did you mean '{nearest_choice}'?" if nearest_choice else "not a choice"
 
 
 def option(
@@ -74,11 +74,18 @@ def option(
 ) -> Any:
     """Declare one option.
 
-    ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
-    does, ``location`` may be a hub name or ``module:factory`` as well, and ``code`` names, some of them with a
-    ``file.py:name``. In an INI file all are relative to its folder.
-    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is a
-    short name that a person may write for it. ``names``: a section of which it holds an owner's name.
+    Args:
+        default: value when unset.
+        help: one line for the command line, forms and the reference page.
+        unit: of the value.
+        advanced: not shown in forms unless asked for.
+        kind: of a text that names a file: ``path`` always does, ``location`` may also be a hub name or
+            ``module:factory``, ``code`` is a list of names of which some may be ``file.py:name``. In an INI file they
+            are relative to its folder.
+        tasks: those that read it; empty: all. Another task refuses it if it was set explicitly.
+        alias: short name that may be written for it in settings.
+        names: section whose owners' names are its choices.
+        bounds: pydantic's ``ge``, ``gt``, ``le``, ``lt``.
     """
     extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks, "alias": alias}
     extra["names"] = names
@@ -96,29 +103,29 @@ _REGISTRIES = {
     "codec": "training.exchange.codecs.registry",
     "model": "training.tasks.registry",
 }
-"""By the section of a profile to which the options belong; those of codecs have none."""
+"""Module of the registry, by the section of a profile that holds the options; codecs have no section."""
 
 
 Trait = Literal["speech", "texts", "own code"]
-"""What others need to know of a task: it hears recordings that have transcripts; it reads texts or conversations; its
-model and data are made by Python code that ``model_path`` names."""
+"""Kind of a task's data: recordings with transcripts; texts or conversations; model and data built by the Python code
+that ``model_path`` names."""
 
 
 @dataclass(frozen=True)
-class Owner:
-    """Something with options of its own."""
+class OptionOwner:
+    """A strategy, codec or task that declares options."""
 
     summary: str
-    """What it is, in one line."""
+    """One line."""
     options: type[Section]
     form: str
-    """How it is written in settings: its name, and what else belongs to it."""
+    """Syntax of its name in settings, with arguments: ``topk:SHARE``."""
     accepts: Callable[[str], bool]
-    """Whether a text in settings means it and can be used."""
+    """Whether a text in settings names it and is valid."""
     trait: Trait | None = None
 
 
-_declared: dict[str, dict[str, Owner]] = {section: {} for section in _REGISTRIES}
+_declared: dict[str, dict[str, OptionOwner]] = {section: {} for section in _REGISTRIES}
 _forms: dict[str, list[tuple[str, Callable[[str], bool]]]] = {section: [] for section in _REGISTRIES}
 _checks: dict[str, Callable[[Any], None]] = {}
 _loaded: set[str] = set()
@@ -134,15 +141,15 @@ def declare(
     accepts: Callable[[str], bool] | None = None,
     trait: Trait | None = None,
 ) -> None:
-    """Let a profile know something with options of its own.
+    """Register an owner of options.
 
     Args:
         section: field of a profile.
         name: its name in settings.
-        summary: what it is, in one line.
+        summary: one line.
         options: may be :class:`Section` itself, which has none.
-        form: how it is written in settings; empty: as its name.
-        accepts: whether a text in settings means it and can be used; ``None``: its name does.
+        form: syntax in settings; empty: the bare name.
+        accepts: whether a text in settings names it and is valid; ``None``: only the bare name does.
         trait: of a task.
 
     Raises:
@@ -151,16 +158,16 @@ def declare(
     global _changes
     if not name.isidentifier() or any(name in owners for owners in _declared.values()):
         raise ValueError(f"options of '{name}': no new name")
-    _declared[section][name] = Owner(summary, options, form or name, accepts or name.__eq__, trait)
+    _declared[section][name] = OptionOwner(summary, options, form or name, accepts or name.__eq__, trait)
     _changes += 1
 
 
 def declare_form(section: str, form: str, accepts: Callable[[str], bool]) -> None:
-    """Let a profile know texts that stand in a section for something which is made of them.
+    """Register a syntax for composed values of a section, such as ``a + b`` for strategies.
 
     Args:
-        form: how they are written.
-        accepts: whether a text is one of them; raises :class:`BadInput` for one that cannot be used.
+        form: how such a value is written.
+        accepts: whether a text has this syntax; raises :class:`BadInput` if it has but cannot be used.
     """
     global _changes
     _forms[section].append((form, accepts))
@@ -168,16 +175,16 @@ def declare_form(section: str, form: str, accepts: Callable[[str], bool]) -> Non
 
 
 def declare_check(section: str, check: Callable[[Any], None]) -> None:
-    """Let a profile know what looks at all settings of a section together; it raises :class:`BadInput`, with the option
-    that does not go with the others."""
+    """Register the check of a section's settings as a whole; it raises :class:`BadInput`, which names the option that
+    conflicts with the others."""
     _checks[section] = check
 
 
 def check_together(section: str, settings: BaseModel) -> None:
-    """Refuse settings of a section that do not go together.
+    """Check that the settings of a section are compatible with each other.
 
     Raises:
-        BadInput: names the option.
+        BadInput: they are not; names the option.
     """
     _load(section)
     if section in _checks:
@@ -185,36 +192,36 @@ def check_together(section: str, settings: BaseModel) -> None:
 
 
 def withdraw(section: str, name: str) -> None:
-    """Forget what was declared."""
+    """Remove the owner ``name`` from a section."""
     global _changes
     del _declared[section][name]
     _changes += 1
 
 
-def owners(section: str) -> dict[str, Owner]:
-    """Return all that have options of their own in a section, by name; none in a section without a registry."""
+def owners(section: str) -> dict[str, OptionOwner]:
+    """Return the owners of a section by name; none in a section without a registry."""
     _load(section)
     return dict(sorted(_declared.get(section, {}).items()))
 
 
 def trait_of(task: str) -> Trait | None:
-    """Return what others need to know of a task; nothing of one that is not known."""
+    """Return the trait of a task; ``None`` if the task is unknown."""
     owner = owners("model").get(task)
     return owner.trait if owner else None
 
 
 def _load(section: str) -> None:
-    """Let a section's registry declare what it knows; more than one thread may."""
+    """Load a section's registry, which declares its owners; safe to call from several threads."""
     if section in _REGISTRIES and section not in _loaded:
         importlib.import_module(_REGISTRIES[section]).load()
         _loaded.add(section)
 
 
 def import_all(folder: Path, package: str) -> None:
-    """Import all modules of a folder, whose registry they are in; anybody may put one there.
+    """Import all modules of a folder, which register themselves; users may add their own.
 
     Args:
-        package: what the folder is called in imports.
+        package: import path of the folder.
 
     Raises:
         BadInput: one of them cannot be imported.
@@ -222,29 +229,31 @@ def import_all(folder: Path, package: str) -> None:
     for module in pkgutil.iter_modules([str(folder)]):
         try:
             importlib.import_module(f"{package}.{module.name}")
-        except Exception as error:  # code of somebody's own may raise anything
+        except Exception as error:  # user code may raise anything
             file = folder / f"{module.name}.py"
-            said = error.message if isinstance(error, BadInput) else where_it_failed(error)
-            raise BadInput(f"cannot be used: {said}", "repair it, or take it out of this folder", file=file) from error
+            problem = error.message if isinstance(error, BadInput) else where_it_failed(error)
+            raise BadInput(
+                f"cannot be used: {problem}", "repair it, or take it out of this folder", file=file
+            ) from error
 
 
 def forms(section: str) -> list[str]:
-    """Return how all of them are written in settings."""
+    """Return the syntaxes that a section accepts in settings."""
     return [owner.form for owner in owners(section).values()] + [form for form, _ in _forms[section]]
 
 
-def is_written(section: str, text: str) -> bool:
-    """Return whether a text in settings means one of them and can be used.
+def is_valid_choice(section: str, text: str) -> bool:
+    """Return whether a text in settings names an owner of the section, or a composition of them, and is valid.
 
     Raises:
-        BadInput: it cannot, for a reason of its own.
+        BadInput: it has the right syntax but cannot be used.
     """
-    named = any(owner.accepts(text) for owner in owners(section).values())
-    return named or any(accepts(text) for _, accepts in _forms[section])
+    is_owner = any(owner.accepts(text) for owner in owners(section).values())
+    return is_owner or any(accepts(text) for _, accepts in _forms[section])
 
 
 def changes() -> int:
-    """Return a number that changes with every declaration, for whoever keeps what follows from them."""
+    """Return a number that changes with every declaration: a key for caches of what is derived from them."""
     for section in _REGISTRIES:
         _load(section)
     return _changes
@@ -253,19 +262,19 @@ def changes() -> int:
 S = TypeVar("S", bound=Section)
 
 
-class Owning(BaseModel):
-    """A document that holds the options of all owners of a section, in :attr:`owned`."""
+class OptionsByOwner(BaseModel):
+    """Base of documents that hold the options of all owners of a section, in :attr:`owned`."""
 
     owned_section: ClassVar[str] = "strategy"
     owned: dict[str, SerializeAsAny[Section]] = Field(default_factory=dict)
-    """By the owner's name; all of them."""
+    """Options by the owner's name, for all owners."""
 
     def of(self, options: type[S]) -> S:
-        """Return the options of the owner who declared ``options``; its defaults where it was declared later."""
-        return next((found for found in self.owned.values() if isinstance(found, options)), None) or options()
+        """Return the options that the owner of ``options`` has; the defaults if it was declared after this document."""
+        return next((owned for owned in self.owned.values() if isinstance(owned, options)), None) or options()
 
     def changed(self) -> dict[str, dict[str, Any]]:
-        """Return the options that are not at their defaults, by owner."""
+        """Return the options that differ from their defaults, by owner."""
         changed = {}
         for owner, options in self.owned.items():
             defaults = type(options)().model_dump(mode="json")
@@ -273,8 +282,8 @@ class Owning(BaseModel):
             changed[owner] = {field: value for field, value in values if value != defaults[field]}
         return {owner: values for owner, values in changed.items() if values}
 
-    def with_own(self, name: str, **values: Any) -> Self:
-        """Return a copy with other options of the owner ``name``."""
+    def with_options_of(self, name: str, **values: Any) -> Self:
+        """Return a copy with options of the owner ``name`` replaced by ``values``."""
         changed = self.owned[name].model_copy(update=values)
         return self.model_copy(update={"owned": {**self.owned, name: changed}})
 
@@ -283,11 +292,11 @@ class Owning(BaseModel):
     def _by_owner(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        given, owned = dict(values.get("owned") or {}), {}
+        unread, owned = dict(values.get("owned") or {}), {}
         for name, owner in owners(cls.owned_section).items():
-            options = given.pop(name, {})
+            options = unread.pop(name, {})
             owned[name] = _read(name, owner.options, options) if isinstance(options, dict) else options
-        for name in given:
+        for name in unread:
             raise OptionError(name, f"unknown name; known are {', '.join(owned)}")
         return {**values, "owned": owned}
 
@@ -302,5 +311,5 @@ def _read(owner: str, options: type[Section], values: dict[str, Any]) -> Section
     try:
         return options.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise OptionError(".".join([owner, *map(str, first["loc"])]), str(first["msg"])) from error
+        details = error.errors()[0]
+        raise OptionError(".".join([owner, *map(str, details["loc"])]), str(details["msg"])) from error

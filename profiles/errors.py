@@ -6,7 +6,7 @@
     ├── BadInput          (2)   wrong use or unusable input, nothing was started
     ├── MachinesNotReady  (3)   a machine cannot take part
     ├── RunFailed         (1)   the run had begun and broke
-    └── StoppedByUser   (130)   somebody asked for the stop
+    └── StoppedByUser   (130)   a person asked for the stop
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class MusterError(Exception):
     Args:
         problem: one line that says what went wrong, and where if none of the following does.
         hint: one line that says what to do about it; may be empty.
-        machine: name of the machine that it is about.
-        option: name of the option that it is about.
-        file: the file or folder that it is about.
-        place: how the message begins; default: the machine, or the file.
+        machine: name of the affected machine.
+        option: name of the affected option.
+        file: the affected file or folder.
+        place: prefix of the message; default: the machine, or the file.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
@@ -55,16 +55,16 @@ class MusterError(Exception):
         file: str | PurePath = "",
         place: str = "",
     ) -> None:
-        where = place or machine or str(file)
-        self.message = f"{where}: {problem}" if where else problem
+        prefix = place or machine or str(file)
+        self.message = f"{prefix}: {problem}" if prefix else problem
         super().__init__(self.message)
         self.problem = problem
-        """The message without its beginning, for a reader that shows beside it what it is about."""
+        """The message without its prefix, for a display that already names the machine, option or file."""
         self.hint = hint
         self.machine, self.option, self.file = machine, option, str(file)
 
-    def beside(self, machine: str) -> str:
-        """Return the words for a row of ``machine``: those about it without its name, others whole."""
+    def message_for(self, machine: str) -> str:
+        """Return the message for a row of ``machine``: without its name if the error is about that machine."""
         return self.problem if self.machine == machine else self.message
 
     def __str__(self) -> str:
@@ -90,27 +90,27 @@ class RunFailed(MusterError):
 
 
 class StoppedByUser(MusterError):
-    """Somebody asked for the stop."""
+    """A person asked for the stop."""
 
     exit_code = ExitCode.STOPPED
 
 
 def where_it_failed(error: Exception) -> str:
-    """Return an error of the user's code in one line, with the innermost place."""
+    """Return an error of the user's code in one line, with the file and line of the innermost frame."""
     text = " ".join(str(error).split()) or "no message"
-    if isinstance(error, SyntaxError):  # its text ends with the place
+    if isinstance(error, SyntaxError):  # its text ends with the position
         return f"{type(error).__name__}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
-    place = f" ({Path(last.filename).name}, line {last.lineno})" if last is not None else ""
-    return f"{type(error).__name__}: {text}{place}"
+    innermost = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
+    location = f" ({Path(innermost.filename).name}, line {innermost.lineno})" if innermost is not None else ""
+    return f"{type(error).__name__}: {text}{location}"
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, singular: str, plural: str = "") -> str:
     """Return ``1 clip`` or ``3 clips``.
 
     Args:
-        one: what there is one of; words after the noun may follow it where ``many`` says them too.
-        many: what there are several or none of; ``one`` with an s by default.
+        singular: the noun for a count of 1; it may include words after the noun if ``plural`` does too.
+        plural: the noun for any other count; default: ``singular`` with an s.
     """
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"

@@ -1,4 +1,4 @@
-"""INI files, read so that every value knows its section and line, and written so that nothing else changes.
+"""INI files: parsed with the line of every value, and edited without touching anything else.
 
 The syntax is a subset of :mod:`configparser`'s: ``[section]``, ``key = value`` (or ``key: value``), comments on their
 own line after ``#`` or ``;`` and behind a value after `` #``. A value is one line; a section or a key stands once.
@@ -47,12 +47,12 @@ class IniFile:
 
     @property
     def label(self) -> str:
-        """The path as a person would type it from here."""
+        """The path as typed from the current folder."""
         return label_of(self.path)
 
 
 def label_of(path: Path) -> str:
-    """Return ``path`` relative to the current folder when it is inside, else as it is."""
+    """Return ``path`` relative to the current folder if it is inside, else unchanged."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -69,7 +69,7 @@ def read_ini(path: Path) -> IniFile:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file with its line ends as they are.
+    """Return the text of a file with its line ends preserved.
 
     Raises:
         BadInput: missing, unreadable, or not UTF-8.
@@ -83,10 +83,10 @@ def read_text(path: Path) -> str:
 
 
 def parse_ini(text: str, path: Path) -> IniFile:
-    """Parse ``text``; ``path`` is for the messages and for what is relative to it.
+    """Parse ``text``; ``path`` is for messages and relative paths.
 
     Raises:
-        BadInput: a line that is no heading, entry or comment, or a section or key that stands twice.
+        BadInput: a line that is no heading, entry or comment, or a duplicate section or key.
     """
     file = IniFile(path)
     current: IniSection | None = None
@@ -114,8 +114,8 @@ def _begin_section(file: IniFile, line: str, number: int) -> IniSection:
             f"{file.label} line {number}: '{line}' is not a section", "write [kind:name], like [profile:demo]"
         )
     if name in file.sections:
-        first = file.sections[name].line
-        raise BadInput(f"{file.label} line {number}: [{name}] is there already, on line {first}", "join the two")
+        earlier_line = file.sections[name].line
+        raise BadInput(f"{file.label} line {number}: [{name}] is there already, on line {earlier_line}", "join the two")
     section = file.sections[name] = IniSection(name, number)
     return section
 
@@ -127,8 +127,10 @@ def _add_entry(file: IniFile, section: IniSection | None, line: str, number: int
     if section is None:
         raise BadInput(f"{file.label} line {number}: '{match['key']}' stands before any [section]", "move it into one")
     if match["key"] in section.entries:
-        first = section.entries[match["key"]].line
-        message = f"{file.label} line {number} [{section.name}]: '{match['key']}' is set already, on line {first}"
+        earlier_line = section.entries[match["key"]].line
+        message = (
+            f"{file.label} line {number} [{section.name}]: '{match['key']}' is set already, on line {earlier_line}"
+        )
         raise BadInput(message, "keep one of the two")
     section.entries[match["key"]] = Entry(_COMMENT_BEHIND.sub("", match["value"]).rstrip(), number)
 
@@ -136,8 +138,8 @@ def _add_entry(file: IniFile, section: IniSection | None, line: str, number: int
 def with_section(text: str, name: str, values: Mapping[str, str]) -> str:
     """Return ``text`` with section ``name`` holding exactly ``values``.
 
-    Every byte outside the section stays; inside it comments, order and the spelling of unchanged entries stay. New
-    entries come behind the last old one; a new section comes at the end.
+    Everything outside the section is preserved byte for byte; inside it, comments, order and the spelling of unchanged
+    entries. New entries follow the last old one; a new section is appended at the end.
     """
     lines = split_lines(text)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
@@ -146,22 +148,22 @@ def with_section(text: str, name: str, values: Mapping[str, str]) -> str:
         before = text + (end if text and not text.endswith(("\n", "\r")) else "") + (end if text else "")
         return before + f"[{name}]{end}" + "".join(f"{key} = {value}{end}" for key, value in values.items())
     entry_at = {entry.line: (key, entry.value) for key, entry in section.entries.items()}
-    last = max(entry_at, default=section.line)
-    kept = lines[: section.line]
-    for number in range(section.line + 1, last + 1):
+    last_line = max(entry_at, default=section.line)
+    output = lines[: section.line]
+    for number in range(section.line + 1, last_line + 1):
         key, old = entry_at.get(number, ("", ""))
         if not key or values.get(key) == old:
-            kept.append(lines[number - 1])
+            output.append(lines[number - 1])
         elif key in values:
-            kept.append(f"{key} = {values[key]}{end}")
-    if not kept[-1].endswith(("\n", "\r")):
-        kept[-1] += end
-    kept += [f"{key} = {value}{end}" for key, value in values.items() if key not in section.entries]
-    return "".join(kept + lines[last:])
+            output.append(f"{key} = {values[key]}{end}")
+    if not output[-1].endswith(("\n", "\r")):
+        output[-1] += end
+    output += [f"{key} = {value}{end}" for key, value in values.items() if key not in section.entries]
+    return "".join(output + lines[last_line:])
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file as a whole: it holds the old or the new text, never a part.
+    """Replace the file atomically: it holds the old or the new text, never a part.
 
     Raises:
         BadInput: the folder cannot be written.

@@ -1,5 +1,5 @@
-"""Where Muster's files and a person's lie: in a checkout all beside the code; installed, in the package and the user's
-folders."""
+"""Locations of Muster's files and of the user's: in a checkout next to the code; when installed, in the package and the
+user's folders."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from pathlib import Path
 
 DISTRIBUTION = "muster-train"
 TOP = Path(__file__).resolve().parent.parent
-"""The folder of the packages."""
+"""Folder that contains the packages."""
 IS_CHECKOUT = (TOP / "config.ini").is_file()
-"""Whether this is a clone of the sources, and no installed package."""
+"""Whether this is a clone of the sources rather than an installed package."""
 SHARED = TOP if IS_CHECKOUT else TOP / "muster" / "shared"
 """``config.ini``, the examples and the list of tested packages."""
 PROGRAM = ("python3", "cli_typer.py") if IS_CHECKOUT else ("muster",)
-"""What a person types before a command, in the folder of a checkout."""
+"""Words typed before a command; in a checkout, in its folder."""
 DEMO = "make demo" if IS_CHECKOUT else "muster train demo"
-"""What trains the example."""
+"""Command that trains the example."""
 SETUP = "make setup" if IS_CHECKOUT else "muster setup"
-"""What installs the packages that train on this computer."""
+"""Command that installs the packages needed to train on this computer."""
 WIZARD = "python3 wizard.py" if IS_CHECKOUT else "muster wizard"
-"""What a person types for the guided set-up, in the folder of a checkout, before its options."""
+"""Command of the guided set-up, without its options; in a checkout, in its folder."""
 
 
 def user_folder(kind: str) -> Path:
-    """Return the user's folder of a kind, as ``platformdirs`` has it: ``data``, ``config``, ``cache``, ``state``."""
-    import platformdirs  # an installed Muster alone needs it so early
+    """Return the user's folder of a kind that ``platformdirs`` knows: ``data``, ``config``, ``cache``, ``state``."""
+    import platformdirs  # only an installed Muster needs it this early
 
     return Path(getattr(platformdirs, f"user_{kind}_dir")("muster", appauthor=False))
 
 
 _INSTALLED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
 RUNS_FOLDER = Path("output") if IS_CHECKOUT else user_folder("data") / "runs"
-"""Where run folders lie unless a person says otherwise."""
+"""Default folder of the run folders."""
 
 
-def spoken(words: Sequence[str]) -> list[str]:
-    """Return a command's words with the name that the installed program lists in its help."""
-    first, rest = words[:1], words[1:]
-    return [*(first if IS_CHECKOUT else _INSTALLED_NAMES.get("".join(first), first)), *rest]
+def displayed_words(words: Sequence[str]) -> list[str]:
+    """Return a command's words, with the command's name as this installation's help lists it."""
+    command, arguments = words[:1], words[1:]
+    return [*(command if IS_CHECKOUT else _INSTALLED_NAMES.get("".join(command), command)), *arguments]
 
 
 def program(*words: str) -> str:
-    """Return what to type for a command of Muster, as a text shows it."""
-    return " ".join((*PROGRAM, *spoken(words)))
+    """Return the command line of a Muster command, for messages."""
+    return " ".join((*PROGRAM, *displayed_words(words)))
 
 
 def saved_profiles(config: Path) -> Path:
@@ -62,22 +62,22 @@ def saved_profiles(config: Path) -> Path:
 
 @lru_cache
 def can_train() -> bool:
-    """Whether this Python has the packages that train; the light core has not."""
+    """Whether this Python has the packages needed to train; the light core has not."""
     return importlib.util.find_spec("torch") is not None
 
 
 def training_python() -> str:
-    """Return the Python that trains on this computer; empty where none was made yet."""
+    """Return the Python that trains on this computer; empty if no environment was made yet."""
     return sys.executable if can_train() else str(training_environment().get("python", ""))
 
 
 def training_code() -> Path:
-    """Return the folder of our packages that the Python which trains here imports."""
+    """Return the folder from which the training Python imports our packages."""
     return TOP if can_train() else Path(training_environment().get("code", TOP))
 
 
 def training_environment() -> dict[str, str]:
-    """Return ``python`` and ``code`` of the environment made for this installation on this computer; empty: none."""
+    """Return ``python`` and ``code`` of this installation's training environment on this computer; empty if none."""
     try:
         environment = json.loads(_record().read_text())
         valid = environment["made_for"] == installation_digest() and os.access(environment["python"], os.X_OK)
@@ -87,17 +87,17 @@ def training_environment() -> dict[str, str]:
 
 
 def record_training_environment(python: str, code: Path) -> None:
-    """Let later commands of this installation be carried out by ``python`` with the copy of its ``code``."""
+    """Make later commands of this installation run in ``python`` with the copy of its ``code``."""
     _record().parent.mkdir(parents=True, exist_ok=True)
     document = {"python": python, "code": str(code), "made_for": installation_digest()}
-    part = _record().with_suffix(".part")
-    part.write_text(json.dumps(document))
-    part.replace(_record())
+    temporary = _record().with_suffix(".part")
+    temporary.write_text(json.dumps(document))
+    temporary.replace(_record())
 
 
 @lru_cache
 def installation_digest() -> str:
-    """Return a hash of this installation's files and of the packages that it was tested with."""
+    """Return a hash of this installation's files and of the package versions it was tested with."""
     record = importlib.metadata.distribution(DISTRIBUTION).read_text("RECORD") or ""
     pins = (SHARED / "constraints.txt").read_text() + (SHARED / "requirements.lock").read_text()
     return hashlib.sha256((record + pins).encode()).hexdigest()[:16]

@@ -1,12 +1,12 @@
-"""The layers of a profile: which sections take part, in which order, and where every value stands.
+"""The layers of a profile: which sections apply, in which order, and where each value was set.
 
 Sections inherit, later wins::
 
     [DEFAULT] -> [dataset_defaults] -> [group:G] -> [model:M] -> [dataset:D] -> [profile:P] -> [distributed:P]
     -> command line
 
-``group``, ``model`` and ``dataset`` say which sections take part; ``group`` may name several by comma. A model or
-data set without a section of its own is a path or a hub name. Choosing a model or data set also chooses its path, so
+``group``, ``model`` and ``dataset`` select sections; ``group`` may name several, separated by commas. A model or data
+set without a section of its own is a path or a hub name. Selecting a model or data set also selects its path, so
 ``dataset = mine`` on the command line replaces a ``dataset_path`` that the profile sets.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from profiles.errors import BadInput
 from profiles.ini import label_of
-from profiles.library import CHOOSING, Found, Library, check_keys, unknown_option_hint
+from profiles.library import SELECTORS, FoundSection, Library, check_keys, unknown_option_hint
 from profiles.locations import is_location
-from profiles.options import canonical, hint_for, meant, options_by_name
+from profiles.options import canonical, hint_for, option_names, options_by_name
 from profiles.schema import FITTED, Profile
 
 _PATHS = {"model": "model_path", "dataset": "dataset_path"}
@@ -28,7 +28,7 @@ _PATHS = {"model": "model_path", "dataset": "dataset_path"}
 
 @dataclass(frozen=True)
 class SettingOrigin:
-    """Where a value came from: a line of a file, the command line (no file), or the declaration (``default``)."""
+    """Origin of a value: a line of a file, the command line (no file), or the declaration (``default``)."""
 
     section: str
     file: Path | None = None
@@ -39,13 +39,13 @@ class SettingOrigin:
 
     @property
     def folder(self) -> Path:
-        """What a relative path of this origin is relative to."""
+        """Base folder of relative paths."""
         return self.file.parent if self.file else Path.cwd()
 
     def describe(self, name: str, value: str) -> str:
-        """Return the start of a message about a value: ``config.ini [profile:demo] learning_rate = "fast"``."""
-        place = f"{label_of(self.file)} [{self.section}]" if self.file else self.section
-        return f'{place} {name} = "{value}"'
+        """Return the prefix of a message about a value: ``config.ini [profile:demo] learning_rate = "fast"``."""
+        location = f"{label_of(self.file)} [{self.section}]" if self.file else self.section
+        return f'{location} {name} = "{value}"'
 
 
 COMMAND_LINE = SettingOrigin("command line")
@@ -54,15 +54,15 @@ DEFAULT = SettingOrigin("default")
 
 @dataclass(frozen=True)
 class Setting:
-    """A value as it was written, and where."""
+    """A value as written, and its origin."""
 
     value: str
     origin: SettingOrigin
     written_as: str = ""
-    """The name before its value; empty: the option's own."""
+    """The key it was written under; empty: the option's own name."""
 
     def describe(self, name: str) -> str:
-        """Return the start of a message about it: ``config.ini [profile:demo] learning_rate = "fast"``."""
+        """Return the prefix of a message about it: ``config.ini [profile:demo] learning_rate = "fast"``."""
         return self.origin.describe(self.written_as or name, self.value)
 
 
@@ -71,12 +71,12 @@ Layer = dict[str, Setting]
 
 @dataclass(frozen=True)
 class Merged:
-    """The outcome of all layers."""
+    """The result of merging all layers."""
 
     settings: Layer
-    """Options by name, those that any layer sets, as they are meant with the chosen strategy."""
+    """Options that any layer sets, by name, with aliases resolved for the chosen strategy."""
     references: Layer
-    """``group``, ``model`` and ``dataset``, those that are chosen."""
+    """The selected ``group``, ``model`` and ``dataset``."""
 
 
 def merge(library: Library, name: str, overrides: Layer) -> Merged:
@@ -87,7 +87,7 @@ def merge(library: Library, name: str, overrides: Layer) -> Merged:
     """
     layers, references = _layers(library, name, overrides)
     merged: Layer = {}
-    for layer in as_meant(*layers):
+    for layer in resolve_aliases(*layers):
         merged.update({key: setting for key, setting in layer.items() if key in options_by_name()})
         for reference, option in _PATHS.items():
             chosen_here = reference in layer and layer[reference] is references[reference]
@@ -96,155 +96,155 @@ def merge(library: Library, name: str, overrides: Layer) -> Merged:
     return Merged(merged, references)
 
 
-def as_meant(*layers: Layer) -> list[Layer]:
-    """Return layers, first to last, with the options that their names stand for with the chosen strategy.
+def resolve_aliases(*layers: Layer) -> list[Layer]:
+    """Return the layers, in order, with each alias replaced by the options it means with the chosen strategy.
 
     Raises:
-        BadInput: one is set twice in a layer, by two names.
+        BadInput: a layer sets an option twice, under two names.
     """
     strategy = next((layer["strategy"].value for layer in reversed(layers) if "strategy" in layer), "auto")
-    return [_as_meant(layer, strategy) for layer in layers]
+    return [_layer_without_aliases(layer, strategy) for layer in layers]
 
 
-def _as_meant(layer: Layer, strategy: str) -> Layer:
-    found: Layer = {}
+def _layer_without_aliases(layer: Layer, strategy: str) -> Layer:
+    settings: Layer = {}
     for key, setting in layer.items():
-        for name in meant(key, strategy):
-            if name in found and found[name].value != setting.value:
-                said = f"'{name}' is set twice: {found[name].value} and {setting.value}"
-                raise BadInput(said, "give it once", option=name, place=setting.describe(key))
-            found[name] = setting
-    return found
+        for name in option_names(key, strategy):
+            if name in settings and settings[name].value != setting.value:
+                problem = f"'{name}' is set twice: {settings[name].value} and {setting.value}"
+                raise BadInput(problem, "give it once", option=name, place=setting.describe(key))
+            settings[name] = setting
+    return settings
 
 
 def _layers(library: Library, name: str, overrides: Layer) -> tuple[list[Layer], Layer]:
-    """Return the layers, first to last, and the references that chose them."""
-    default, own = layer_of(library.find("DEFAULT")), layer_of(library.find("profile", name))
-    references = _references(default, own, overrides)
+    """Return the layers, in order, and the references that selected them."""
+    default, profile = layer_of(library.find("DEFAULT")), layer_of(library.find("profile", name))
+    references = _references(default, profile, overrides)
     model = layer_of(_referenced(library, references, "model"))
-    references = _references(default, model, own, overrides)
+    references = _references(default, model, profile, overrides)
     layers = [default, layer_of(library.find("dataset_defaults"))]
     layers += [layer_of(group) for group in _groups(library, references)]
-    layers += [model, layer_of(_referenced(library, references, "dataset")), own]
+    layers += [model, layer_of(_referenced(library, references, "dataset")), profile]
     return [*layers, layer_of(library.find("distributed", name)), overrides], references
 
 
-def layer_of(found: Found | None) -> Layer:
-    """Return the entries of a section with their origins, by the names that they have there.
+def layer_of(located: FoundSection | None) -> Layer:
+    """Return the entries of a section with their origins, by key; empty without a section.
 
     Raises:
-        BadInput: a key that does not exist there.
+        BadInput: a key that is not allowed there.
     """
-    if found is None:
+    if located is None:
         return {}
-    check_keys(found)
-    path, heading = found.file.path, found.section.name
-    entries = found.section.entries.items()
+    check_keys(located)
+    path, heading = located.file.path, located.section.name
+    entries = located.section.entries.items()
     return {key: Setting(entry.value, SettingOrigin(heading, path, entry.line), key) for key, entry in entries}
 
 
 def override_layer(overrides: Mapping[str, str], origin: SettingOrigin) -> Layer:
-    """Return options and references by name as a layer.
+    """Return options and references as a layer.
 
     Raises:
-        BadInput: an unknown option; names the nearest.
+        BadInput: an unknown option; names the nearest one.
     """
     for key in overrides:
-        if canonical(key) not in options_by_name() and key not in CHOOSING:
-            raise BadInput(f"{origin}: unknown option '{key}'", unknown_option_hint(key, CHOOSING))
+        if canonical(key) not in options_by_name() and key not in SELECTORS:
+            raise BadInput(f"{origin}: unknown option '{key}'", unknown_option_hint(key, SELECTORS))
     return {key: Setting(value.strip(), origin, key) for key, value in overrides.items()}
 
 
 def _references(*layers: Layer) -> Layer:
-    return {key: layer[key] for layer in layers for key in CHOOSING if key in layer}
+    return {key: layer[key] for layer in layers for key in SELECTORS if key in layer}
 
 
-def _groups(library: Library, references: Layer) -> list[Found]:
+def _groups(library: Library, references: Layer) -> list[FoundSection]:
     if "group" not in references:
         return []
     names = [name.strip() for name in references["group"].value.split(",") if name.strip()]
     groups = [(name, library.find("group", name)) for name in names]
-    for name, group in groups:
-        if group is None:
+    for name, section in groups:
+        if section is None:
             hint = hint_for(name, library.names("group"), f"add a section [group:{name}]")
-            place = references["group"].describe("group")
-            raise BadInput(f"there is no group '{name}'", hint, option="group", place=place)
+            prefix = references["group"].describe("group")
+            raise BadInput(f"there is no group '{name}'", hint, option="group", place=prefix)
     return [group for _, group in groups if group is not None]
 
 
-def _referenced(library: Library, references: Layer, kind: str) -> Found | None:
+def _referenced(library: Library, references: Layer, kind: str) -> FoundSection | None:
     """Return the section that a reference names; ``None`` for a path or hub name, or without a reference."""
     setting = references.get(kind)
     if setting is None or not setting.value:
         return None
-    found = library.find(kind, setting.value)
-    if found is None and not is_location(setting.value, setting.origin.folder):
+    section = library.find(kind, setting.value)
+    if section is None and not is_location(setting.value, setting.origin.folder):
         otherwise = f"write a folder, owner/name of a hub, or add [{kind}:NAME]"
         message = f"neither a [{kind}:NAME] section nor a path or hub name"
         hint = hint_for(setting.value, library.names(kind), otherwise)
         raise BadInput(message, hint, option=kind, place=setting.describe(kind))
-    return found
+    return section
 
 
 def _path_of(library: Library, reference: str, setting: Setting) -> Layer:
-    """Return the path option that a chosen model or data set stands for."""
+    """Return the path option that a selected model or data set implies."""
     option = _PATHS[reference]
-    found = library.find(reference, setting.value) if setting.value else None
-    if found is None:
+    section = library.find(reference, setting.value) if setting.value else None
+    if section is None:
         return {option: setting}
-    own = layer_of(found)
-    return {option: own[option]} if option in own else {}
+    layer = layer_of(section)
+    return {option: layer[option]} if option in layer else {}
 
 
-# ------------------------------------------------------- which settings may follow the memory of the machines
+# ---------------------------------------------------------- settings that are fitted to the machines' memory
 
-_NOBODY, _PROFILE, _COMMAND = range(3)
-"""Who has said something: a group, model or data set that is shared; a profile; the person who starts it."""
+_INHERITED, _PROFILE, _COMMAND_LINE = range(3)
+"""Level at which a setting is made: a shared section (group, model, data set) or none; a profile; the command line."""
 AUTO = "auto"
-"""Of a setting that may follow the memory: its default, and what fits once the machines are known."""
+"""Value of a setting that is to be fitted to the machines' memory."""
 _WITH = {"batch_size": ("batch_size", "gradient_accumulation")}
-"""Options that are one choice."""
+"""Options that are fitted together, as one choice."""
 
 
-def left_open(merged: Merged) -> str:
-    """Return the settings that may follow the memory, as ``fit_memory`` has them; ``off`` for none.
+def settings_to_fit(merged: Merged) -> str:
+    """Return the settings to fit to the machines' memory in the syntax of ``fit_memory``; ``off`` for none.
 
-    Who names them there opens what stands in the same file, or before it in the order of the layers.
+    A setting that ``fit_memory`` names is fitted unless it is set at a higher level than ``fit_memory`` itself.
     """
-    said = merged.settings.get("fit_memory")
-    wanted = said.value if said is not None else "auto"
-    if wanted.strip() == "off":
+    setting = merged.settings.get("fit_memory")
+    value = setting.value if setting is not None else "auto"
+    if value.strip() == "off":
         return "off"
-    parts = FITTED if wanted.strip() == "auto" else tuple(part.strip() for part in wanted.split(","))
-    last = _who(said) if said is not None and wanted.strip() != "auto" else _NOBODY
-    found = [
+    named = FITTED if value.strip() == "auto" else tuple(part.strip() for part in value.split(","))
+    level = _level(setting) if setting is not None and value.strip() != "auto" else _INHERITED
+    fitted = [
         name
         for name in FITTED
         if is_automatic(name, merged.settings.get(name))
-        or (name in parts and all(_who(merged.settings.get(option)) <= last for option in _WITH.get(name, (name,))))
+        or (name in named and all(_level(merged.settings.get(option)) <= level for option in _WITH.get(name, (name,))))
     ]
-    return ", ".join(found) or "off"
+    return ", ".join(fitted) or "off"
 
 
 def is_automatic(name: str, setting: Setting | None) -> bool:
-    """Whether the layers leave a setting that may follow the memory to it, whoever has set it before."""
+    """Whether a setting that can be fitted to the memory is set to ``auto``."""
     return name in FITTED and setting is not None and setting.value.strip().lower() == AUTO
 
 
-def _who(setting: Setting | None) -> int:
+def _level(setting: Setting | None) -> int:
     if setting is None:
-        return _NOBODY
+        return _INHERITED
     if setting.origin.file is None:
-        return _COMMAND
-    return _PROFILE if setting.origin.section.startswith(("profile:", "distributed:")) else _NOBODY
+        return _COMMAND_LINE
+    return _PROFILE if setting.origin.section.startswith(("profile:", "distributed:")) else _INHERITED
 
 
-def open_settings(profile: Profile) -> frozenset[str]:
-    """Return the settings of a profile that may be changed; of one that was made without files: those not given."""
-    wanted = profile.run.fit_memory
-    if wanted == "auto":
-        given = set.union(
-            *(set(part.model_fields_set) for part in (profile.model, profile.training, profile.evaluation))
+def fittable_settings(profile: Profile) -> frozenset[str]:
+    """Return the settings of a profile that may be fitted to memory; of one made without files: those not set."""
+    fit_memory = profile.run.fit_memory
+    if fit_memory == "auto":
+        explicit = set.union(
+            *(set(section.model_fields_set) for section in (profile.model, profile.training, profile.evaluation))
         )
-        return frozenset(name for name in FITTED if not given & set(_WITH.get(name, (name,))))
-    return frozenset() if wanted == "off" else frozenset(part.strip() for part in wanted.split(","))
+        return frozenset(name for name in FITTED if not explicit & set(_WITH.get(name, (name,))))
+    return frozenset() if fit_memory == "off" else frozenset(part.strip() for part in fit_memory.split(","))

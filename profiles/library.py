@@ -1,4 +1,4 @@
-"""The INI files a profile is put together from: ``config.ini`` and the saved profiles beside it."""
+"""The INI files that profiles are assembled from: ``config.ini`` and the saved profiles next to it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ REFERENCES: dict[str, frozenset[str]] = {
     "profile": frozenset({"group", "model", "dataset", "description", "stand_in"}),
     "distributed": frozenset({"description"}),
 }
-"""Kinds of section, and what each may hold beside options."""
-CHOOSING = REFERENCES["DEFAULT"]
-"""The references that choose sections: ``group``, ``model``, ``dataset``."""
+"""Keys other than options that each kind of section may hold."""
+SELECTORS = REFERENCES["DEFAULT"]
+"""References that select sections: ``group``, ``model``, ``dataset``."""
 _WITHOUT_NAME = ("DEFAULT", "dataset_defaults")
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a profile may be called so: it becomes part of file names.
+    """Return ``name`` if it is a valid profile name: it becomes part of file names.
 
     Raises:
-        BadInput: it may not.
+        BadInput: it is not.
     """
     if not _PROFILE_NAME.fullmatch(name):
         hint = "begin with a letter or digit; then letters, digits, '.', '_' and '-', at most 64 in all"
@@ -50,7 +50,7 @@ def saved_folder(config: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSection:
     """A section and the file it stands in."""
 
     file: IniFile
@@ -59,7 +59,7 @@ class Found:
 
 @dataclass
 class Library:
-    """``config.ini`` and the saved profiles; a saved file that cannot be read is kept as its error."""
+    """``config.ini`` and the saved profiles; for a saved file that cannot be read, its error."""
 
     config: IniFile
     saved: list[IniFile] = field(default_factory=list)
@@ -84,22 +84,22 @@ class Library:
                 library.broken[path] = error
         return library
 
-    def find(self, kind: str, name: str = "") -> Found | None:
+    def find(self, kind: str, name: str = "") -> FoundSection | None:
         """Return the section ``[kind:name]``, or ``[kind]`` without a name.
 
         Raises:
             BadInput: two files have it.
         """
         heading = f"{kind}:{name}" if name else kind
-        found = [Found(file, file.sections[heading]) for file in self.files() if heading in file.sections]
-        if len(found) > 1:
+        matches = [FoundSection(file, file.sections[heading]) for file in self.files() if heading in file.sections]
+        if len(matches) > 1:
             raise BadInput(
-                f"[{heading}] is in {found[0].file.label} and in {found[1].file.label}", "rename one of them"
+                f"[{heading}] is in {matches[0].file.label} and in {matches[1].file.label}", "rename one of them"
             )
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def files(self) -> Iterator[IniFile]:
-        """Yield ``config.ini``, then the saved files."""
+        """Yield ``config.ini``, then the saved profiles."""
         yield self.config
         yield from self.saved
 
@@ -110,47 +110,47 @@ class Library:
 
 
 def check_headings(file: IniFile, saved: bool) -> None:
-    """Check that every section of a file exists and has something to act on.
+    """Check the headings of a file.
 
     Raises:
-        BadInput: an unknown kind, a name missing or too much, a companion without its profile.
+        BadInput: an unknown kind, a missing or superfluous name, a ``[distributed:NAME]`` without its profile.
     """
     for heading, section in file.sections.items():
-        place = f"{file.label} line {section.line}"
+        position = f"{file.label} line {section.line}"
         kind, _, name = heading.partition(":")
         if kind not in REFERENCES:
-            shapes = [f"[{known}]" if known in _WITHOUT_NAME else f"[{known}:NAME]" for known in REFERENCES]
-            near = hint_for(kind, REFERENCES, "").replace("'?", heading[len(kind) :] + "'?")
-            raise BadInput(f"{place}: unknown section [{heading}]", near or f"known: {', '.join(shapes)}")
+            shapes = [f"[{kind}]" if kind in _WITHOUT_NAME else f"[{kind}:NAME]" for kind in REFERENCES]
+            suggestion = hint_for(kind, REFERENCES, "").replace("'?", heading[len(kind) :] + "'?")
+            raise BadInput(f"{position}: unknown section [{heading}]", suggestion or f"known: {', '.join(shapes)}")
         if bool(name) == (kind in _WITHOUT_NAME):
-            raise BadInput(f"{place}: [{heading}]", f"write [{kind}]" if name else f"write [{kind}:NAME]")
+            raise BadInput(f"{position}: [{heading}]", f"write [{kind}]" if name else f"write [{kind}:NAME]")
         if saved and kind in _WITHOUT_NAME:
-            raise BadInput(f"{place}: [{heading}] is for config.ini only", "move its options into [profile:NAME]")
+            raise BadInput(f"{position}: [{heading}] is for config.ini only", "move its options into [profile:NAME]")
         if kind == "profile":
             check_name(name)
         if kind == "distributed" and f"profile:{name}" not in file.sections:
-            profiles = [other.partition(":")[2] for other in file.sections if other.startswith("profile:")]
+            profiles = [title.partition(":")[2] for title in file.sections if title.startswith("profile:")]
             hint = hint_for(name, profiles, "remove it, or add the profile")
-            raise BadInput(f"{place}: [{heading}] has no [profile:{name}] in this file", hint)
+            raise BadInput(f"{position}: [{heading}] has no [profile:{name}] in this file", hint)
 
 
-def check_keys(found: Found) -> None:
-    """Check that every key of a section exists there.
+def check_keys(located: FoundSection) -> None:
+    """Check that every key of a section is allowed there.
 
     Raises:
-        BadInput: it does not; names the line and the nearest known key.
+        BadInput: one is not; names the line and the nearest valid key.
     """
-    kind = found.section.name.partition(":")[0]
-    for key, entry in found.section.entries.items():
-        place = f"{found.file.label} line {entry.line} [{found.section.name}]"
+    kind = located.section.name.partition(":")[0]
+    for key, entry in located.section.entries.items():
+        position = f"{located.file.label} line {entry.line} [{located.section.name}]"
         name = canonical(key)
         if name in options_by_name() or key in REFERENCES[kind]:
-            if name != key and name in found.section.entries:
-                raise BadInput(f"{place}: '{key}' and '{name}' are one option", "set it once")
+            if name != key and name in located.section.entries:
+                raise BadInput(f"{position}: '{key}' and '{name}' are one option", "set it once")
             continue
         if key in REFERENCES["profile"]:
-            raise BadInput(f"{place}: '{key}' cannot be set here", "set it in [profile:NAME]")
-        raise BadInput(f"{place}: unknown option '{key}'", unknown_option_hint(key, REFERENCES[kind]))
+            raise BadInput(f"{position}: '{key}' cannot be set here", "set it in [profile:NAME]")
+        raise BadInput(f"{position}: unknown option '{key}'", unknown_option_hint(key, REFERENCES[kind]))
 
 
 def unknown_option_hint(key: str, references: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a text means that may be a path, a hub name (``owner/name``) or ``module:factory``."""
+"""Interpretation of texts that may be a path, a hub name (``owner/name``) or ``module:factory``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FACTORY = re.compile(r"(?P<file>.+):(?P<factory>[A-Za-z_][\w.]*)")
 
 
 def absolute_path(value: str, folder: Path) -> str:
-    """Return ``value`` as an absolute path; ``~`` is the home folder, relative is relative to ``folder``."""
+    """Return ``value`` as an absolute path; ``~`` is the home folder, a relative path is relative to ``folder``."""
     return os.path.abspath(os.path.join(folder, os.path.expanduser(value))) if value else value
 
 
 def absolute_location(value: str, folder: Path) -> str:
-    """Return ``value`` with its path made absolute; a hub name or a module stays as it is.
+    """Return ``value`` with its path made absolute; a hub name or module is unchanged.
 
     ``owner/name`` is a path where it exists below ``folder``, else a hub name.
     """
@@ -29,19 +29,19 @@ def absolute_location(value: str, folder: Path) -> str:
     return absolute_path(value, folder) if is_path else value
 
 
-def path_there(value: str, folder: Path) -> str:
-    """Return a path that several machines look up: what begins with ``~`` stays so, for the home folder of each."""
+def remote_path(value: str, folder: Path) -> str:
+    """Return a path to be used on several machines: a leading ``~`` is kept, for the home folder of each."""
     return value if value.startswith("~") else absolute_path(value, folder)
 
 
-def own_code_in(value: str) -> list[str]:
-    """Return what names code of somebody's own (``file.py:name``, ``module:name``) in a text of names that ``+`` with
-    blanks puts together."""
+def user_code_in(value: str) -> list[str]:
+    """Return the references to user code (``file.py:name``, ``module:name``) in a list of names that is separated by
+    ``+`` with spaces around it."""
     return [part.strip() for part in _AND.split(value) if _FACTORY.fullmatch(part.strip())]
 
 
 def with_files(value: str, change: Callable[[str], str]) -> str:
-    """Return such a text with its files changed; names and modules stay as they are."""
+    """Return such a list with ``change`` applied to its files; names and modules are unchanged."""
     return " + ".join(_with_file(part.strip(), change) for part in _AND.split(value))
 
 
@@ -52,7 +52,7 @@ def _with_file(value: str, change: Callable[[str], str]) -> str:
 
 
 def is_location(value: str, folder: Path) -> bool:
-    """Whether ``value`` reads as a path, an ``owner/name`` or a ``module:factory``, and not as a bare word."""
+    """Whether ``value`` is a path, an ``owner/name`` or a ``module:factory`` rather than a bare word."""
     return "/" in value or value[:1] in ("~", ".") or bool(_FACTORY.fullmatch(value)) or _exists(value, folder)
 
 

@@ -1,4 +1,4 @@
-"""Sections of :mod:`profiles.schema` about the course of a training: optimisation, evaluation, snapshots."""
+"""Sections of :mod:`profiles.schema` about training: optimisation, evaluation, snapshots."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PlainSerializer, field_validator
 
-from profiles.declarations import OptionError, Section, no_choice, option
+from profiles.declarations import OptionError, Section, invalid_choice, option
 
 WHISPER = "whisper"
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "adafactor")
-"""Those that need no code of one's own."""
+"""Built-in optimizers."""
 
 
-def _whole(steps: float) -> float:
+def _integral(steps: float) -> float:
     return int(steps) if steps == int(steps) else steps
 
 
-StepsOrShare = Annotated[float, AfterValidator(_whole), PlainSerializer(_whole)]
-"""Written as a whole number where it is one, as it always was."""
+StepsOrShare = Annotated[float, AfterValidator(_integral), PlainSerializer(_integral)]
+"""Serialised as an integer if it is one, so that documents keep their format."""
 
 
 class TrainingSettings(Section):
@@ -67,8 +67,8 @@ class TrainingSettings(Section):
     threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)
 
     @property
-    def own_optimizer(self) -> str:
-        """The function of the user's own that makes the optimizer; empty: it is one of those that are known."""
+    def user_optimizer(self) -> str:
+        """User function that makes the optimizer; empty: a built-in one."""
         return "" if self.optimizer in OPTIMIZERS else self.optimizer
 
     @field_validator("optimizer")
@@ -77,8 +77,8 @@ class TrainingSettings(Section):
         file, _, function = optimizer.rpartition(":")
         if optimizer in OPTIMIZERS or (file.endswith(".py") and function.isidentifier()):
             return optimizer
-        said = no_choice(optimizer, OPTIMIZERS)
-        raise OptionError("optimizer", f"{said} (one of {', '.join(OPTIMIZERS)}, or file.py:function)")
+        problem = invalid_choice(optimizer, OPTIMIZERS)
+        raise OptionError("optimizer", f"{problem} (one of {', '.join(OPTIMIZERS)}, or file.py:function)")
 
 
 class EvaluationSettings(Section):
@@ -109,8 +109,8 @@ class EvaluationSettings(Section):
 
     @field_validator("eval_local", mode="before")
     @classmethod
-    def _was_a_flag(cls, said: Any) -> Any:
-        return {"true": "on", "false": "off"}.get(str(said).lower(), said)
+    def _was_a_flag(cls, value: Any) -> Any:
+        return {"true": "on", "false": "off"}.get(str(value).lower(), value)
 
 
 class SnapshotSettings(Section):

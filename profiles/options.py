@@ -1,6 +1,6 @@
-"""The options as data: one :class:`OptionSpec` each, and what is told to a person whose value does not fit.
+"""The options as data, one :class:`OptionSpec` each, and the messages about invalid values.
 
-Whatever shows options (command line, forms, INI comments, the reference page) draws them from :func:`options`.
+The command line, forms, INI comments and the reference page are all generated from :func:`options`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from profiles.declarations import OptionError, Section, changes, forms, nearest, no_choice, owners
-from profiles.locations import own_code_in
+from profiles.declarations import OptionError, Section, changes, forms, invalid_choice, nearest, owners
+from profiles.locations import user_code_in
 from profiles.schema import FITTED, Profile
 
 OptionType = Literal["text", "path", "location", "code", "flag", "integer", "number", "choice"]
@@ -25,38 +25,38 @@ _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One option as it was declared."""
+    """The declaration of one option."""
 
     name: str
-    """As in settings; ``owner.field`` where it has an owner."""
+    """Name in settings; ``owner.field`` if it has an owner."""
     section: str
     """Field of :class:`profiles.schema.Profile` that holds it: ``model``, ``data``, ``training``, ..."""
     type: OptionType
     """``location`` is a path, a hub name or ``module:factory``."""
     default: str
-    """As it would be written in an INI file."""
+    """As written in an INI file."""
     help: str
     unit: str
     choices: tuple[str, ...]
-    """Of a ``choice``, else empty."""
+    """Values of a ``choice``, else empty."""
     bounds: Mapping[str, float]
     """Any of ``gt``, ``ge``, ``lt``, ``le``."""
     advanced: bool
     """Not shown in forms unless asked for."""
     tasks: tuple[str, ...] = ()
-    """Tasks that read it; none: all of them."""
+    """Tasks that read it; empty: all."""
     owner: str = ""
-    """The strategy or task that it belongs to; empty: the section."""
+    """Strategy or task that declares it; empty: the section."""
     alias: str = ""
-    """Another name that stands for it; empty: none."""
+    """Second name of it; empty: none."""
 
     @property
     def field(self) -> str:
-        """Its name within its section or owner."""
+        """Name within its section or owner."""
         return self.name.rpartition(".")[2]
 
-    def of(self, profile: Profile) -> Any:
-        """Return its value in a profile."""
+    def value_in(self, profile: Profile) -> Any:
+        """Return the value that a profile gives it."""
         section = getattr(profile, self.section)
         return getattr(section.owned[self.owner] if self.owner else section, self.field)
 
@@ -65,9 +65,9 @@ class OptionSpec:
         return not self.tasks or task in self.tasks
 
     def is_read_with(self, strategy: str) -> bool:
-        """Whether the option has an effect with a strategy, as settings name it; one's own code may read any."""
-        named = self.section != "strategy" or not self.owner or self.owner in strategies_in(strategy)
-        return named or strategy == "auto" or bool(own_code_in(strategy))
+        """Whether the option has an effect with a strategy, as written in settings; user code may read any option."""
+        applies_by_name = self.section != "strategy" or not self.owner or self.owner in strategies_in(strategy)
+        return applies_by_name or strategy == "auto" or bool(user_code_in(strategy))
 
     @property
     def limits(self) -> str:
@@ -91,20 +91,20 @@ def as_text(value: object) -> str:
 
 def sections() -> dict[str, type[Section]]:
     """Return the sections of a profile by field name, in order."""
-    found = {}
+    section_types = {}
     for name, field in Profile.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found[name] = field.annotation
-    return found
+            section_types[name] = field.annotation
+    return section_types
 
 
 def groups() -> dict[tuple[str, str], type[Section]]:
-    """Return whatever declares options by its section and owner, in order; the owner of a section's own is empty."""
-    found = {}
+    """Return all option classes by section and owner, in order; the owner is empty for a section's own options."""
+    option_groups = {}
     for section, model in sections().items():
-        found[section, ""] = model
-        found |= {(section, name): owner.options for name, owner in owners(section).items()}
-    return found
+        option_groups[section, ""] = model
+        option_groups |= {(section, name): owner.options for name, owner in owners(section).items()}
+    return option_groups
 
 
 def options() -> tuple[OptionSpec, ...]:
@@ -114,19 +114,19 @@ def options() -> tuple[OptionSpec, ...]:
 
 @lru_cache(maxsize=1)
 def _options(_: int) -> tuple[OptionSpec, ...]:
-    found = tuple(
+    specs = tuple(
         _spec(name, section, owner, field)
         for (section, owner), model in groups().items()
         for name, field in model.model_fields.items()
         if isinstance(field.json_schema_extra, dict)
     )
     by_name: dict[str, str] = {}
-    for spec in found:
+    for spec in specs:
         for name in filter(None, (spec.name, spec.alias)):
-            if name in by_name:  # one of the two could not be set
+            if name in by_name:  # or one of the two could not be set
                 raise ValueError(f"'{name}' is an option of {by_name[name]} and of {spec.owner or spec.section}")
             by_name[name] = spec.owner or spec.section
-    return found
+    return specs
 
 
 def options_by_name() -> dict[str, OptionSpec]:
@@ -135,74 +135,74 @@ def options_by_name() -> dict[str, OptionSpec]:
 
 
 def canonical(name: str) -> str:
-    """Return the name of the option that ``name`` stands for: another one where it is an alias."""
+    """Return the option's own name, which differs from ``name`` if that is an alias."""
     return _by_name(changes())[1].get(name, name)
 
 
 def strategies_in(strategy: str) -> list[str]:
-    """Return the known strategies that a text in settings (``a + b``) puts together."""
+    """Return the known strategies in the setting ``strategy``, which may combine several: ``a + b``."""
     return [name for part in strategy.split("+") if (name := part.strip()) in owners("strategy")]
 
 
-def meant(name: str, strategy: str) -> list[str]:
-    """Return the options that ``name`` stands for in settings with a strategy.
+def option_names(name: str, strategy: str) -> list[str]:
+    """Return the options that ``name`` means in settings with a strategy.
 
-    An alias of a strategy's option means that of each strategy which is chosen and has one of this name.
+    The alias of a strategy's option means the option of this name of every chosen strategy that has one.
     """
     spec = options_by_name().get(canonical(name))
     if spec is None or spec.name == name or spec.section != "strategy" or not spec.owner:
         return [canonical(name)]
-    found = [f"{owner}.{spec.field}" for owner in strategies_in(strategy)]
-    return [option for option in found if option in options_by_name()] or [spec.name]
+    qualified_names = [f"{owner}.{spec.field}" for owner in strategies_in(strategy)]
+    return [option for option in qualified_names if option in options_by_name()] or [spec.name]
 
 
-def applies(name: str, strategy: str) -> bool:
-    """Return whether what ``name`` stands for, an option or not, has an effect with a strategy."""
-    specs = (options_by_name().get(option) for option in meant(name, strategy))
+def has_effect(name: str, strategy: str) -> bool:
+    """Return whether the options that ``name`` means have an effect with a strategy; true if it is no option."""
+    specs = (options_by_name().get(option) for option in option_names(name, strategy))
     return all(spec is None or spec.is_read_with(strategy) for spec in specs)
 
 
 @lru_cache(maxsize=1)
-def _by_name(state: int) -> tuple[dict[str, OptionSpec], dict[str, str]]:
-    every = _options(state)
-    return {spec.name: spec for spec in every}, {spec.alias: spec.name for spec in every if spec.alias}
+def _by_name(version: int) -> tuple[dict[str, OptionSpec], dict[str, str]]:
+    specs = _options(version)
+    return {spec.name: spec for spec in specs}, {spec.alias: spec.name for spec in specs if spec.alias}
 
 
-def less_memory(task: str) -> tuple[str, ...]:
-    """Return the settings by which a step of ``task`` needs less memory, beside its batch size."""
-    ways = {"gradient_checkpointing": "true", "tuning": "lora"}
-    return tuple(f"{name} = {value}" for name, value in ways.items() if options_by_name()[name].is_read_by(task))
+def memory_saving_settings(task: str) -> tuple[str, ...]:
+    """Return the settings, other than the batch size, that reduce the memory of a step of ``task``."""
+    candidates = {"gradient_checkpointing": "true", "tuning": "lora"}
+    return tuple(f"{name} = {value}" for name, value in candidates.items() if options_by_name()[name].is_read_by(task))
 
 
-def hint_for(word: str, known: Iterable[str], otherwise: str) -> str:
+def hint_for(word: str, choices: Iterable[str], otherwise: str) -> str:
     """Return ``did you mean 'x'?``, or ``otherwise`` when nothing is near."""
-    near = nearest(word, known)
-    return f"did you mean '{near}'?" if near else otherwise
+    suggestion = nearest(word, choices)
+    return f"did you mean '{suggestion}'?" if suggestion else otherwise
 
 
-def _full(field: str, owner: str) -> str:
+def _qualified_name(field: str, owner: str) -> str:
     return f"{owner}.{field}" if owner else field
 
 
 def check_value(name: str, value: str) -> str | None:
-    """Return what is wrong with ``value`` for the option ``name`` by itself, or ``None``."""
+    """Return the problem with ``value`` as the option ``name``, looked at by itself; ``None`` if it is valid."""
     spec = options_by_name()[canonical(name)]
     if spec.name in FITTED and value.strip().lower() == "auto":
         return None
     try:
         groups()[spec.section, spec.owner].model_validate({spec.field: value})
     except ValidationError as error:
-        own = [explained(details, spec.owner)[1] for details in error.errors() if details["loc"] == (spec.field,)]
-        return own[0] if own else None
+        errors = [details for details in error.errors() if details["loc"] == (spec.field,)]
+        return explain_error(errors[0], spec.owner)[1] if errors else None
     return None
 
 
-def explained(details: ErrorDetails, owner: str) -> tuple[str, str]:
-    """Return option and problem of an error that pydantic found in a section's options, or in an owner's."""
+def explain_error(details: ErrorDetails, owner: str) -> tuple[str, str]:
+    """Return option and problem of a pydantic error in the options of a section or an owner."""
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, OptionError):
-        return _full(cause.option, owner), cause.problem
-    name = _full(str(details["loc"][-1]), owner)
+        return _qualified_name(cause.option, owner), cause.problem
+    name = _qualified_name(str(details["loc"][-1]), owner)
     spec = options_by_name().get(name)
     if spec is None:
         return name, details["msg"]
@@ -216,7 +216,7 @@ def _problem(spec: OptionSpec, details: ErrorDetails) -> str:
     if kind in ("less_than", "less_than_equal"):
         return "too large"
     if spec.type == "choice":
-        return no_choice(str(details["input"]), spec.choices)
+        return invalid_choice(str(details["input"]), spec.choices)
     return {"integer": "not a whole number", "number": "not a number", "flag": "not true or false"}.get(
         spec.type, details["msg"]
     )
@@ -229,7 +229,7 @@ def _spec(name: str, section: str, owner: str, field: FieldInfo) -> OptionSpec:
         choices = tuple(owners(extra["names"]))
     numbers: dict[object, OptionType] = {bool: "flag", int: "integer", float: "number"}
     return OptionSpec(
-        name=_full(name, owner),
+        name=_qualified_name(name, owner),
         section=section,
         owner=owner,
         alias=extra["alias"],
@@ -238,7 +238,7 @@ def _spec(name: str, section: str, owner: str, field: FieldInfo) -> OptionSpec:
         help=re.sub(r"\{(\w+)\}", lambda match: ", ".join(forms(match[1])), field.description or ""),
         unit=extra["unit"],
         choices=choices,
-        bounds={limit: getattr(part, limit) for part in field.metadata for limit in _SYMBOLS if hasattr(part, limit)},
+        bounds={limit: getattr(rule, limit) for rule in field.metadata for limit in _SYMBOLS if hasattr(rule, limit)},
         advanced=extra["advanced"],
         tasks=extra["tasks"] or ((owner,) if owner and section == "model" else ()),
     )

@@ -1,4 +1,4 @@
-"""Names that ExoGym, and for `launch` other launchers, have for options, where no near word says what is meant."""
+"""Hints for option names of ExoGym and, for `launch`, of other launchers, that resemble none of ours."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HINTS = {
     "cosine_anneal": "write lr_schedule = cosine",
     "force_minibatch_recalculate": "leave it out: a step that does not fit into memory is done in more passes",
 }
-"""What to write instead, by the name in lower case."""
+"""Hint by the foreign name in lower case."""
 
 _COUNT = "write --local N for N processes here, or --nproc-per-machine N beside --hosts"
 _MACHINES = "write --hosts FILE or --hosts HOST,HOST: one launch starts all machines"
@@ -74,4 +74,4 @@ LAUNCH_HINTS = {
     "python": "write it as `python` of a machine into the hosts file",
     "cwd": "write --folder DIR for what goes to other machines; here a script runs in the current folder",
 }  # fmt: skip
-"""Of torchrun, accelerate, deepspeed, mlx.launch and mpirun."""
+"""Hints for options of torchrun, accelerate, deepspeed, mlx.launch and mpirun."""

@@ -1,6 +1,6 @@
-"""Quantities as a person reads them: one function for each, used by every screen, line, report and error.
+"""Formatting of quantities for people: one function each, used by every screen, line, report and error.
 
-None of them ever writes an exponent, and all have three digits that matter at most.
+None of them writes an exponent, and all give at most three significant digits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _DASH = "-"
 
 
 def rate_text(mbit: float) -> str:
-    """A rate of a line: ``94 Mbit/s``, ``0.5 Mbit/s``, ``10.8 Gbit/s``."""
+    """Data rate of a link: ``94 Mbit/s``, ``0.5 Mbit/s``, ``10.8 Gbit/s``."""
     if mbit < 0.0995:
         return f"{three_digits(mbit * 1000)} kbit/s"
     if mbit < 9999.5:
@@ -20,28 +20,28 @@ def rate_text(mbit: float) -> str:
 
 
 def rate_figure(mbit: float) -> str:
-    """The same without a unit, in Mbit/s, for a column or a map that names it once: ``94``, ``10800``."""
+    """Data rate in Mbit/s without the unit, for a column or a map that names it once: ``94``, ``10800``."""
     return three_digits(mbit) if mbit < 999.5 else f"{mbit:.0f}"
 
 
 def time_text(seconds: float) -> str:
-    """How long a step or an exchange takes: ``3.72 ms``, ``351 ms``, ``2.51 s``, ``1:24`` from 100 s on."""
+    """Duration of a step or an exchange: ``3.72 ms``, ``351 ms``, ``2.51 s``, ``1:24`` from 100 s on."""
     if seconds >= 99.95:
         return duration_text(seconds)
     return f"{three_digits(seconds)} s" if seconds >= 0.9995 else f"{three_digits(seconds * 1000)} ms"
 
 
 def duration_text(seconds: float | None) -> str:
-    """How long a run takes: ``1:02:03`` or ``2:03``; ``-`` if unknown."""
+    """Duration of a run: ``1:02:03`` or ``2:03``; ``-`` if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return _DASH
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 def bytes_text(count: float) -> str:
-    """What is sent or stored: ``12.3 MB``, decimal."""
+    """Bytes sent or stored, in decimal units: ``12.3 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -50,13 +50,13 @@ def bytes_text(count: float) -> str:
 
 
 def memory_text(count: float) -> str:
-    """Memory of a machine or a GPU, as its maker writes it, in units of 2^30 bytes: ``24 GB``, ``7.6 GB``."""
+    """Memory of a machine or a GPU in units of 2^30 bytes, which makers call GB: ``24 GB``, ``7.6 GB``."""
     size = count / 2**30
     return f"{size:.0f} GB" if size >= 9.95 else f"{size:.1f} GB"
 
 
 def share_text(share: float) -> str:
-    """A share of one: ``30 %``, ``0.4 %``, ``0 %``."""
+    """Share of a whole as a percentage: ``30 %``, ``0.4 %``, ``0 %``."""
     percent = share * 100
     return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
 
@@ -70,14 +70,14 @@ def energy_text(joules: float | None) -> str:
 
 
 def figure_text(value: float) -> str:
-    """A figure of no particular unit: ``0.0872``, ``9.55``, ``9,551,000``."""
+    """Number without a unit: ``0.0872``, ``9.55``, ``9,551,000``."""
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return three_digits(value) if abs(value) >= 0.001 or value == 0 else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def three_digits(value: float) -> str:
-    """Three digits that matter, without an exponent and without zeros at the end of a fraction."""
+    """Three significant digits, without an exponent and without trailing zeros of a fraction."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else _DASH
     digits = max(0, 2 - math.floor(math.log10(abs(value))))

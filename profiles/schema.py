@@ -1,8 +1,8 @@
 """Every option of a run, declared once: name, type, unit, bounds, default and help.
 
-The declarations are rendered to the command line, to ``docs/reference/options.md`` and to the wizard's forms. Names are
-unique over all sections, so an INI file and ``--set`` stay flat. An option of a single strategy is declared beside it
-and called ``owner.option`` (:mod:`profiles.declarations`).
+The command line, ``docs/reference/options.md`` and the wizard's forms are generated from these declarations. Names are
+unique across all sections, so INI files and ``--set`` stay flat. Options of a single strategy are declared next to it,
+as ``owner.option`` (:mod:`profiles.declarations`).
 """
 
 from __future__ import annotations
@@ -12,29 +12,37 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, no_choice, option, trait_of
+from profiles.declarations import (
+    OptionError,
+    OptionsByOwner,
+    Section,
+    Trait,
+    forms,
+    invalid_choice,
+    is_valid_choice,
+    option,
+    trait_of,
+)
 from profiles.installation import RUNS_FOLDER
-from profiles.locations import own_code_in
+from profiles.locations import user_code_in
 from profiles.optimisation import WHISPER, EvaluationSettings, SnapshotSettings, TrainingSettings
 from profiles.split import SplitText
+from profiles.trackers import TRACKERS, tracker_names
 
 CAUSAL_LM, CUSTOM = "causal_lm", "custom"
-USUAL_TASK, QUANTISED = WHISPER, ("int8", "nf4")
+DEFAULT_TASK, QUANTISED = WHISPER, ("int8", "nf4")
 PUBLISHED = (WHISPER, CAUSAL_LM)
-"""Tasks that know how their model is built."""
+"""Tasks with a published architecture, whose model Muster builds itself."""
 
 AUTO_LANGUAGE, EVERY_LANGUAGE = "auto", "all"
 
-TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
-"""Names of the trackers that a run's events can be sent to."""
 
-
-class ModelSettings(Owning, Section):
+class ModelSettings(OptionsByOwner, Section):
     """The model and how much of it is trained."""
 
     owned_section = "model"
 
-    task: str = option(USUAL_TASK, "kind of job", names="model")
+    task: str = option(DEFAULT_TASK, "kind of job", names="model")
     model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory", kind="location")
     from_scratch: bool = option(False, "start from random weights, with the model's configuration")
     tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters", tasks=PUBLISHED)
@@ -95,28 +103,28 @@ class ModelSettings(Owning, Section):
 
     @property
     def trait(self) -> Trait | None:
-        """What others need to know of the task, as its declaration says."""
+        """The trait that the task declares."""
         return trait_of(self.task)
 
     @field_validator("task")
     @classmethod
     def _known_task(cls, task: str) -> str:
-        if is_written("model", task):
+        if is_valid_choice("model", task):
             return task
-        raise OptionError("task", f"{no_choice(task, forms('model'))} (one of {', '.join(forms('model'))})")
+        raise OptionError("task", f"{invalid_choice(task, forms('model'))} (one of {', '.join(forms('model'))})")
 
     @model_validator(mode="before")
     @classmethod
-    def _student_of_its_teacher(cls, values: Any) -> Any:
-        """A student whose own model is not named is made of its teacher's weights."""
-        if not isinstance(values, dict) or values.get("task", USUAL_TASK) != WHISPER:
+    def _initialise_student_from_teacher(cls, values: Any) -> Any:
+        """Initialise a student without a model of its own from its teacher's weights."""
+        if not isinstance(values, dict) or values.get("task", DEFAULT_TASK) != WHISPER:
             return values
         if values.get("teacher_path") and not values.get("model_path"):
             return {**values, "model_path": values["teacher_path"]}
         return values
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ModelSettings:
+    def _check_compatibility(self) -> ModelSettings:
         for name in ("student_layers", "encoder_path"):
             if getattr(self, name) and self.from_scratch:
                 raise OptionError(name, "takes parts of trained models: leave it out, or set from_scratch = false")
@@ -186,28 +194,28 @@ class DataSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _divided_in_one_way(self) -> DataSettings:
+    def _check_single_division(self) -> DataSettings:
         if self.local_data and self.split != "global":
-            said = "divides one data set among the workers; with local_data = true each has its own"
-            raise OptionError("split", said)
+            problem = "divides one data set among the workers; with local_data = true each has its own"
+            raise OptionError("split", problem)
         return self
 
     @field_validator("window")
     @classmethod
-    def _length_of_window(cls, window: str) -> str:
+    def _check_window(cls, window: str) -> str:
         if window in ("auto", "full") or (re.fullmatch(r"\d*\.?\d+", window) and 0 < float(window) <= 3600):
             return window
         raise OptionError("window", "auto, full, or a number of seconds, for example 5")
 
 
 AskedEngine = Literal["auto", "mesh", "nccl"]
-"""An engine as a person asks for it."""
+"""An engine as requested."""
 
 Transport = Literal["auto", "tls"]
-"""``auto``: frames that are sealed with keys from a TLS handshake; ``tls``: everything through TLS itself."""
+"""``auto``: frames sealed with keys from a TLS handshake; ``tls``: everything through TLS itself."""
 
 
-class StrategySettings(Owning, Section):
+class StrategySettings(OptionsByOwner, Section):
     """How the members work together."""
 
     strategy: str = option("auto", "{strategy}; auto: on several machines the fastest as measured", kind="code")
@@ -244,8 +252,8 @@ class StrategySettings(Owning, Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _tls_needs_the_mesh(cls, values: Any) -> Any:
-        """Have the mesh carry the exchanges if they are to go through TLS: nccl does not encrypt."""
+    def _require_mesh_for_tls(cls, values: Any) -> Any:
+        """Select the mesh if ``transport`` is TLS: nccl does not encrypt."""
         if not isinstance(values, dict) or values.get("transport") != "tls":
             return values
         if values.get("engine") == "nccl":
@@ -253,40 +261,40 @@ class StrategySettings(Owning, Section):
         return {**values, "engine": "mesh"}
 
     @property
-    def own_code(self) -> dict[str, str]:
-        """Python code of the user's own that the strategy runs, as ``file.py:name``, by the option that names it."""
-        asked = re.findall(r"\w+", self.strategy)
-        own = {name: found for name, found in self.owned.items() if name in asked or self.strategy == "auto"}
+    def user_code(self) -> dict[str, str]:
+        """User code that the strategy runs, as ``file.py:name``, by the option that names it."""
+        named = re.findall(r"\w+", self.strategy)
+        chosen = {name: owned for name, owned in self.owned.items() if name in named or self.strategy == "auto"}
         return {
             f"{name}.{field}": value
-            for name, found in own.items()
-            for field, value in found
+            for name, owned in chosen.items()
+            for field, value in owned
             if isinstance(value, str) and re.fullmatch(r".+\.py:\w+", value)
         }
 
     @property
-    def own_strategy(self) -> str:
-        """The strategy of the user's own, as ``file.py:class``; empty: none."""
-        return next(iter(own_code_in(self.strategy)), "")
+    def user_strategy(self) -> str:
+        """The user's strategy, as ``file.py:class``; empty: none."""
+        return next(iter(user_code_in(self.strategy)), "")
 
     @model_validator(mode="after")
-    def _one_file_of_ones_own(self) -> StrategySettings:
-        if len({part.rpartition(":")[0] for part in own_code_in(self.strategy)}) > 1:
+    def _check_user_strategy(self) -> StrategySettings:
+        if len({code.rpartition(":")[0] for code in user_code_in(self.strategy)}) > 1:
             raise OptionError("strategy", "put the classes of your own into one file")
-        if self.strategy_options and not self.own_strategy:
+        if self.strategy_options and not self.user_strategy:
             raise OptionError("strategy_options", "is for a strategy of your own, strategy = file.py:Class")
         return self
 
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, codec: str) -> str:
-        if codec == "auto" or is_written("codec", codec):
+        if codec == "auto" or is_valid_choice("codec", codec):
             return codec
         raise OptionError("codec", f"one of auto, {', '.join(forms('codec'))} (for example topk:0.03)")
 
 
 FITTED = ("batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate")
-"""Options that may follow the memory of the machines; ``batch_size`` with ``gradient_accumulation``."""
+"""Options that can be fitted to the machines' memory; ``batch_size`` together with ``gradient_accumulation``."""
 
 
 class RunSettings(Section):
@@ -341,27 +349,14 @@ class RunSettings(Section):
     @field_validator("shares")
     @classmethod
     def _positive_numbers(cls, shares: str) -> str:
-        parts = [part.strip() for part in shares.split(",")] if shares.strip() else []
-        if not all(re.fullmatch(r"\d*\.?\d+", part) and float(part) > 0 for part in parts):
+        numbers = [number.strip() for number in shares.split(",")] if shares.strip() else []
+        if not all(re.fullmatch(r"\d*\.?\d+", number) and float(number) > 0 for number in numbers):
             raise OptionError("shares", "positive numbers by comma, one for each worker, for example 2,1")
-        return ",".join(parts)
-
-
-def tracker_names(text: str) -> tuple[str, ...]:
-    """Return the names in a comma-separated list, each once.
-
-    Raises:
-        OptionError: one of them is unknown.
-    """
-    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
-    for name in names:
-        if name not in TRACKERS:
-            raise OptionError("trackers", f"'{name}' is none of {', '.join(TRACKERS)}")
-    return names
+        return ",".join(numbers)
 
 
 class Profile(BaseModel):
-    """A complete, validated choice."""
+    """Validated settings of a job: one section per topic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -377,19 +372,19 @@ class Profile(BaseModel):
     run: RunSettings = RunSettings()
 
     @property
-    def own_code(self) -> dict[str, str]:
-        """Python code of the user's own that this profile runs, as ``module:name``, by the option that names it."""
-        named = {
+    def user_code(self) -> dict[str, str]:
+        """User code that this profile runs, as ``module:name``, by the option that names it."""
+        code_by_option = {
             "model_path": self.model.model_path if self.model.trait == "own code" else "",
-            "optimizer": self.training.own_optimizer,
-            **self.strategy.own_code,
-            "strategy": self.strategy.own_strategy,
+            "optimizer": self.training.user_optimizer,
+            **self.strategy.user_code,
+            "strategy": self.strategy.user_strategy,
         }
-        return {option: code for option, code in named.items() if code}
+        return {option: code for option, code in code_by_option.items() if code}
 
     @property
-    def asks_teacher_once(self) -> bool:
-        """Whether a teacher's answers are kept from before training, instead of asked for in every step: nothing random
-        stands before it, and samples are seen more than once."""
-        again = self.training.epochs > 1 or self.training.max_steps > 0
-        return bool(self.model.teacher_path) and again and not self.data.augmentation
+    def caches_teacher_outputs(self) -> bool:
+        """Whether the teacher's outputs are computed before training rather than in every step: its inputs are not
+        augmented, and samples are seen more than once."""
+        repeats_samples = self.training.epochs > 1 or self.training.max_steps > 0
+        return bool(self.model.teacher_path) and repeats_samples and not self.data.augmentation

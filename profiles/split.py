@@ -1,4 +1,4 @@
-"""How the training samples are divided among the workers: the option ``split``."""
+"""Division of the training samples among the workers: the option ``split``."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from profiles.declarations import OptionError
 
 FORMS = "global, label, label:SHARDS, dirichlet:ALPHA or speaker"
 DATA_STAY = "the data stay on each machine: only weights or gradients leave it, and figures such as losses"
-"""What a plan says where data stay."""
+"""Sentence of a plan whose data are local to each machine."""
 
 
 class DataSplit(NamedTuple):
-    """A choice of it, in its parts."""
+    """A parsed value of the option."""
 
     kind: Literal["global", "label", "dirichlet", "speaker"]
     shards: int = 1
-    """Of a worker, where samples are sorted by label."""
+    """Shards of each worker, of samples sorted by label."""
     alpha: float = 0.0
     """Concentration of the Dirichlet distribution."""
 
     @property
     def labels(self) -> Literal["label", "speaker"]:
-        """By what samples are told apart."""
+        """Property by which samples are divided."""
         return "speaker" if self.kind == "speaker" else "label"
 
 
 def split_of(text: str) -> DataSplit:
-    """Read the option.
+    """Parse the option.
 
     Raises:
-        OptionError: it is none of :data:`FORMS`.
+        OptionError: it has none of :data:`FORMS`.
     """
     if text == "global":
         return DataSplit("global")
     if text == "speaker":
         return DataSplit("speaker")
-    if found := re.fullmatch(r"label(?::(\d{1,4}))?", text):
-        shards = int(found[1] or 1)
+    if match := re.fullmatch(r"label(?::(\d{1,4}))?", text):
+        shards = int(match[1] or 1)
         if shards > 0:
             return DataSplit("label", shards=shards)
-    if found := re.fullmatch(r"dirichlet:(\d{0,6}\.?\d+(?:e-?\d{1,2})?)", text):
-        alpha = float(found[1])
+    if match := re.fullmatch(r"dirichlet:(\d{0,6}\.?\d+(?:e-?\d{1,2})?)", text):
+        alpha = float(match[1])
         if 1e-6 <= alpha <= 1e6:
             return DataSplit("dirichlet", alpha=alpha)
     raise OptionError("split", f"{FORMS}, for example dirichlet:0.1")
@@ -55,4 +55,4 @@ def _checked(text: str) -> str:
 
 
 SplitText = Annotated[str, AfterValidator(_checked)]
-"""The option as it is written, checked."""
+"""The option as written, validated."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput, RunFailed
-from profiles.options import less_memory
+from profiles.options import memory_saving_settings
 from training.device_probe import bf16_gains
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
@@ -251,7 +251,11 @@ def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed
     return RunFailed(
         f"one sample alone does not fit into the memory ({device.type}): {reason}",
         ", ".join(
-            [*(f"set {change}" for change in less_memory(task)), "use smaller samples", "or take a smaller model"]
+            [
+                *(f"set {change}" for change in memory_saving_settings(task)),
+                "use smaller samples",
+                "or take a smaller model",
+            ]
         ),
     )
 

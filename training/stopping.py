@@ -60,7 +60,7 @@ class OrderCoordinator:
         self._lock = threading.Lock()
         settings = members.plan.profile.strategy
         # This process runs nobody's own code, and does not know what only that tells.
-        interval = 1 if settings.own_strategy else strategy_class(settings.strategy).sync_schedule(settings).interval
+        interval = 1 if settings.user_strategy else strategy_class(settings.strategy).sync_schedule(settings).interval
         spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
         self._segment_steps = segment_steps_of(settings)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)

@@ -45,11 +45,11 @@ def access(
     Raises:
         BadInput: a name or the hosts file cannot be used.
     """
-    wanted = chosen(hosts or (), hosts_file, as_json)
-    checked, installed = _open_up(wanted, trust_new, somebody(as_json))
-    found = {report.machine: report for report in checked}
-    found |= {m.name: AccessReport(m.name, where="this machine") for m in wanted.machines if m.here}
-    reports = [found[machine.name] for machine in wanted.machines]
+    targets = chosen(hosts or (), hosts_file, as_json)
+    checked, installed = _open_up(targets, trust_new, somebody(as_json))
+    report_by_machine = {report.machine: report for report in checked}
+    report_by_machine |= {m.name: AccessReport(m.name, where="this machine") for m in targets.machines if m.here}
+    reports = [report_by_machine[machine.name] for machine in targets.machines]
     code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
     heading = f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS"
     lines = [line for report in reports for line in report_lines(report, installed.get(report.machine))]
@@ -104,14 +104,14 @@ def _introduce(
     asked: Keys = set()
     while True:
         unknown = [report.unknown_key for report in reports if report.unknown_key is not None]
-        new = {key.blob: key for key in unknown if key.blob not in asked}
-        if not new:
+        new_keys = {key.blob: key for key in unknown if key.blob not in asked}
+        if not new_keys:
             return reports
-        asked.update(new)
-        trusted.update(blob for blob, key in new.items() if _is_the_right_one(key))
-        again = [r.unknown_key is not None and r.unknown_key.blob in trusted for r in reports]
-        fresh = iter(check_all([target for target, wanted in zip(targets, again) if wanted], trust=trust))
-        reports = [next(fresh) if wanted else report for report, wanted in zip(reports, again)]
+        asked.update(new_keys)
+        trusted.update(blob for blob, key in new_keys.items() if _is_the_right_one(key))
+        is_accepted = [r.unknown_key is not None and r.unknown_key.blob in trusted for r in reports]
+        new_reports = iter(check_all([target for target, wanted in zip(targets, is_accepted) if wanted], trust=trust))
+        reports = [next(new_reports) if wanted else report for report, wanted in zip(reports, is_accepted)]
 
 
 def _accept_new(key: HostKeyInfo) -> bool:
@@ -181,8 +181,8 @@ def _with_password(
         if not password:
             return report
         try:
-            done = installed[target.name] = install_key(target, password, trust=trust)
-            return done.report
+            installation = installed[target.name] = install_key(target, password, trust=trust)
+            return installation.report
         except PasswordRefused as error:
             failed = _failed(target, report, error)
             say(f"{visible(error.message)}{f'; {left} more tries' if left > 1 else '; one more try' if left else ''}")
@@ -200,8 +200,8 @@ def report_lines(report: AccessReport, installed: Installed | None) -> list[str]
     name = visible(report.machine)
     passed = "".join(f"{words[ok]:{_STAGE_WIDTH}}" for ok in report.stages.values())
     row = f"{passed}{visible(report.system or report.where if report.ok else '')[:18]}".rstrip()
-    room = _NAME_WIDTH - cell_len(name)
-    lines = [name + " " * room + row] if room > 0 else [name, " " * _NAME_WIDTH + row]
+    padding = _NAME_WIDTH - cell_len(name)
+    lines = [name + " " * padding + row] if padding > 0 else [name, " " * _NAME_WIDTH + row]
     if installed is not None:
         done = "was added to" if installed.added else "is already in"
         lines.append(f"  Muster's key {installed.key.path} {done} its ~/.ssh/authorized_keys")

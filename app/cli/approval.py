@@ -44,27 +44,27 @@ def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> Non
     if named:
         accept(hosts.ssh_config)
         accept_pythons(hosts)
-    config, wanted = hosts.ssh_config, list[str]()
+    config, demands = hosts.ssh_config, list[str]()
     if not accepted(config):
         since = " and has changed since it was approved" if accepted_before(config) else ""
-        wanted = [f"it names the SSH configuration {config}, which says how this computer connects{since}"]
-        wanted += [f"that configuration runs: {command}" for command in commands_in(config)]
-    wanted += [f"it names the interpreter {program} of this computer" for program in strange_pythons(hosts)]
-    if not wanted:
+        demands = [f"it names the SSH configuration {config}, which says how this computer connects{since}"]
+        demands += [f"that configuration runs: {command}" for command in commands_in(config)]
+    demands += [f"it names the interpreter {program} of this computer" for program in strange_pythons(hosts)]
+    if not demands:
         return
     if person:
         say(f"{visible(file)} may run programs on this computer:")
-        for line in wanted:
+        for line in demands:
             say(f"  {visible(line)}")
         if answered_yes("Use it?"):
             accept(hosts.ssh_config)
             accept_pythons(hosts)
             return
-    message = f"{file} can run commands on this computer and is not approved: {wanted[0]}"
+    message = f"{file} can run commands on this computer and is not approved: {demands[0]}"
     raise BadInput(message, f"read it, then approve it: {command_line('access', '--hosts', str(file))}")
 
 
-def approve_profile(found: Resolved, *, trusted: bool, person: bool) -> None:
+def approve_profile(resolved: Resolved, *, trusted: bool, person: bool) -> None:
     """Check that a profile's own Python code was approved by a person, or ask for it.
 
     Args:
@@ -74,38 +74,38 @@ def approve_profile(found: Resolved, *, trusted: bool, person: bool) -> None:
     Raises:
         BadInput: nobody does.
     """
-    for option in found.profile.own_code:
-        file = found.origins[option].file
-        _approve_code(found.profile, option, file or "the command line", trusted or file is None, person)
+    for option in resolved.profile.user_code:
+        file = resolved.origins[option].file
+        _approve_code(resolved.profile, option, file or "the command line", trusted or file is None, person)
 
 
 def approve_user_code(
-    profile: Profile, source: object, *, named: bool, person: bool, how: str = "add --trust-code"
+    profile: Profile, source: object, *, named: bool, person: bool, approval_step: str = "add --trust-code"
 ) -> None:
     """Check the user code of a profile as :func:`approve_profile` does.
 
     Args:
         source: the file that names the code.
         named: whether the person named the code on the command line, which approves it.
-        how: what to type to approve it.
+        approval_step: what to type to approve it.
     """
-    for option in profile.own_code:
-        _approve_code(profile, option, source, named, person, how)
+    for option in profile.user_code:
+        _approve_code(profile, option, source, named, person, approval_step)
 
 
 def _approve_code(
-    profile: Profile, option: str, source: object, named: bool, person: bool, how: str = "add --trust-code"
+    profile: Profile, option: str, source: object, named: bool, person: bool, approval_step: str = "add --trust-code"
 ) -> None:
     from distributed.preparation.custom_code import check_code
 
     ask = _asked if person else None
-    check_code(profile, source, f"read it, then {how}", is_named=named, ask=ask, option=option)
+    check_code(profile, source, f"read it, then {approval_step}", is_named=named, ask=ask, option=option)
 
 
 def _asked(code: CustomCode, source: str) -> bool:
-    others = len(set(code.importable) - {code.file})
-    since = ", which has changed since it was approved" if code.changed else ""
-    say(f"{visible(source)} asks to run Python code on this computer{since}:")
-    beside = f", and {counted(others, 'file')} beside it that it imports" if others else ""
-    say(f"  {visible(code.file)}{beside}")
+    imported_files = len(set(code.importable) - {code.file})
+    changed_note = ", which has changed since it was approved" if code.changed else ""
+    say(f"{visible(source)} asks to run Python code on this computer{changed_note}:")
+    imports_note = f", and {counted(imported_files, 'file')} beside it that it imports" if imported_files else ""
+    say(f"  {visible(code.file)}{imports_note}")
     return answered_yes("Run it?")

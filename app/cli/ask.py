@@ -55,9 +55,9 @@ def ask(
     event = answer_to(path, leave_request(path, action, machine, newcomer))
     document = {"action": action, "machine": machine, "outcome": event.outcome, "message": event.message,
                 "run_id": RunFolder.open(path).metadata.run_id}  # fmt: skip
-    told = f"{f'{action} {machine}'.strip()}: {event.outcome}{f', {event.message}' if event.message else ''}"
+    line = f"{f'{action} {machine}'.strip()}: {event.outcome}{f', {event.message}' if event.message else ''}"
     code = ExitCode.DONE if event.outcome == "done" else ExitCode.RUN_FAILED
-    return answer(as_json, document, [visible(told)], code)
+    return answer(as_json, document, [visible(line)], code)
 
 
 def _refuse_ended(path: Path) -> None:
@@ -74,25 +74,27 @@ def _is_unknown(path: Path, machine: str) -> bool:
 def answer_to(path: Path, identity: str) -> RequestEvent:
     """Wait for the last word on a request; take back what nobody has taken in time."""
     end = time.monotonic() + PATIENCE
-    paused = waits = False
+    paused = is_addition = False
 
-    def goes_on() -> bool:
+    def may_continue() -> bool:
         return is_live(path) and time.monotonic() < end
 
-    for event in follow_events(path / "events.jsonl", goes_on):
+    for event in follow_events(path / "events.jsonl", may_continue):
         if isinstance(event, RunEvent):
             paused = event.status == "paused"
         elif isinstance(event, RequestEvent) and event.request == identity:
             end = math.inf
             if event.outcome != "accepted":
                 return event
-            waits = event.action == "add"
-        if paused and waits:
+            is_addition = event.action == "add"
+        if paused and is_addition:
             say(f"the run is paused; the machine joins when it resumes: {command_about(path, 'ask')} resume")
-            waits = False
-    back = withdraw_request(path, identity)
+            is_addition = False
+    withdrawn = withdraw_request(path, identity)
     message = (
-        f"the run did not accept the request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
+        f"the run did not accept the request within {PATIENCE:.0f} s"
+        if withdrawn
+        else "the run ended without an answer"
     )
     return RequestEvent(request=identity, action="", outcome="refused", message=message)
 
@@ -126,27 +128,29 @@ def stop(
         _wait_until_gone(path)
         moments["ended"] = time.time()
 
-    found: dict[str, list[str] | MusterError]
+    leftovers_by_machine: dict[str, list[str] | MusterError]
     if distributed:
         hosts = all_hosts(path)
         approve_hosts(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
-        held: list[SnapshotEvent] = []
-        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended, on_snapshot=held.append)
-        note_unheard(path, held)
+        snapshots: list[SnapshotEvent] = []
+        leftovers_by_machine = leftovers(
+            hosts, RunFolder.open(path).metadata.run_id, ended, on_snapshot=snapshots.append
+        )
+        note_unheard(path, snapshots)
     else:
         ended()
-        found = {"this machine": end_processes(RunFolder.open(path).metadata.run_id)}
+        leftovers_by_machine = {"this machine": end_processes(RunFolder.open(path).metadata.run_id)}
     moments["proved"] = time.time()
-    return _tell_leftovers(path, found, moments, as_json)
+    return _tell_leftovers(path, leftovers_by_machine, moments, as_json)
 
 
-def note_unheard(path: Path, held: list[SnapshotEvent]) -> None:
+def note_unheard(path: Path, snapshots: list[SnapshotEvent]) -> None:
     """Write down the snapshots that machines wrote by themselves, after whoever carried the run out was gone."""
-    known = newest_snapshots(RunFolder.open(path).events())
-    unheard = [e for e in held if e.member is not None and e.step > known.get(e.member, (-1, ()))[0]]
-    if unheard and not is_live(path):
+    newest_by_member = newest_snapshots(RunFolder.open(path).events())
+    missing = [e for e in snapshots if e.member is not None and e.step > newest_by_member.get(e.member, (-1, ()))[0]]
+    if missing and not is_live(path):
         with contextlib.suppress(MusterError), RunFolder.take_over(path) as folder:
-            for event in sorted(unheard, key=lambda one: one.step):
+            for event in sorted(missing, key=lambda one: one.step):
                 folder.append(event)
 
 
@@ -166,26 +170,33 @@ def _wait_until_gone(path: Path) -> None:
 
 
 def _tell_leftovers(
-    path: Path, found: dict[str, list[str] | MusterError], moments: dict[str, float], as_json: bool
+    path: Path, leftovers_by_machine: dict[str, list[str] | MusterError], moments: dict[str, float], as_json: bool
 ) -> ExitCode:
     from distributed.preparation.preflight import NotReady
 
-    problems = {name: one for name, one in found.items() if isinstance(one, MusterError)}
-    left = {name: one for name, one in found.items() if not isinstance(one, MusterError)}
+    problems = {name: left for name, left in leftovers_by_machine.items() if isinstance(left, MusterError)}
+    processes_by_machine = {
+        name: left for name, left in leftovers_by_machine.items() if not isinstance(left, MusterError)
+    }
     run = RunFolder.open(path)
     state = reduce_events(run.events())
-    code = ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
+    code = ExitCode.RUN_FAILED if any(processes_by_machine.values()) else ExitCode.DONE
     if as_json:
         unknown = {name: problem.message for name, problem in problems.items()}
-        kept = {"kept_step": state.resume_step, "kept": state.saved_progress, "left": left, "unknown": unknown}
-        document = {"run_dir": str(path), "status": run.metadata.status, **kept, **moments}
+        outcome = {
+            "kept_step": state.resume_step,
+            "kept": state.saved_progress,
+            "left": processes_by_machine,
+            "unknown": unknown,
+        }
+        document = {"run_dir": str(path), "status": run.metadata.status, **outcome, **moments}
         return answer(True, document, (), ExitCode.NOT_READY if problems else code)
     stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.saved_progress}"
     show_line("the run is completed" if run.metadata.status == "completed" else stopped)
     resumable = run.metadata.status != "completed" and run.metadata.strategy != SCRIPT
     if resumable and state.resume_step is not None:
         say(f"resume with: {command_about(path, 'distributed-train', '--resume')}")
-    for name, processes in left.items():
+    for name, processes in processes_by_machine.items():
         show_line(f"{name}: {'nothing left running' if not processes else '; '.join(map(visible, processes))}")
     if problems:
         raise NotReady(list(problems.values()))

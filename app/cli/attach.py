@@ -208,8 +208,8 @@ def show_run(
     write = ascii_lines() if ascii_only else None
     progress = progress_for(title_of(follower.plan), write=write)
     events = follower.events()
-    visit, asked, greeted = Visit(path), [], not person(as_json)
-    with heard_by(lambda number, frame: asked.append(number)):
+    visit, signals, greeted = Visit(path), [], not person(as_json)
+    with heard_by(lambda number, frame: signals.append(number)):
         while True:
             with progress:
                 for event in events:
@@ -218,12 +218,12 @@ def show_run(
                         progress(event)
                     elif not greeted:
                         greeted = _greet(visit, progress.state)
-                    if asked:
+                    if signals:
                         break
                 else:
                     break
-            number = asked.pop()
-            asked.clear()
+            number = signals.pop()
+            signals.clear()
             if _leave(path, number):
                 if person(as_json):
                     visit.leave(time.time())
@@ -325,9 +325,9 @@ def _plainly(source: Replay, ascii_only: bool) -> ExitCode:
     """Write the lines of the run's progress with the times of the run."""
     write = ascii_lines() if ascii_only else say
     events = source.events()
-    first = next(events, None)  # sets the clock of the run to its first event
+    first_event = next(events, None)  # sets the clock of the run to its first event
     with PlainProgress(f"replay of {title_of(source.plan)}", RunState(), write, source.now) as progress:
-        for event in itertools.chain([first], events):
+        for event in itertools.chain([first_event], events):
             if event is not None:
                 progress(event)
     ended = source.ended(progress.state)

@@ -1,7 +1,7 @@
-"""The commands of Muster by name: where each stands in the tree of groups, and what it is about.
+"""The commands of Muster by name: group and description of each.
 
-The file of a command is imported when it is called, so that ``--help`` stays quick. Every command is also called by its
-key here, wherever it stands in the tree; these names are not in the list of the first help.
+A command's module is imported only when it is called, so that ``--help`` stays fast. Every command can also be called
+by its key here, whatever its group; the top-level help does not list these names.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from profiles.installation import IS_CHECKOUT, can_train
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command, or a group of them, of a file in ``app/cli``."""
+    """A command, or a group of commands, in a module of ``app/cli``."""
 
     file: str
     about: str
     group: str = ""
-    """``machines`` for what is called ``machines check``; empty: it stands by itself."""
+    """Group that it belongs to, as in ``machines check``; empty: none."""
     name: str = ""
-    """In its group, or by itself; empty: its key."""
+    """Name in its group, or on its own; empty: its key."""
     trains: bool = False
-    """Whether this computer needs the packages that train for it."""
-    whole: bool = False
-    """Whether its first argument begins another command line, whose options are its own."""
+    """Whether it needs the training packages on this computer."""
+    wraps_command: bool = False
+    """Whether its first argument begins another command line, with options of its own."""
 
 
 GROUPS = {
@@ -40,7 +40,7 @@ GROUPS = {
     "machines": "Find machines, check and measure them, get access, and clean up.",
 }
 _FIRST = ("train", "launch", *GROUPS)
-"""The list of the first help."""
+"""Entries of the top-level help."""
 COMMANDS = {
     "distributed-train": CommandEntry(
         "train_command", "Train a model on this machine or on several, with live progress.", name="train", trains=True
@@ -49,7 +49,7 @@ COMMANDS = {
         "launch",
         "Run your own PyTorch training script on several machines, as torchrun does on a cluster.",
         trains=True,
-        whole=True,
+        wraps_command=True,
     ),
     "runs": CommandEntry("runs", GROUPS["runs"]),
     "attach": CommandEntry(
@@ -172,59 +172,59 @@ COMMANDS = {
         "attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."
     ),
 }
-"""By the name that has always worked."""
+"""Commands by the name that works without a group."""
 SCREENS = {
     "wizard": "Open the guided set-up: machines, job, the fastest way to train, a live dashboard.",
     "tour": "Open the guided set-up with recorded machines; nothing is changed, no network is needed.",
 }
-"""The set-up is no command of this tree: its options are those of ``wizard.py``."""
+"""The guided set-up is not part of this tree: its options are those of ``wizard.py``."""
 
 
 def command_tree(words: Sequence[str] | None = None) -> typer.Typer:
-    """Return the program with what a command line calls; without ``words``, with all commands.
+    """Return the program with the commands that a command line calls; without ``words``, with all commands.
 
     Args:
-        words: of the command line, without its options.
+        words: words of the command line, without options.
     """
     app = new_app(not IS_CHECKOUT)
-    first = next(iter(words or ()), "")
+    called = next(iter(words or ()), "")
     for key, command in COMMANDS.items():
         shown = command.name or key
-        if key not in GROUPS and (words is None or first == key):
+        if key not in GROUPS and (words is None or called == key):
             _add(app, key, key)
-        if key not in GROUPS and not command.group and shown != key and (words is None or first == shown):
+        if key not in GROUPS and not command.group and shown != key and (words is None or called == shown):
             _add(app, shown, key)
-    for group in GROUPS if words is None else (first,):
+    for group in GROUPS if words is None else (called,):
         if group in GROUPS:
             app.add_typer(_group(group, words), name=group, help=GROUPS[group], invoke_without_command=group == "runs")
     return app
 
 
-def command_list(every: bool = False) -> typer.Typer:
-    """Return the program with the names and lines of its commands, for a call that names none of them.
+def command_list(include_advanced: bool = False) -> typer.Typer:
+    """Return the program with names and descriptions only, for a command line that calls no command.
 
     Args:
-        every: also those that the first help leaves out.
+        include_advanced: also list the commands that the top-level help omits.
     """
     app = new_app(not IS_CHECKOUT)
-    for name, about in _names(every):
+    for name, about in _names(include_advanced):
         app.command(name, help=about)(lambda: None)
-    hidden = {*COMMANDS, *SCREENS} - {name for name, _ in _names(every)}
+    hidden = {*COMMANDS, *SCREENS} - {name for name, _ in _names(include_advanced)}
     for name in sorted(hidden):
         app.command(name, hidden=True)(lambda: None)
     return app
 
 
-def _names(every: bool) -> Iterator[tuple[str, str]]:
+def _names(include_advanced: bool) -> Iterator[tuple[str, str]]:
     alone = {command.name or key: command.about for key, command in COMMANDS.items() if not command.group}
     lines = {**SCREENS, **alone, **GROUPS}
     yield from ((name, lines[name]) for name in _FIRST)
-    if every:
+    if include_advanced:
         yield from ((name, about) for name, about in lines.items() if name not in _FIRST)
 
 
 def _group(name: str, words: Sequence[str] | None) -> typer.Typer:
-    """Return a group with what the words may call in it, and the lines of the rest; without words, with all of it."""
+    """Return a group with the commands that ``words`` call, and descriptions of the others; without words, with all."""
     app = _function("runs") if name == "runs" else new_app(no_args_is_help=True)
     for key, command in COMMANDS.items():
         shown = command.name or key
@@ -240,7 +240,7 @@ def _add(app: typer.Typer, name: str, key: str) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name, help=COMMANDS[key].about, invoke_without_command=True)
     else:
-        settings = {**HELP_OPTIONS, "allow_interspersed_args": not COMMANDS[key].whole}
+        settings = {**HELP_OPTIONS, "allow_interspersed_args": not COMMANDS[key].wraps_command}
         app.command(name, help=COMMANDS[key].about, context_settings=settings)(command)
 
 
@@ -249,7 +249,7 @@ def _function(key: str) -> Any:
         importlib.import_module(f"app.cli.{COMMANDS[key].file}"), key.replace("-", "_")
     )
     if COMMANDS[key].trains and not can_train():
-        from app.cli.handover import handed_over  # of a light core alone
+        from app.cli.handover import handed_over  # only in a light core
 
         return handed_over(function, uses_model=COMMANDS[key].group == "model")
     return function

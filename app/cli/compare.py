@@ -27,7 +27,7 @@ from distributed.preparation.preflight import local_memory_budgets
 from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
 from profiles.layers import DEFAULT
 from profiles.library import check_name
-from profiles.options import applies
+from profiles.options import has_effect
 from profiles.quantities import bytes_text
 from profiles.resolve import load_profile, save_profile
 from profiles.schema import Profile
@@ -84,10 +84,10 @@ def compare(
     named = references or []
     if strategies:
         settings = [*settings, *([f"cluster={cluster}"] if cluster else [])]
-        asked = CompareRequest(
+        request = CompareRequest(
             named, strategies, members, seeds, links, jobs, save, settings, trust_code, output, as_json
         )
-        return compare_strategies(asked)
+        return compare_strategies(request)
     if save or settings or trust_code or cluster:
         raise BadInput("these options compare strategies", "name them with --strategies allreduce,diloco")
     if not named:
@@ -121,19 +121,19 @@ class CompareRequest:
     @property
     def names(self) -> list[str]:
         """The strategies; whether they go together with others and with the job is not known yet."""
-        asked = [name.strip() for name in self.strategies.split(",") if name.strip()]
-        if not asked:
+        requested = [name.strip() for name in self.strategies.split(",") if name.strip()]
+        if not requested:
             raise BadInput("--strategies names none", "write for example --strategies allreduce,diloco")
-        if "auto" in asked:
+        if "auto" in requested:
             raise BadInput("auto is no strategy of its own", "name those that are to be compared")
-        names = [" + ".join(map(check_strategy, component_names(name))) for name in asked]
+        names = [" + ".join(map(check_strategy, component_names(name))) for name in requested]
         return list(dict.fromkeys(names))
 
     @property
     def rates(self) -> list[float]:
         """Of the links, in Mbit/s, the slowest first."""
         try:
-            rates = sorted({float(part) for part in self.links.split(",") if part.strip()})
+            rates = sorted({float(rate) for rate in self.links.split(",") if rate.strip()})
         except ValueError:
             rates = [math.nan]
         if any(not 0 < rate <= 1e6 for rate in rates):
@@ -143,44 +143,47 @@ class CompareRequest:
 
     @property
     def overrides(self) -> dict[str, str]:
-        found = merged_overrides(self.settings)
+        overrides = merged_overrides(self.settings)
         for name in _SET_HERE:
-            if name in found:
+            if name in overrides:
                 raise BadInput(f"--set {name}: the comparison decides it", "use --strategies and --members")
-        return found
+        return overrides
 
 
-def compare_strategies(asked: CompareRequest) -> ExitCode:
+def compare_strategies(request: CompareRequest) -> ExitCode:
     """Carry out ``compare --strategies``.
 
     Raises:
         BadInput: the job cannot be used with any of the strategies.
         StoppedByUser: a signal came; runs that are whole stay.
     """
-    rates, jobs = asked.rates, asked.jobs or max(1, whole_cores() // 2)
-    if asked.save:
-        check_name(asked.save)
-    trials, refused = _planned(asked, jobs)
+    rates, jobs = request.rates, request.jobs or max(1, whole_cores() // 2)
+    if request.save:
+        check_name(request.save)
+    trials, refused = _planned(request, jobs)
     if not trials:
         raise BadInput(*next(iter(refused.values())))
-    folder = asked.output / f"compare-{trials[0].plan.profile.name}"
-    found = whole_runs(folder, trials)
-    if found:
-        say(f"{counted(len(found), 'run')} of {len(trials)} {'is' if len(found) == 1 else 'are'} there already")
+    folder = request.output / f"compare-{trials[0].plan.profile.name}"
+    run_folders = whole_runs(folder, trials)
+    if run_folders:
+        verb = "is" if len(run_folders) == 1 else "are"
+        say(f"{counted(len(run_folders), 'run')} of {len(trials)} {verb} there already")
     bench = Bench(folder, jobs, sys.argv)
-    if rest := [trial for trial in trials if trial not in found]:
-        found |= bench.carry_out(rest)
+    if remaining := [trial for trial in trials if trial not in run_folders]:
+        run_folders |= bench.carry_out(remaining)
     if bench.stopped.is_set():
-        raise StoppedByUser(f"stopped; {len(found)} of {counted(len(trials), 'run')} stay: the same command goes on")
-    why = {name: message for name, (message, _) in refused.items()} | bench.refused
+        raise StoppedByUser(
+            f"stopped; {len(run_folders)} of {counted(len(trials), 'run')} stay: the same command goes on"
+        )
+    refusals = {name: message for name, (message, _) in refused.items()} | bench.refused
     cores = float(trials[0].plan.members[0].threads)
     members = trials[0].plan.world_size
-    result = rank_strategies(_tried(asked.names, trials, found, why), members, rates, cores)
+    result = rank_strategies(_tried(request.names, trials, run_folders, refusals), members, rates, cores)
     if not result.best:
-        raise BadInput(next(iter(why.values())), f"logs are in {folder}")
-    saved = _save(asked, result) if asked.save else None
+        raise BadInput(next(iter(refusals.values())), f"logs are in {folder}")
+    saved = _save(request, result) if request.save else None
     page = write_comparison(result, trials[0].plan.profile.name, members, folder)
-    if asked.as_json:
+    if request.as_json:
         places = {"folder": str(folder), "page": str(page), "saved": str(saved) if saved else None}
         return answer(True, {**document(result), **places}, ())
     _show(members, result, folder, page)
@@ -189,52 +192,60 @@ def compare_strategies(asked: CompareRequest) -> ExitCode:
     return ExitCode.DONE
 
 
-def _planned(asked: CompareRequest, jobs: int) -> tuple[list[Trial], dict[str, tuple[str, str]]]:
+def _planned(request: CompareRequest, jobs: int) -> tuple[list[Trial], dict[str, tuple[str, str]]]:
     """Return all runs, the first seed of every strategy first, and why others have none."""
-    every: list[list[Trial]] = []
+    trials_by_strategy: list[list[Trial]] = []
     refused: dict[str, tuple[str, str]] = {}
-    overrides, together = asked.overrides, " + ".join(asked.names)
-    for name in asked.names:
-        own = {key: value for key, value in overrides.items() if applies(key, name) or not applies(key, together)}
+    overrides, all_strategies = request.overrides, " + ".join(request.names)
+    for name in request.names:
+        applicable = {
+            key: value
+            for key, value in overrides.items()
+            if has_effect(key, name) or not has_effect(key, all_strategies)
+        }
         try:
-            fitted, chosen = _fitted(asked, {**own, "strategy": name}), "eval_interval" in overrides
-            trials = trials_of(fitted, asked.members, asked.seeds, jobs, evaluations_chosen=chosen)
-            every.append([replace(trial, strategy=name) for trial in trials])  # with a file's path as it was written
+            fitted, chosen = _fitted(request, {**applicable, "strategy": name}), "eval_interval" in overrides
+            trials = trials_of(fitted, request.members, request.seeds, jobs, evaluations_chosen=chosen)
+            trials_by_strategy.append(
+                [replace(trial, strategy=name) for trial in trials]
+            )  # with a file's path as it was written
         except BadInput as error:
             refused[name] = (error.message, error.hint)
-    return [own[number] for number in range(asked.seeds) for own in every], refused
+    return [trials[i] for i in range(request.seeds) for trials in trials_by_strategy], refused
 
 
-def _fitted(asked: CompareRequest, overrides: Mapping[str, str]) -> Profile:
-    request = TrainRequest(asked.profile, dict(overrides), as_json=asked.as_json, trust_code=asked.trust_code)
-    profile = profile_of(request)
+def _fitted(request: CompareRequest, overrides: Mapping[str, str]) -> Profile:
+    train_request = TrainRequest(
+        request.profile, dict(overrides), as_json=request.as_json, trust_code=request.trust_code
+    )
+    profile = profile_of(train_request)
     check_data(profile)
     return fit(profile, local_memory_budgets(profile, 1), say)
 
 
 def _tried(
-    names: Sequence[str], trials: Sequence[Trial], found: Mapping[Trial, Path], refused: Mapping[str, str]
+    names: Sequence[str], trials: Sequence[Trial], run_folders: Mapping[Trial, Path], refused: Mapping[str, str]
 ) -> list[StrategyResult]:
     """Return what came of every strategy, in the order they were named; each strategy's runs by seed."""
     profiles = {trial.strategy: trial.plan.profile for trial in trials}
     rows = []
     for name in names:
-        own = sorted((trial.seed, path) for trial, path in found.items() if trial.strategy == name)
-        read = [read_run(seed, RunFolder.open(path).events()) for seed, path in own]
-        rows.append(StrategyResult(name, profiles.get(name), tuple(filter(None, read)), refused.get(name, "")))
+        folder_by_seed = sorted((trial.seed, path) for trial, path in run_folders.items() if trial.strategy == name)
+        run_results = [read_run(seed, RunFolder.open(path).events()) for seed, path in folder_by_seed]
+        rows.append(StrategyResult(name, profiles.get(name), tuple(filter(None, run_results)), refused.get(name, "")))
     return rows
 
 
-def _save(asked: CompareRequest, result: StrategyComparison) -> Path:
+def _save(request: CompareRequest, result: StrategyComparison) -> Path:
     """Save the profile with the best strategy, as it would be trained."""
-    overrides = {key: value for key, value in asked.overrides.items() if applies(key, result.best)}
+    overrides = {key: value for key, value in request.overrides.items() if has_effect(key, result.best)}
     overrides["strategy"] = result.best
-    if not asked.profile:
-        return save_profile(asked.save, overrides)
-    found = load_profile(asked.profile, overrides)
-    values = {name: found.value(name) for name, origin in found.origins.items() if origin != DEFAULT}
-    kept = {name: value for name, value in values.items() if value and applies(name, result.best)}
-    return save_profile(asked.save, kept)
+    if not request.profile:
+        return save_profile(request.save, overrides)
+    resolved = load_profile(request.profile, overrides)
+    values = {name: resolved.value(name) for name, origin in resolved.origins.items() if origin != DEFAULT}
+    applicable = {name: value for name, value in values.items() if value and has_effect(name, result.best)}
+    return save_profile(request.save, applicable)
 
 
 # ------------------------------------------------------------------------------------------------------------- to read
@@ -242,19 +253,19 @@ def _save(asked: CompareRequest, result: StrategyComparison) -> Path:
 
 def document(result: StrategyComparison) -> dict[str, Any]:
     """Return everything for a program."""
-    found = asdict(result)
-    for told, row in zip(found["rows"], result.rows, strict=True):
-        del told["profile"]
-        told |= {"loss": row.loss if row.losses else None, "spread": row.spread if row.losses else None}
-    return found
+    comparison = asdict(result)
+    for row_document, row in zip(comparison["rows"], result.rows, strict=True):
+        del row_document["profile"]
+        row_document |= {"loss": row.loss if row.losses else None, "spread": row.spread if row.losses else None}
+    return comparison
 
 
 def _show(members: int, result: StrategyComparison, folder: Path, page: Path) -> None:
-    for one in result_tables(result, members):
-        show_line(one.title)
-        figures = [Column(name, justify="right") for name in one.header[1:]]
-        table = Table(one.header[0], *figures, box=None, header_style="bold", pad_edge=False)
-        for row in one.rows:
+    for result_table in result_tables(result, members):
+        show_line(result_table.title)
+        figures = [Column(name, justify="right") for name in result_table.header[1:]]
+        table = Table(result_table.header[0], *figures, box=None, header_style="bold", pad_edge=False)
+        for row in result_table.rows:
             table.add_row(*[Text(visible(cell)) for cell in row])
         show(table)
         show_line("")

@@ -157,9 +157,9 @@ def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tupl
 
 
 def machine_line(machine: FoundMachine) -> str:
-    where = f" at {_best(machine)}" if machine.paths else ""
+    location = f" at {_best(machine)}" if machine.paths else ""
     why = f" ({visible(machine.problem.message)})" if machine.problem else ""
-    return f"{visible(machine.name)} {machine.status.value}{where}{why}"
+    return f"{visible(machine.name)} {machine.status.value}{location}{why}"
 
 
 # ----------------------------------------------------------------------------------------------------------------- once
@@ -167,15 +167,15 @@ def machine_line(machine: FoundMachine) -> str:
 
 def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
     state = discovery.state
-    found = machines(state)
+    found_machines = machines(state)
     if as_json:
         problems = [vars(problem) for problem in state.browsed.problems]
         browsed = {"interfaces": list(state.browsed.interfaces), "problems": problems}
-        documents = [_document(machine) for machine in found]
+        documents = [_document(machine) for machine in found_machines]
         show_json({"machines": documents, "browsed": browsed, "ignored": state.ignored, "exit_code": int(code)})
         return
-    show(machine_table(found))
-    for machine in found:
+    show(machine_table(found_machines))
+    for machine in found_machines:
         if machine.problem is not None:
             show_line(f"{visible(machine.name)}: {visible(machine.problem.message)}")
             if machine.problem.hint:
@@ -183,12 +183,12 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
     _tell_notices(discovery)
 
 
-def machine_table(found: tuple[FoundMachine, ...]) -> Table:
+def machine_table(found_machines: tuple[FoundMachine, ...]) -> Table:
     narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), expand=narrow)
     for heading, share in _COLUMNS.items():
         table.add_column(heading, overflow="fold", ratio=share if narrow else None)
-    for machine in found:
+    for machine in found_machines:
         table.add_row(*(Text(visible(cell)) for cell in _cells(machine)))
     return table
 
@@ -200,9 +200,9 @@ def _cells(machine: FoundMachine) -> tuple[str, ...]:
     over = f"{best.kind.value} {best.interface}" if best else ""
     memory = details.get("memory", "")
     size = bytes_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
-    what = ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
+    hardware = ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
     found_by = ", ".join(origin.value for origin in machine.found_by)
-    return machine.name, f"{sign} {machine.status.value}", _best(machine), over, what, found_by
+    return machine.name, f"{sign} {machine.status.value}", _best(machine), over, hardware, found_by
 
 
 def _best(machine: FoundMachine) -> str:
@@ -210,8 +210,8 @@ def _best(machine: FoundMachine) -> str:
         return f"through {machine.through}" if machine.through else "-"
     best = machine.paths[0].endpoint
     others = sum(path.status is machine.paths[0].status for path in machine.paths) - 1
-    more = f" +{others}" if others else ""
-    return f"{best.scoped if best.port == 22 else best.where}{more}"
+    others_note = f" +{others}" if others else ""
+    return f"{best.scoped if best.port == 22 else best.where}{others_note}"
 
 
 def _tell_notices(discovery: Discovery) -> None:
@@ -227,16 +227,16 @@ def _tell_notices(discovery: Discovery) -> None:
     say(f"no machine found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
     if discovery.hashed_names:
         say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed; type their names")
-    if met := neighbours():
-        say(f"this network also has {', '.join(met)}; to check one: {command_line('discover', met[0])}")
+    if addresses := neighbours():
+        say(f"this network also has {', '.join(addresses)}; to check one: {command_line('discover', addresses[0])}")
     say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
     say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
 
 
 def _document(machine: FoundMachine) -> dict[str, Any]:
     """Return a machine for a program: its record, and what an endpoint is made of among the fields of its path."""
-    found = asdict(machine)
-    del found["id"]
-    for path, document in zip(machine.paths, found["paths"]):
-        document |= {**document.pop("endpoint"), "address": path.endpoint.scoped}
-    return found
+    machine_document = asdict(machine)
+    del machine_document["id"]
+    for path, path_document in zip(machine.paths, machine_document["paths"]):
+        path_document |= {**path_document.pop("endpoint"), "address": path.endpoint.scoped}
+    return machine_document

@@ -13,7 +13,7 @@ from app.console import say, visible
 from profiles.errors import BadInput, ExitCode
 from profiles.installation import can_train
 from profiles.options import hint_for
-from profiles.schema import USUAL_TASK
+from profiles.schema import DEFAULT_TASK
 
 
 def doctor(
@@ -46,18 +46,18 @@ def doctor(
     for name in checks or ():
         if name not in CHECKS:
             raise BadInput(f"there is no check '{name}'", hint_for(name, CHECKS, "--list shows them"))
-    (one,) = examine(this_machine(), USUAL_TASK)
-    found = [finding for finding in one.findings if not checks or finding.check in checks]
+    (examined,) = examine(this_machine(), DEFAULT_TASK)
+    findings = [finding for finding in examined.findings if not checks or finding.check in checks]
     lines = []
-    for finding in found:
+    for finding in findings:
         needed = f" (needed: {finding.needed})" if finding.needed and finding.level != "ok" else ""
         lines.append(f"{finding.level:8} {finding.check:{width}}  {visible(finding.seen + needed)}")
         lines += [f"{'':{width + 11}}fix: {visible(finding.fix)}"] if finding.fix else []
-    seen = {finding.check for finding in found}
-    lines += [f"{'-':8} {name:{width}}  nothing to check here" for name in checks or () if name not in seen]
-    wrong = any(finding.level == "problem" for finding in found)
-    code = ExitCode.NOT_READY if wrong else ExitCode.DONE
-    return answer(as_json, {"findings": [finding._asdict() for finding in found]}, lines, code)
+    checked = {finding.check for finding in findings}
+    lines += [f"{'-':8} {name:{width}}  nothing to check here" for name in checks or () if name not in checked]
+    has_problem = any(finding.level == "problem" for finding in findings)
+    code = ExitCode.NOT_READY if has_problem else ExitCode.DONE
+    return answer(as_json, {"findings": [finding._asdict() for finding in findings]}, lines, code)
 
 
 def _self_test(device: str, out: Path, as_json: bool) -> ExitCode:

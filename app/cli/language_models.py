@@ -40,8 +40,10 @@ def evaluate_texts(
         for model, result in zip(models, results, strict=True)
     ]
     document = {**documents[0], **({"against": documents[1]} if len(documents) > 1 else {})}
-    part = Path(dataset).name if Path(dataset).expanduser().is_file() else results[0].split
-    lines = [line for model, result in zip(models, results, strict=True) for line in _lines(model, result, part)]
+    dataset_part = Path(dataset).name if Path(dataset).expanduser().is_file() else results[0].split
+    lines = [
+        line for model, result in zip(models, results, strict=True) for line in _lines(model, result, dataset_part)
+    ]
     return answer(as_json, document, lines)
 
 
@@ -52,9 +54,9 @@ def _measured(model: Path, dataset: str, split: str, device: str, mixed_precisio
         return evaluate_text(model, dataset, split, device, mixed_precision, progress)
 
 
-def _lines(model: Path, result: TextResult, part: str) -> Iterator[str]:
+def _lines(model: Path, result: TextResult, dataset_part: str) -> Iterator[str]:
     figures = (f"{name} {metric_text(name, result.metrics[name])}" for name in ("loss", "perplexity"))
     yield f"{visible(model)}: {', '.join(figures)}"
-    amount = f"{counted(round(result.metrics['samples']), 'sample')} of {visible(part)}"
+    amount = f"{counted(round(result.metrics['samples']), 'sample')} of {visible(dataset_part)}"
     tokens = f"{round(result.metrics['tokens']):,} predicted tokens"
     yield f"on {amount}, {tokens}, at most {result.block_size} at once, computed in {result.precision}"

@@ -56,7 +56,7 @@ def launch(
     local: Annotated[
         int, typer.Option(metavar="N", min=0, max=64, help="Start N processes, on this machine only.")
     ] = 0,
-    each: Annotated[
+    processes_per_machine: Annotated[
         int,
         typer.Option(
             "--nproc-per-machine", metavar="K", min=0, max=64, help="Processes on each machine; default: one per GPU."
@@ -77,7 +77,7 @@ def launch(
     output: Output = OUTPUT,
     as_json: Json = False,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
-    each_node: Annotated[
+    processes_per_node: Annotated[
         int, typer.Option("--nproc-per-node", "--nproc_per_node", parser=process_count, hidden=True)
     ] = 0,
     nodes: Annotated[str, typer.Option("--nnodes", hidden=True, callback=check_nodes)] = "",
@@ -87,24 +87,26 @@ def launch(
     meeting: Annotated[list[str] | None, typer.Option(*MEETING, hidden=True, callback=refuse_meeting)] = None,
 ) -> ExitCode:
     """Start a script on this machine or on several, and show what it writes."""
-    each = each or each_node
-    local = processes_here(local, each, hosts, standalone or bool(nodes))
+    processes_per_machine = processes_per_machine or processes_per_node
+    local = processes_here(local, processes_per_machine, hosts, standalone or bool(nodes))
     job = script_of(["-m", *script] if module else script, backend, folder)
     file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
     if file is None:
         plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", local or gpus())], output)
-        made = RunFolder.create(output, plan, sys.argv)
+        run_folder = RunFolder.create(output, plan, sys.argv)
         remember(output)
-        return run_in_background("app.cli.local_run", made, as_json) if detach else run_here(plan, made, as_json)
+        if detach:
+            return run_in_background("app.cli.local_run", run_folder, as_json)
+        return run_here(plan, run_folder, as_json)
     if hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")
-    listed = read_hosts(file, named=hosts is not None, person=somebody(as_json))
+    listed_hosts = read_hosts(file, named=hosts is not None, person=somebody(as_json))
     announce_files(Path(job.folder))
     prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
-    known, machines = places_of(listed, prepare, each)
-    made = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
-    save_hosts(known, made.path / RUN_HOSTS)
-    return run_in_background("distributed.supervisor", made, as_json, shown=not detach)
+    prepared_hosts, machines = places_of(listed_hosts, prepare, processes_per_machine)
+    run_folder = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
+    save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
+    return run_in_background("distributed.supervisor", run_folder, as_json, shown=not detach)
 
 
 def gpus() -> int:
@@ -121,23 +123,23 @@ def announce_files(folder: Path) -> None:
     from distributed.preparation.code_sync import launched_files, left_out
 
     say(f"sending to the machines: {counted(len(launched_files(folder)), 'file')} of {visible(folder)}")
-    if others := left_out(folder):
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        say(f"left out, no files: {visible(', '.join(others[:_SHOWN]))}{more}")
+    if skipped := left_out(folder):
+        more_note = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
+        say(f"left out, no files: {visible(', '.join(skipped[:_SHOWN]))}{more_note}")
 
 
-def run_here(plan: RunPlan, made: RunFolder, as_json: bool) -> ExitCode:
+def run_here(plan: RunPlan, run_folder: RunFolder, as_json: bool) -> ExitCode:
     """Run a script on this machine to its end."""
-    with shown_logs(made.path, as_json):
-        ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
+    with shown_logs(run_folder.path, as_json):
+        ended = run_to_end(plan, run_folder, PlainProgress(title_of(plan)))
     return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
 
 
-def run_in_background(entry: str, made: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
+def run_in_background(entry: str, run_folder: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
     """Start the process that carries a run out, the module ``entry``; follow it to its end if it is ``shown``."""
-    made.close()
-    BackgroundProcess(entry, trains=True).start(made.path)
-    return follow(made.path, as_json) if shown else leave(made.path, as_json)
+    run_folder.close()
+    BackgroundProcess(entry, trains=True).start(run_folder.path)
+    return follow(run_folder.path, as_json) if shown else leave(run_folder.path, as_json)
 
 
 def script_of(words: list[str], backend: Backend, folder: Path | None) -> LaunchedScript:
@@ -174,7 +176,7 @@ class RankHost:
     """That a person wants them to listen on."""
 
 
-def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, list[RankHost]]:
+def places_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int) -> tuple[Hosts, list[RankHost]]:
     """Make machines ready; return them as they were found, and how many ranks each gets.
 
     Raises:
@@ -184,27 +186,33 @@ def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, 
     from distributed.preparation.prepare import hosts_of, prepare
 
     ready = prepare(hosts, "", options)
-    far = [link.host for link, _ in ready if link.host and not link.machine.here]
-    places = []
+    remote_hosts = [link.host for link, _ in ready if link.host and not link.machine.here]
+    rank_hosts = []
     for link, facts in ready:
         gpus = facts.gpus if "+cpu" not in facts.torch else 0
-        here = address_towards(far[0]) if far else "127.0.0.1"
-        ranks = each or len(link.machine.devices) or max(1, gpus)
-        places.append(RankHost(link.name, here if link.machine.here else facts.address, ranks, link.machine.interface))
+        local_address = address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
+        ranks = processes_per_machine or len(link.machine.devices) or max(1, gpus)
+        rank_hosts.append(
+            RankHost(link.name, local_address if link.machine.here else facts.address, ranks, link.machine.interface)
+        )
         link.close()
-    return hosts_of(hosts, [link for link, _ in ready]), places
+    return hosts_of(hosts, [link for link, _ in ready]), rank_hosts
 
 
-def plan_of(job: LaunchedScript, places: Sequence[RankHost], output: Path) -> RunPlan:
+def plan_of(job: LaunchedScript, rank_hosts: Sequence[RankHost], output: Path) -> RunPlan:
     """Return the plan of ranks that count from the first machine to the last."""
-    machines = tuple(number for number, place in enumerate(places) for _ in range(place.ranks))
-    where = {"addresses": tuple(one.address for one in places), "interfaces": tuple(one.interface for one in places)}
-    job = job.model_copy(update={"machines": machines, **where})
+    machines = tuple(number for number, place in enumerate(rank_hosts) for _ in range(place.ranks))
+    endpoints = {
+        "addresses": tuple(one.address for one in rank_hosts),
+        "interfaces": tuple(one.interface for one in rank_hosts),
+    }
+    job = job.model_copy(update={"machines": machines, **endpoints})
     members = []
     for rank, machine in enumerate(machines):
-        place = places[machine]
+        rank_host = rank_hosts[machine]
         local_rank = job.local_ranks(rank).index(rank)
-        name = place.name if place.ranks == 1 and len(places) > 1 else f"{place.name}-{local_rank}"
+        is_only_rank = rank_host.ranks == 1 and len(rank_hosts) > 1
+        name = rank_host.name if is_only_rank else f"{rank_host.name}-{local_rank}"
         members.append(MemberPlan(rank=rank, name=name, batch_size=1, local=not job.folder))
     name = job.script.rpartition(".")[2] if job.module else Path(job.script).stem
     model = ModelSettings(task=CUSTOM, model_path=f"{job.script}:__main__")
@@ -239,34 +247,36 @@ def follow(path: Path, as_json: bool) -> ExitCode:
     from distributed.cleaning.clean import leftovers
     from distributed.run.run_machines import all_hosts
 
-    follower, hosts, asked = Follower(path), all_hosts(path), [0.0]
+    follower, hosts, press_times = Follower(path), all_hosts(path), [0.0]
 
     def stop(number: int, frame: object) -> None:
-        if time.monotonic() - asked[-1] > ONE_PRESS:
-            leave_request(path, "stop" if len(asked) == 1 else "kill")
-            asked.append(time.monotonic())
-            say(STOPPING_SCRIPT if len(asked) == 2 else "ending at once")
+        if time.monotonic() - press_times[-1] > ONE_PRESS:
+            leave_request(path, "stop" if len(press_times) == 1 else "kill")
+            press_times.append(time.monotonic())
+            say(STOPPING_SCRIPT if len(press_times) == 2 else "ending at once")
 
     with heard_by(stop), shown_logs(path, as_json), PlainProgress(title_of(follower.plan)) as progress:
         for event in follower.events():
             if event is not None:
                 progress(event)
     ended = follower.ended(progress.state)
-    left = {} if ended.status == "completed" else leftovers(hosts, follower.plan.run_id)
-    told = {name: [one.message] if isinstance(one, MusterError) else one for name, one in left.items()}
-    return tell_end(ended, told, as_json)
+    leftover_results = {} if ended.status == "completed" else leftovers(hosts, follower.plan.run_id)
+    leftovers_by_machine = {
+        name: [one.message] if isinstance(one, MusterError) else one for name, one in leftover_results.items()
+    }
+    return tell_end(ended, leftovers_by_machine, as_json)
 
 
-def tell_end(ended: EndedRun, left: Mapping[str, list[str]], as_json: bool) -> ExitCode:
+def tell_end(ended: EndedRun, leftovers_by_machine: Mapping[str, list[str]], as_json: bool) -> ExitCode:
     """Tell how it ended, of a failure first the traceback of the rank that failed first, and what is left where."""
     if as_json:
-        return answer(True, {**document(ended), "left": left}, (), ended.exit_code)
+        return answer(True, {**document(ended), "left": leftovers_by_machine}, (), ended.exit_code)
     if ended.status == "failed" and ended.run_dir.exists():
         errors = (event for event in read_events(ended.run_dir / "events.jsonl") if isinstance(event, ErrorEvent))
         for line in next((error.traceback for error in errors), "").splitlines():
             say(visible(line))
     tell(ended, False)
-    for name, processes in left.items():
+    for name, processes in leftovers_by_machine.items():
         if processes or ended.status != "completed":
             say(f"{visible(name)}: {'; '.join(map(visible, processes)) or 'nothing left running'}")
     return ended.exit_code

@@ -22,7 +22,7 @@ from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import ExitCode, MusterError, counted
 from profiles.quantities import bytes_text
-from profiles.schema import USUAL_TASK
+from profiles.schema import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from distributed.checks.examination import Examined
@@ -47,48 +47,52 @@ def distributed_check(
     from training.tasks.published_models import usable_profile
 
     job = usable_profile(profile, tell=say).profile if profile else None
-    task = job.model.task if job else USUAL_TASK
+    task = job.model.task if job else DEFAULT_TASK
     machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
-    found = examine(machines, task, trust(trust_new), job)
-    if (fix or offline_wheels) and any(one.readiness.provisionable for one in found):
-        for error in repair(found, lambda line: say(visible(line)), offline_wheels):
+    examined_machines = examine(machines, task, trust(trust_new), job)
+    if (fix or offline_wheels) and any(one.readiness.provisionable for one in examined_machines):
+        for error in repair(examined_machines, lambda line: say(visible(line)), offline_wheels):
             say_error(error.message, error.hint)
-        found = examine(machines, task, trust(trust_new), job)
-    for one in () if as_json else found:
-        _show(one)
-    code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
-    return answer(as_json, {"machines": [_check_document(one) for one in found]}, (), code)
+        examined_machines = examine(machines, task, trust(trust_new), job)
+    for examined in () if as_json else examined_machines:
+        _show(examined)
+    code = ExitCode.DONE if all(one.ready for one in examined_machines) else ExitCode.NOT_READY
+    return answer(as_json, {"machines": [_check_document(one) for one in examined_machines]}, (), code)
 
 
-def _show(one: Examined) -> None:
-    problem = one.readiness.problem
+def _show(examined: Examined) -> None:
+    problem = examined.readiness.problem
     if problem is not None:
         say_error(problem.message, problem.hint)
-    elif one.ready:
-        facts = one.readiness.facts
+    elif examined.ready:
+        facts = examined.readiness.facts
         assert facts is not None
         python = ".".join(map(str, facts.python))
         gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
-        room = f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s"
-        show_line(visible(f"{one.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, {room})"))
-    for finding in one.findings:
+        disk_and_clock = f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s"
+        show_line(
+            visible(
+                f"{examined.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, {disk_and_clock})"
+            )
+        )
+    for finding in examined.findings:
         if finding.level == "problem" and finding.check != "ready":
-            say_error(f"{one.name}: {visible(finding.seen)}", finding.fix)
+            say_error(f"{examined.name}: {visible(finding.seen)}", finding.fix)
         elif finding.level == "warning":
             needed = f" (needed: {finding.needed})" if finding.needed else ""
             fix = f"; {finding.fix}" if finding.fix else ""
-            show_line(f"{one.name}: warning: {visible(f'{finding.seen}{needed}{fix}')}")
+            show_line(f"{examined.name}: warning: {visible(f'{finding.seen}{needed}{fix}')}")
 
 
-def _check_document(one: Examined) -> dict[str, object]:
-    readiness, facts = one.readiness, one.readiness.facts
-    document: dict[str, object] = {"name": one.name, "ready": one.ready}
+def _check_document(examined: Examined) -> dict[str, object]:
+    readiness, facts = examined.readiness, examined.readiness.facts
+    document: dict[str, object] = {"name": examined.name, "ready": examined.ready}
     if readiness.problem is not None:
         document |= {"problem": readiness.problem.message, "fix": readiness.problem.hint}
     elif facts is not None:
         document |= {"torch": facts.torch, "python": list(facts.python), "free_bytes": facts.free,
                      "clock_ahead": facts.clock_ahead, "gpus": facts.gpus}  # fmt: skip
-    return document | {"findings": [finding._asdict() for finding in one.findings]}
+    return document | {"findings": [finding._asdict() for finding in examined.findings]}
 
 
 _AT_ONCE = 32
@@ -124,22 +128,22 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
     Raises:
         BadInput: a name or the hosts file cannot be used, or nobody is there to confirm and no ``--yes``.
     """
-    wanted = chosen(hosts or (), hosts_file, as_json)
+    targets = chosen(hosts or (), hosts_file, as_json)
     key = read_own_key()
     blob = key.blob if key else ""
-    cases = [_Case(machine) for machine in wanted.machines]
+    cases = [_Case(machine) for machine in targets.machines]
     with ThreadPoolExecutor(min(len(cases), _AT_ONCE)) as pool:
         try:
-            list(pool.map(lambda case: case.work(wanted, blob), cases))
-            for case, found in [(case, case.found) for case in cases if case.found is not None and not as_json]:
-                amount = "nothing of Muster's" if found.empty else f"{bytes_text(found.size)} of Muster's"
+            list(pool.map(lambda case: case.work(targets, blob), cases))
+            for case, inventory in [(case, case.found) for case in cases if case.found is not None and not as_json]:
+                amount = "nothing of Muster's" if inventory.empty else f"{bytes_text(inventory.size)} of Muster's"
                 show_line(f"{visible(case.machine.name)}: {amount}")
-                for line in _inventory_lines(found):
+                for line in _inventory_lines(inventory):
                     show_line(f"  {line}")
-            full = [case for case in cases if case.found is not None and not case.found.empty]
-            machines = f"{counted(len(full), 'machine')} to clean"
-            if full and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
-                list(pool.map(lambda case: case.work(wanted, blob), full))
+            to_clean = [case for case in cases if case.found is not None and not case.found.empty]
+            machines = f"{counted(len(to_clean), 'machine')} to clean"
+            if to_clean and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
+                list(pool.map(lambda case: case.work(targets, blob), to_clean))
             return _tell(cases, as_json)
         finally:
             for case in cases:
@@ -147,23 +151,25 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
                     case.link.close()
 
 
-def _inventory_lines(found: Inventory) -> list[str]:
+def _inventory_lines(inventory: Inventory) -> list[str]:
     lines = []
     sizes: Counter[str] = Counter()
-    for part in found.parts:
-        if part.kind == "run":
-            run = part.path.rpartition("/")[2]
-            note = "running: not touched" if run in found.alive else "ended; its snapshots there go too"
-            lines.append(f"{bytes_text(part.size):>8}  run {visible(run)} ({note})")
+    for entry in inventory.parts:
+        if entry.kind == "run":
+            run = entry.path.rpartition("/")[2]
+            note = "running: not touched" if run in inventory.alive else "ended; its snapshots there go too"
+            lines.append(f"{bytes_text(entry.size):>8}  run {visible(run)} ({note})")
         else:
-            sizes[part.kind] += part.size
-    folders = ", ".join(visible(root) for root, _ in found.roots)
-    kept = " (kept while a run is running)" if found.alive else ""
-    lines = [f"{bytes_text(size):>8}  {kind} in {folders}{kept}" for kind, size in sizes.items()] + lines
-    lines += [f"{'process':>8}  {process.pid} {visible(process.command)[:60]}" for process in found.processes]
-    lines += [f"{'key':>8}  {visible(place)}{kept}" for place in found.keys]
-    lines += [f"{'-':>8}  the key of {visible(comment)} belongs to another machine: kept" for comment in found.foreign]
-    return lines + [f"{'-':>8}  {visible(path)} is not Muster's: kept" for path in found.left_alone]
+            sizes[entry.kind] += entry.size
+    folders = ", ".join(visible(root) for root, _ in inventory.roots)
+    kept_note = " (kept while a run is running)" if inventory.alive else ""
+    lines = [f"{bytes_text(size):>8}  {kind} in {folders}{kept_note}" for kind, size in sizes.items()] + lines
+    lines += [f"{'process':>8}  {process.pid} {visible(process.command)[:60]}" for process in inventory.processes]
+    lines += [f"{'key':>8}  {visible(place)}{kept_note}" for place in inventory.keys]
+    lines += [
+        f"{'-':>8}  the key of {visible(comment)} belongs to another machine: kept" for comment in inventory.foreign
+    ]
+    return lines + [f"{'-':>8}  {visible(path)} is not Muster's: kept" for path in inventory.left_alone]
 
 
 def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
@@ -186,27 +192,27 @@ def _left_lines(left: Inventory) -> Iterator[str]:
     if left.empty:
         yield "nothing of Muster is left"
     machines = visible(", ".join(left.elsewhere))
-    where = f" (on {machines}, which shares this folder)" if machines else ""
+    location = f" (on {machines}, which shares this folder)" if machines else ""
     for run in left.alive:
-        end = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
-        yield f"run {visible(run)} is still running{where} and was not touched{end}"
-    rest = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
-    for what in [*rest, *left.keys] if not left.alive else []:
-        yield f"still there: {visible(what)}"
+        stop_hint = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
+        yield f"run {visible(run)} is still running{location} and was not touched{stop_hint}"
+    remains = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
+    for remnant in [*remains, *left.keys] if not left.alive else []:
+        yield f"still there: {visible(remnant)}"
 
 
 def _document(case: _Case) -> dict[str, Any]:
     problem = {"problem": case.problem.message, "fix": case.problem.hint} if case.problem else {}
-    last = case.left or case.found
-    clean = case.problem is None and last is not None and last.empty
-    found = {"found": _inventory_document(case.found), "left": _inventory_document(case.left)}
-    return {"name": case.machine.name, "clean": clean, **found, **problem}
+    newest = case.left or case.found
+    clean = case.problem is None and newest is not None and newest.empty
+    inventories = {"found": _inventory_document(case.found), "left": _inventory_document(case.left)}
+    return {"name": case.machine.name, "clean": clean, **inventories, **problem}
 
 
 def _inventory_document(inventory: Inventory | None) -> dict[str, Any] | None:
     if inventory is None:
         return None
-    found = asdict(inventory)
-    parts = [{"path": part["path"], "bytes": part["size"], "kind": part["kind"]} for part in found["parts"]]
-    foreign, _ = found.pop("foreign"), found.pop("roots")
-    return {**found, "parts": parts, "foreign_keys": foreign}
+    document = asdict(inventory)
+    entries = [{"path": part["path"], "bytes": part["size"], "kind": part["kind"]} for part in document["parts"]]
+    foreign, _ = document.pop("foreign"), document.pop("roots")
+    return {**document, "parts": entries, "foreign_keys": foreign}

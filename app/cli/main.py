@@ -16,7 +16,7 @@ import typer
 from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
 from app.cli.terminal import fail
 from app.console import ctrl_c_ends_questions, save_traceback
-from profiles.bootstrap import begin_to_answer
+from profiles.bootstrap import restore_interrupts
 from profiles.errors import ExitCode, MusterError
 from profiles.other_names import HINTS, LAUNCH_HINTS
 
@@ -24,8 +24,8 @@ INSTALLED = "muster"
 """The program's name where it is installed."""
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         import importlib.metadata  # slow, and --help does not need it
 
         try:
@@ -60,22 +60,22 @@ def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     return run_app(lambda: _program(words, "--help-all" in arguments), arguments, name)
 
 
-def _program(words: Sequence[str], every: bool) -> typer.Typer:
+def _program(words: Sequence[str], include_advanced: bool) -> typer.Typer:
     """Return the program as far as a command line calls it."""
-    app = command_tree(words) if words and words[0] in {*COMMANDS, *GROUPS, "train"} else command_list(every)
+    app = command_tree(words) if words and words[0] in {*COMMANDS, *GROUPS, "train"} else command_list(include_advanced)
     app.info.help = root.__doc__
     app.callback(invoke_without_command=True)(root)
     return app
 
 
-def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str) -> int:
+def run_app(make_app: Callable[[], typer.Typer], arguments: Sequence[str], name: str) -> int:
     """Run a command line and return its exit code; making the commands may fail as they may."""
     as_json = "--json" in arguments
     try:
-        app = made()
+        app = make_app()
         if any(word in ("-h", "--help", "--help-all") for word in arguments):
             _make_help_plain()
-        begin_to_answer()  # not sooner: a stop among imports may be caught by them
+        restore_interrupts()  # not sooner: a stop among imports may be caught by them
         with ctrl_c_ends_questions():
             result = app(args=list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
@@ -115,9 +115,9 @@ def _make_help_plain() -> None:
 
     class Whole(rich_utils.OptionHighlighter):
         def __call__(self, text: str | Text) -> Text:
-            found = super().__call__(text)
-            found.overflow = "fold"
-            return found
+            highlighted = super().__call__(text)
+            highlighted.overflow = "fold"
+            return highlighted
 
     rich_utils.highlighter = Whole()
     # Typer has no setting for it.
@@ -127,16 +127,16 @@ def _make_help_plain() -> None:
 def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
     """Return message and hint for wrong use, in one line each."""
     message = " ".join(error.format_message().split())
-    near = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
+    suggestion = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else name
     helps = f"{command} --help lists the options"
     unknown = re.match(r"No such option: -+([\w.-]+)", message)
     hints = LAUNCH_HINTS if command.endswith(" launch") else HINTS
-    if unknown and (meant := hints.get(unknown.group(1).replace("-", "_").lower())):
-        return unknown.group(0), meant
-    if near:
-        return message[: near.start()].rstrip(" ."), near.group(1)
+    if unknown and (hint := hints.get(unknown.group(1).replace("-", "_").lower())):
+        return unknown.group(0), hint
+    if suggestion:
+        return message[: suggestion.start()].rstrip(" ."), suggestion.group(1)
     return message.rstrip("."), helps
 
 

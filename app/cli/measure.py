@@ -53,17 +53,17 @@ def measure(
     from distributed.measuring.measure import measure as measure_all
     from training.tasks.published_models import usable_profile
 
-    found_profile = usable_profile(profile, merged_overrides(settings), tell=say)
-    approve_profile(found_profile, trusted=trust_code, person=somebody(as_json))
-    chosen = found_profile.profile
-    both = links == machines
-    measure_options = MeasureOptions(links or both, machines or both, max_age * 3600, tell=say)
-    found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, measure_options, trust(trust_new))
+    resolved = usable_profile(profile, merged_overrides(settings), tell=say)
+    approve_profile(resolved, trusted=trust_code, person=somebody(as_json))
+    chosen = resolved.profile
+    measures_all = links == machines
+    measure_options = MeasureOptions(links or measures_all, machines or measures_all, max_age * 3600, tell=say)
+    result = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, measure_options, trust(trust_new))
     if out is not None:
-        found.figures.write(out)
-    lines = (*matrix_lines(found), *speed_lines(found), *remark_lines(found))
-    code = answer(as_json, _document(found), lines, ExitCode.NOT_READY if found.problems else ExitCode.DONE)
-    for problem in () if as_json else found.problems:
+        result.figures.write(out)
+    lines = (*matrix_lines(result), *speed_lines(result), *remark_lines(result))
+    code = answer(as_json, _document(result), lines, ExitCode.NOT_READY if result.problems else ExitCode.DONE)
+    for problem in () if as_json else result.problems:
         say_error(problem.message, problem.hint)
     if out is not None:
         say(f"written to {out}")
@@ -88,30 +88,30 @@ def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
     return read_hosts(chosen, named=file is not None, person=person)
 
 
-def _document(found: MeasurementResult) -> dict[str, Any]:
+def _document(result: MeasurementResult) -> dict[str, Any]:
     return {
-        "links": [pair.model_dump(mode="json") | {"busy": pair.busy} for pair in found.pairs],
-        "interfaces": [one.model_dump(mode="json") for one in found.interfaces.figures],
-        "machines": [one.machine.model_dump(mode="json") for one in found.speeds],
-        "workload": found.speeds[0].workload.model_dump(mode="json") if found.speeds else None,
-        "problems": [{"message": problem.message, "hint": problem.hint} for problem in found.problems],
+        "links": [pair.model_dump(mode="json") | {"busy": pair.busy} for pair in result.pairs],
+        "interfaces": [one.model_dump(mode="json") for one in result.interfaces.figures],
+        "machines": [one.machine.model_dump(mode="json") for one in result.speeds],
+        "workload": result.speeds[0].workload.model_dump(mode="json") if result.speeds else None,
+        "problems": [{"message": problem.message, "hint": problem.hint} for problem in result.problems],
     }
 
 
-def matrix_lines(found: MeasurementResult) -> list[str]:
+def matrix_lines(result: MeasurementResult) -> list[str]:
     """Return Mbit/s and milliseconds of every pair: rows send, columns receive.
 
     Where names make it too wide they have numbers.
     """
-    if not found.pairs:
+    if not result.pairs:
         return []
     cells: dict[tuple[str, str], str] = {}
     """What stands where the row of a sender and the column of a receiver meet."""
-    for pair in found.pairs:
+    for pair in result.pairs:
         link, mark = pair.link, "*" if pair.busy else ""
         for source, target, mbit in ((pair.source, pair.target, link.mbit), (pair.target, pair.source, link.mbit_back)):
             cells[source, target] = f"{mbit:.0f}{mark} / {link.rtt_ms:.1f}" if pair.figures else "-"
-    names = list(dict.fromkeys([*found.names, *(end for ends in cells for end in ends)]))
+    names = list(dict.fromkeys([*result.names, *(end for ends in cells for end in ends)]))
 
     def table(labels: list[str]) -> list[str]:
         rows = [[label, *(cells.get((name, other), "") for other in names)] for label, name in zip(labels, names)]
@@ -124,12 +124,12 @@ def matrix_lines(found: MeasurementResult) -> list[str]:
     return [*numbered, "", *table([str(number) for number in range(1, len(names) + 1)])]
 
 
-def speed_lines(found: MeasurementResult) -> list[str]:
+def speed_lines(result: MeasurementResult) -> list[str]:
     """Return a row a machine: speed at each batch size, memory at its peak; two where a long name makes it too wide."""
-    if not found.speeds:
+    if not result.speeds:
         return []
     rows = [["machine", "device", "batch", "samples/s", "peak memory", "cores"]]
-    for machine in (one.machine for one in found.speeds):
+    for machine in (one.machine for one in result.speeds):
         measured = machine.measurements
         batches = ", ".join(str(one.batch) for one in measured)
         speeds = ", ".join(f"{one.batch / one.seconds:.1f}" for one in measured)
@@ -139,7 +139,7 @@ def speed_lines(found: MeasurementResult) -> list[str]:
     if max(map(len, lines)) > WIDTH:
         figures = aligned([["", *row[1:]] for row in rows])
         lines = [line for row, rest in zip(rows, figures) for line in (row[0], rest)]
-    return [*([""] if found.pairs else []), *lines]
+    return [*([""] if result.pairs else []), *lines]
 
 
 def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
@@ -153,36 +153,38 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
     return ["  ".join(format(cell, shape) for cell, shape in zip(row, shapes)).rstrip() for row in rows]
 
 
-def remark_lines(found: MeasurementResult) -> list[str]:
+def remark_lines(result: MeasurementResult) -> list[str]:
     """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
-    said: list[str] = []
-    for pair in found.pairs:
+    remarks: list[str] = []
+    for pair in result.pairs:
         ends = f"{visible(pair.source)} - {visible(pair.target)}"
         if pair.problem:
-            said.append(f"{ends}: no data gets through ({visible(pair.problem)})")
+            remarks.append(f"{ends}: no data gets through ({visible(pair.problem)})")
         if pair.busy and pair.figures is not None:
-            said.append(f"* {ends}: other traffic took {pair.figures.other_mbit:.0f} Mbit/s; measure again when idle")
+            remarks.append(
+                f"* {ends}: other traffic took {pair.figures.other_mbit:.0f} Mbit/s; measure again when idle"
+            )
         if pair.figures is not None and pair.figures.loses_large:
-            said.append(f"{ends}: small packets pass, large ones are lost; give both ends the same MTU")
-        said += _way_lines(ends, pair)
-    for one in found.interfaces.figures:
-        rates = f"sends {one.mbit:.0f} Mbit/s to {one.peers} machines at once, receives {one.mbit_back:.0f} from them"
-        said.append(f"{visible(one.machine)}: {rates}")
-    for speed in found.speeds:
+            remarks.append(f"{ends}: small packets pass, large ones are lost; give both ends the same MTU")
+        remarks += _way_lines(ends, pair)
+    for interface in result.interfaces.figures:
+        sent = f"sends {interface.mbit:.0f} Mbit/s to {interface.peers} machines at once"
+        remarks.append(f"{visible(interface.machine)}: {sent}, receives {interface.mbit_back:.0f} from them")
+    for speed in result.speeds:
         if speed.machine.others >= BUSY:
             share = f"other programs used {speed.machine.others:.0%} of its processors during the measurement"
-            said.append(f"{visible(speed.machine.name)}: {share}; measure again with --max-age 0 when it is idle")
-    wrapped = [line for text in said for line in textwrap.wrap(text, WIDTH, subsequent_indent="    ")]
-    return ["", *wrapped] if said else []
+            remarks.append(f"{visible(speed.machine.name)}: {share}; measure again with --max-age 0 when it is idle")
+    wrapped = [line for text in remarks for line in textwrap.wrap(text, WIDTH, subsequent_indent="    ")]
+    return ["", *wrapped] if remarks else []
 
 
 def _way_lines(ends: str, pair: PairFigures) -> list[str]:
     """Say which of several ways between two machines was the best: runs take it."""
-    found = pair.figures
-    if found is None or len(found.paths) < 2:
+    figures = pair.figures
+    if figures is None or len(figures.paths) < 2:
         return []
-    lines = [f"{ends}: {len(found.paths)} paths; runs use the fastest, listed first"]
-    for address, near, far, mbit in sorted(found.paths, key=lambda way: way[0] != found.address):
+    lines = [f"{ends}: {len(figures.paths)} paths; runs use the fastest, listed first"]
+    for address, near, far, mbit in sorted(figures.paths, key=lambda way: way[0] != figures.address):
         lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {mbit:.0f} Mbit/s")
     return lines
 
@@ -219,15 +221,15 @@ def plan(
     from training.tasks.published_models import usable_profile
 
     usable = usable_for_data if figures is None else usable_profile  # figures tell of data that may be elsewhere
-    found = usable(profile, merged_overrides(settings), tell=say)
+    resolved = usable(profile, merged_overrides(settings), tell=say)
     plan_options = PlanOptions(preference, lost_quality / 100)
     if figures is not None:
-        planning = _from_figures(figures, found.profile, hosts, plan_options)
+        planning = _from_figures(figures, resolved.profile, hosts, plan_options)
     else:
-        approve_profile(found, trusted=trust_code, person=somebody(as_json))
-        machines = machines_of(hosts, found.profile, somebody(as_json))
+        approve_profile(resolved, trusted=trust_code, person=somebody(as_json))
+        machines = machines_of(hosts, resolved.profile, somebody(as_json))
         prepare = prepare_options(somebody(), trust_new, allow_missing)
-        planning = _from_machines(found.profile, machines, plan_options, prepare)
+        planning = _from_machines(resolved.profile, machines, plan_options, prepare)
     if out is not None:
         planning.write(out)
     document = planning.model_dump(mode="json") | {"sentences": [sentence(one) for one in planning.reasons]}
@@ -245,12 +247,12 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import with_hashes
 
-    found = Figures.read(figures)
-    members = [machine for machine in found.cluster.machines if machine.trains]
-    rooms = [MemoryBudget(each.name, each.memory_total, each.device, bf16=each.bf16) for each in members]
-    profile = fit(profile, rooms, say)
-    job = job_of(profile, found.workload, plan_options.preference, plan_options.max_loss_increase)
-    cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
+    recorded = Figures.read(figures)
+    members = [machine for machine in recorded.cluster.machines if machine.trains]
+    budgets = [MemoryBudget(each.name, each.memory_total, each.device, bf16=each.bf16) for each in members]
+    profile = fit(profile, budgets, say)
+    job = job_of(profile, recorded.workload, plan_options.preference, plan_options.max_loss_increase)
+    cluster, missing = _part(recorded.cluster, hosts) if hosts is not None else (recorded.cluster, ())
     planning = with_hashes(make_plan(cluster, job), cluster, profile)
     cables = cable_reasons(cluster, planning, lambda wired: make_plan(wired, job))
     return planning.model_copy(update={"reasons": (*planning.reasons, *missing, *cables)})
@@ -279,9 +281,11 @@ def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ..
     from distributed.hosts.file import load_hosts
     from distributed.planning.document import Reason
 
-    wanted = [machine.name.casefold() for machine in load_hosts(hosts_file).machines]
-    known = {machine.name: machine.name.casefold().partition(":")[0] for machine in cluster.machines}
-    names = tuple(name for name, bare in known.items() if name.casefold() in wanted or bare in wanted)
-    measured = {name.casefold() for name in names} | {known[name] for name in names}
-    missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(set(wanted) - measured))
+    requested = [machine.name.casefold() for machine in load_hosts(hosts_file).machines]
+    base_name_by_machine = {machine.name: machine.name.casefold().partition(":")[0] for machine in cluster.machines}
+    names = tuple(
+        name for name, bare in base_name_by_machine.items() if name.casefold() in requested or bare in requested
+    )
+    measured = {name.casefold() for name in names} | {base_name_by_machine[name] for name in names}
+    missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(set(requested) - measured))
     return cluster.subset(names), missing

@@ -63,32 +63,32 @@ def evaluate(
     Raises:
         BadInput: a model, the data set or the split cannot be found or used.
     """
-    path, other = find_model(output, model), find_model(output, against) if against else None
+    path, against_path = find_model(output, model), find_model(output, against) if against else None
     if is_language_model(path):
         refused = {"--predictions": predictions, "--language": language, "--prompt": prompt, "--timestamps": timestamps}
         refuse_of_speech([option for option, value in refused.items() if value])
-        paths = [path, *([other] if other is not None else [])]
+        paths = [path, *([against_path] if against_path is not None else [])]
         return evaluate_texts(paths, dataset, split, as_json, device=device, mixed_precision=mixed_precision)
     split = split_to_evaluate(dataset, split)
     if not is_on_hub(dataset):
         clips_of_split(dataset, split)  # what is wrong with a table is told before torch is loaded
     if predictions is not None:
         try_to_write(predictions.parent, "--predictions")
-    writing = {"language": language, "prompt": prompt, "timestamps": timestamps}
-    options = {"device": device, "mixed_precision": mixed_precision, **writing}
+    decoding = {"language": language, "prompt": prompt, "timestamps": timestamps}
+    options = {"device": device, "mixed_precision": mixed_precision, **decoding}
     measured = _measured(path, dataset, split, **options)
     if predictions is not None:
         write_predictions(predictions, measured.predictions, 0o644)
-    if other is not None:
-        first = _measured(other, dataset, split, **options)
-        texts, figures = (first.predictions, measured.predictions), [first.metrics, measured.metrics]
-        return _show_difference([str(other), str(path)], *texts, seed, as_json, metrics=figures)
-    found = {"model": str(path), "dataset": dataset, "split": split, "metrics": measured.metrics}
-    kept = {"precision": measured.precision, "predictions": str(predictions) if predictions is not None else None}
-    heard = breakdown_document(measured.predictions) if as_json else None
-    part = Path(dataset).name if Path(dataset).expanduser().is_file() else split
-    lines = [*_figures(measured, part), *([] if any(writing.values()) else _run_said(path, measured))]
-    code = answer(as_json, {**found, "breakdown": heard, **kept}, lines)
+    if against_path is not None:
+        against_result = _measured(against_path, dataset, split, **options)
+        texts, figures = (against_result.predictions, measured.predictions), [against_result.metrics, measured.metrics]
+        return _show_difference([str(against_path), str(path)], *texts, seed, as_json, metrics=figures)
+    evaluation = {"model": str(path), "dataset": dataset, "split": split, "metrics": measured.metrics}
+    details = {"precision": measured.precision, "predictions": str(predictions) if predictions is not None else None}
+    breakdown = breakdown_document(measured.predictions) if as_json else None
+    dataset_part = Path(dataset).name if Path(dataset).expanduser().is_file() else split
+    lines = [*_figures(measured, dataset_part), *([] if any(decoding.values()) else _run_said(path, measured))]
+    code = answer(as_json, {**evaluation, "breakdown": breakdown, **details}, lines)
     if predictions is not None and not as_json:
         say(f"text of each clip: {predictions}")
     return code
@@ -101,31 +101,33 @@ def _measured(model: Path, dataset: str, split: str, **options: Any) -> Evaluati
         return evaluate_model(model, dataset, split, progress=progress, **options)
 
 
-def _figures(measured: EvaluationResult, part: str) -> Iterator[str]:
+def _figures(measured: EvaluationResult, dataset_part: str) -> Iterator[str]:
     """Yield what a person is told of a model on ``part`` of the recordings."""
     metrics = measured.metrics
     for name, value in metrics.items():
         if name not in ("samples", "hours"):
             yield f"{metric_label(name):5} {metric_text(name, value)}{_CUT if name == 'cut' else ''}"
     length = duration_text(metrics["hours"] * 3600)
-    heard = f"{counted(round(metrics['samples']), 'recording')} of {visible(part)}, {length} of sound"
-    yield f"on {heard}, computed in {measured.precision}"
+    amount = f"{counted(round(metrics['samples']), 'recording')} of {visible(dataset_part)}, {length} of sound"
+    yield f"on {amount}, computed in {measured.precision}"
     yield from breakdown_lines(measured.predictions)
 
 
 def _run_said(model: Path, measured: EvaluationResult) -> Iterator[str]:
     """Yield what the run of a model found on the same recordings, where that is something else, and why."""
     try:
-        said = {one.id: one for one in read_predictions(model.parent / FOLDER / NAME)}
+        predictions = {prediction.id: prediction for prediction in read_predictions(model.parent / FOLDER / NAME)}
         profile = read_plan(model.parent / "plan.json").profile
     except BadInput:  # it is no run's, or the run kept nothing
         return
-    own, found = slice_of("", list(said.values())), slice_of("", measured.predictions)
-    here = {one.id: one.reference for one in measured.predictions}
-    if here == {name: one.reference for name, one in said.items()} and own.edits != found.edits:
-        beside = ", the adapters beside the weights and not merged" if profile.model.tuning == "lora" else ""
-        how = f"mixed_precision = {profile.training.mixed_precision}{beside}"
-        yield f"the run itself found {metric_text('wer', own.wer)} on these ({how}; here {measured.precision})"
+    run_errors, measured_errors = slice_of("", list(predictions.values())), slice_of("", measured.predictions)
+    references = {prediction.id: prediction.reference for prediction in measured.predictions}
+    same_references = references == {name: prediction.reference for name, prediction in predictions.items()}
+    if same_references and run_errors.edits != measured_errors.edits:
+        adapter_note = ", the adapters beside the weights and not merged" if profile.model.tuning == "lora" else ""
+        conditions = f"mixed_precision = {profile.training.mixed_precision}{adapter_note}"
+        wer = metric_text("wer", run_errors.wer)
+        yield f"the run itself found {wer} on these ({conditions}; here {measured.precision})"
 
 
 def compare_texts(references: Sequence[str], seed: int, output: Path, as_json: bool) -> ExitCode:
@@ -163,12 +165,12 @@ def _show_difference(
     after: Sequence[Prediction],
     seed: int,
     as_json: bool,
-    **more: Any,
+    **extra: Any,
 ) -> ExitCode:
-    found = difference(before, after, seed)
-    document = {"models": list(names), **difference_document(found), "seed": seed, **more}
+    model_difference = difference(before, after, seed)
+    document = {"models": list(names), **difference_document(model_difference), "seed": seed, **extra}
     lines = [f"{letter}     {visible(name)}" for letter, name in zip("AB", names, strict=True)]
-    return answer(as_json, document, [*lines, *difference_lines(found), *breakdown_lines(after, before)])
+    return answer(as_json, document, [*lines, *difference_lines(model_difference), *breakdown_lines(after, before)])
 
 
 def export(
@@ -200,14 +202,14 @@ def export(
     """
     from training.export.formats import find_format, find_source
 
-    made = find_format(to, quantize)
+    export_format = find_format(to, quantize)
     source = find_source(output, model)
     if math.isnan(max_difference):
         raise BadInput("--max-difference nan: not a number", "pass a share of the words, such as 0.1")
-    _refuse_unfit(made, source, adapter, quantize)
-    name = f"{made.name}-{quantize}" if quantize else made.name
-    usual = source.folder.parent / "exports" / name if source.run else Path("exports") / f"{source.name}-{name}"
-    folder = out.expanduser() if out else usual
+    _refuse_unfit(export_format, source, adapter, quantize)
+    name = f"{export_format.name}-{quantize}" if quantize else export_format.name
+    default = source.folder.parent / "exports" / name if source.run else Path("exports") / f"{source.name}-{name}"
+    folder = out.expanduser() if out else default
     say(f"exporting {visible(source.folder)} to {visible(folder)}")
     files = tuple(check_with or ())
     with only_data_on_stdout():
@@ -215,34 +217,34 @@ def export(
 
         exporting.refuse_existing(folder, overwrite)
         exporting.check_files(files)
-        outcome = exporting.export(
-            exporting.ExportRequest(
-                source, made, folder, quantize, files, check, max_difference, adapter=adapter, overwrite=overwrite
-            ),
-            say,
+        request = exporting.ExportRequest(
+            source, export_format, folder, quantize, files, check, max_difference, adapter=adapter, overwrite=overwrite
         )
-    heard = [asdict(one) for one in outcome.result.transcripts] if outcome.result else []
-    document = {"folder": str(outcome.folder), "manifest": outcome.manifest, "heard": heard}
-    return answer(as_json, document, _compared(outcome, made))
+        outcome = exporting.export(request, say)
+    comparisons = [asdict(comparison) for comparison in outcome.result.transcripts] if outcome.result else []
+    document = {"folder": str(outcome.folder), "manifest": outcome.manifest, "heard": comparisons}
+    return answer(as_json, document, _compared(outcome, export_format))
 
 
-def _refuse_unfit(made: Format, source: ModelSource, adapter: bool, quantize: str) -> None:
-    if adapter and (made.name != "hf" or not source.adapter):
-        why = "goes with --to hf" if made.name != "hf" else f"{visible(source.folder)} holds merged weights"
+def _refuse_unfit(export_format: Format, source: ModelSource, adapter: bool, quantize: str) -> None:
+    if adapter and (export_format.name != "hf" or not source.adapter):
+        why = "goes with --to hf" if export_format.name != "hf" else f"{visible(source.folder)} holds merged weights"
         raise BadInput(f"--adapter: {why}", "train with lora_merge = false to keep adapters apart")
     if adapter and quantize:
         raise BadInput("--adapter: adapters keep their precision", "leave out --quantize")
 
 
-def _compared(outcome: ExportOutcome, made: Format) -> Iterator[str]:
+def _compared(outcome: ExportOutcome, export_format: Format) -> Iterator[str]:
     result = outcome.result
-    for one in result.transcripts if result else ():
-        yield f"{visible(one.name)}\n  original: {visible(one.original)}\n  exported: {visible(one.exported)}"
+    for comparison in result.transcripts if result else ():
+        yield visible(comparison.name)
+        yield f"  original: {visible(comparison.original)}"
+        yield f"  exported: {visible(comparison.exported)}"
     if result:
-        same = f"the same: {result.identical} of {counted(len(result.transcripts), 'text')}"
-        yield f"{same}; {result.word_difference:.1%} of the words differ"
+        equal_texts = f"the same: {result.identical} of {counted(len(result.transcripts), 'text')}"
+        yield f"{equal_texts}; {result.word_difference:.1%} of the words differ"
     else:
         yield f"not checked: {visible(outcome.manifest['check']['reason'])}"
     files = outcome.manifest["files"]
     size = bytes_text(sum(file["bytes"] for file in files))
-    yield f"wrote {visible(outcome.folder)}: {counted(len(files), 'file')}, {size}, for {made.reader}"
+    yield f"wrote {visible(outcome.folder)}: {counted(len(files), 'file')}, {size}, for {export_format.reader}"

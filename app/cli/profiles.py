@@ -36,8 +36,8 @@ def list_command(as_json: Json = False) -> ExitCode:
     for name in ("profile", "what it does", "needs"):
         table.add_column(name, overflow="fold")
     for entry in entries:
-        what = f"unusable: {entry.error}" if entry.error else entry.description
-        table.add_row(*[Text(visible(cell)) for cell in (entry.name, what, entry.needs)])
+        description = f"unusable: {entry.error}" if entry.error else entry.description
+        table.add_row(*[Text(visible(cell)) for cell in (entry.name, description, entry.needs)])
     show(table)
     return ExitCode.DONE
 

@@ -192,8 +192,8 @@ def segment(
 def _tell(outcomes: Sequence[RecordingResult], out: Path, as_json: bool) -> ExitCode:
     clips = sum(one.clips for one in outcomes)
     broken = [one for one in outcomes if one.error or one.damage]
-    for one in broken:
-        say_error(f"{one.name}: {one.error or f'{one.damage}; what comes before is used'}")
+    for recording in broken:
+        say_error(f"{recording.name}: {recording.error or f'{recording.damage}; what comes before is used'}")
     if not clips:
         say_error("no clip was kept", f"see {out / 'left_out.csv'}")
     lines = [line for one in outcomes if not one.error for line in _lines(one)]
@@ -204,11 +204,11 @@ def _tell(outcomes: Sequence[RecordingResult], out: Path, as_json: bool) -> Exit
     return answer(as_json, document, lines, ExitCode.BAD_INPUT if broken or not clips else ExitCode.DONE)
 
 
-def _lines(one: RecordingResult) -> Iterator[str]:
-    length = f"{duration_text(one.clip_seconds)} of {duration_text(one.seconds)}"
-    yield f"{visible(one.name)}: {counted(one.clips, 'clip')}, {length}"
-    if one.transcript_words:
-        share = one.given_words / one.transcript_words
-        yield f"  {share:.1%} of the transcript's {one.transcript_words} words are in the clips"
-    for reason, count in (one.reasons or {}).items():
+def _lines(recording: RecordingResult) -> Iterator[str]:
+    length = f"{duration_text(recording.clip_seconds)} of {duration_text(recording.seconds)}"
+    yield f"{visible(recording.name)}: {counted(recording.clips, 'clip')}, {length}"
+    if recording.transcript_words:
+        share = recording.given_words / recording.transcript_words
+        yield f"  {share:.1%} of the transcript's {recording.transcript_words} words are in the clips"
+    for reason, count in (recording.reasons or {}).items():
         yield f"  left out: {count} x {visible(reason)}"

@@ -70,12 +70,12 @@ def list_command(
     Raises:
         BadInput: a status or a time that nobody knows.
     """
-    found = runs_anywhere(output)
-    chosen = narrowed(found, statuses=statuses, profile=profile, since=since)
+    all_runs = runs_anywhere(output)
+    chosen = narrowed(all_runs, statuses=statuses, profile=profile, since=since)
     if as_json:
         show_json({"runs": [_summary_document(run) for run in chosen], "exit_code": 0})
-    elif found and not chosen:
-        say(f"none of the {counted(len(found), 'run')} in {output} matches")
+    elif all_runs and not chosen:
+        say(f"none of the {counted(len(all_runs), 'run')} in {output} matches")
     elif not chosen:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
@@ -88,13 +88,13 @@ def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = Fal
     """Show everything about one run."""
     path = find_run(output, run)
     folder = RunFolder.open(path)
-    found, state = summarise(path), state_of(folder)
+    summary, state = summarise(path), state_of(folder)
     if not as_json:
-        return answer(False, {}, _details(found, folder, state))
-    heard = breakdown_document(predictions_in(path)[1])
-    figures = {"state": state_document(state), "breakdown": heard, "bytes": size_of(path)}
+        return answer(False, {}, _details(summary, folder, state))
+    breakdown = breakdown_document(predictions_in(path)[1])
+    figures = {"state": state_document(state), "breakdown": breakdown, "bytes": size_of(path)}
     figures["showcase"] = showcase_document(path)
-    return answer(True, {**folder.metadata.model_dump(), **_summary_document(found), **figures}, ())
+    return answer(True, {**folder.metadata.model_dump(), **_summary_document(summary), **figures}, ())
 
 
 @runs.command("compare", help="Compare runs: the settings that differ, and the metrics.")
@@ -108,16 +108,16 @@ def compare_command(
     ids = [run.run_id for run in table.runs]
     if as_json:
         return answer(True, {"runs": ids, "settings": table.settings, "metrics": table.metrics}, ())
-    shown = Table(
+    rows = Table(
         "", *[Column(run_id, justify="right") for run_id in ids], box=None, header_style="bold", pad_edge=False
     )
-    for part in (table.settings, table.metrics):
-        for name, values in part.items():
+    for group in (table.settings, table.metrics):
+        for name, values in group.items():
             if any(isinstance(value, list | dict) for value in values):
                 continue  # figures of every member: --json has them
-            shown.add_row(Text(visible(name)), *[Text(_value(value)) for value in values])
-        shown.add_row()
-    show(shown)
+            rows.add_row(Text(visible(name)), *[Text(_value(value)) for value in values])
+        rows.add_row()
+    show(rows)
     return ExitCode.DONE
 
 
@@ -154,15 +154,15 @@ def clean_command(
 
 
 def _summary_document(run: RunSummary) -> dict[str, Any]:
-    found, names = run.metadata, ("run_id", "status", "live", "damage", "profile", "seconds")
+    metadata, names = run.metadata, ("run_id", "status", "live", "damage", "profile", "seconds")
     return {
         **{name: getattr(run, name) for name in names},
         "path": str(run.path),
-        "start_time": found.start_time if found else None,
-        "strategy": found.strategy if found else None,
-        "workers": len(found.hosts) if found else None,
+        "start_time": metadata.start_time if metadata else None,
+        "strategy": metadata.strategy if metadata else None,
+        "workers": len(metadata.hosts) if metadata else None,
         "lost": run.lost,
-        "metrics": found.metrics if found else {},
+        "metrics": metadata.metrics if metadata else {},
     }
 
 
@@ -198,14 +198,14 @@ def _headline_of(metrics: dict[str, Any]) -> str:
     after = metrics.get("after")
     if not isinstance(after, dict):
         return ""
-    parts = []
+    headlines = []
     for split in sorted(after, key=lambda split: split != "test"):
         if isinstance(after[split], dict) and after[split]:
             name = "wer" if "wer" in after[split] else next(iter(after[split]))
             value = after[split][name]
             shown = metric_text(name, value) if isinstance(value, float) else _value(value)
-            parts.append(f"{metric_label(name)} {split} {shown}")
-    return ", ".join(parts)
+            headlines.append(f"{metric_label(name)} {split} {shown}")
+    return ", ".join(headlines)
 
 
 def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
@@ -231,8 +231,8 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         lines.append(f"error     {metadata.error_message}")
     if run.status in _UNFINISHED and metadata.strategy != SCRIPT:
         lines.append(f"kept      {state.saved_progress}")
-    if parts := start_line(folder.events()):
-        lines.append(f"start     {parts}")
+    if start_times := start_line(folder.events()):
+        lines.append(f"start     {start_times}")
     lines += [f"path      {line}" for line in pair_lines(state.members, lambda rank: state.name(rank, {}), _MOST_WAYS)]
     lines += evaluation_lines(state)
     lines += run_lines(run.path)
@@ -336,7 +336,7 @@ def _meaning(address: str, port: int) -> list[str]:
     if ipaddress.ip_address(address).is_unspecified:
         from distributed.system import own_addresses  # starts a program
 
-        found = [ipaddress.ip_address(one) for _, one in own_addresses()]
-        others = ", ".join(str(one) for one in found if not one.is_loopback and not one.is_link_local)
-        lines.append(f"  to connect from there, use instead of {LOOPBACK}: {others or 'no address found'}")
+        addresses = [ipaddress.ip_address(one) for _, one in own_addresses()]
+        reachable = ", ".join(str(one) for one in addresses if not one.is_loopback and not one.is_link_local)
+        lines.append(f"  to connect from there, use instead of {LOOPBACK}: {reachable or 'no address found'}")
     return lines

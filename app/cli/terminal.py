@@ -47,14 +47,14 @@ def somebody(as_json: bool = False) -> bool:
     return not as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def confirmed(question: str, what: str, as_json: bool = False) -> bool:
+def confirmed(question: str, action: str, as_json: bool = False) -> bool:
     """Ask the person at the terminal for a clear yes.
 
     Raises:
         BadInput: there is no terminal to confirm ``what`` on, or a document is wanted.
     """
     if as_json or not sys.stdin.isatty():
-        raise BadInput(f"{what}, and no terminal to confirm on", "check the list, then repeat with --yes")
+        raise BadInput(f"{action}, and no terminal to confirm on", "check the list, then repeat with --yes")
     return answered_yes(question)
 
 

@@ -69,7 +69,7 @@ def refuse_meeting(values: list[str] | None) -> list[str] | None:
     return values
 
 
-def processes_here(local: int, each: int, hosts: Path | None, alone: bool) -> int:
+def processes_here(local: int, processes_per_machine: int, hosts: Path | None, alone: bool) -> int:
     """Return how many processes this machine alone gets; 0: one for each GPU, or machines of a hosts file do.
 
     Args:
@@ -82,7 +82,11 @@ def processes_here(local: int, each: int, hosts: Path | None, alone: bool) -> in
     if hosts is not None and (local or alone):
         option = "--local" if local else "--standalone or --nnodes 1"
         raise BadInput(f"{option} and --hosts do not go together", "--local N is for this machine alone")
-    if local and each:
-        hint = f"--local N is the number of processes here: --local {each}, or leave --local out"
+    if local and processes_per_machine:
+        hint = f"--local N is the number of processes here: --local {processes_per_machine}, or leave --local out"
         raise BadInput("--local and --nproc-per-machine do not go together", hint)
-    return local or (each or max(1, count_gpus()) if alone or (each and not USUAL_HOSTS.is_file()) else 0)
+    return local or (
+        processes_per_machine or max(1, count_gpus())
+        if alone or (processes_per_machine and not USUAL_HOSTS.is_file())
+        else 0
+    )

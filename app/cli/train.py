@@ -24,8 +24,9 @@ from distributed.preparation.preflight import local_memory_budgets
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
-from profiles.schema import Profile, tracker_names
+from profiles.schema import Profile
 from profiles.split import DATA_STAY
+from profiles.trackers import tracker_names
 from training.data_findings import check_data, check_data_of, usable_for_data
 from training.event_log import newest_number
 from training.local_plan import plan_local_run
@@ -70,11 +71,13 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         """Raise BadInput where options do not go together."""
-        wanted = "--try" if self.trial else "--plan-only"
+        trial_option = "--try" if self.trial else "--plan-only"
         if self.trial and self.plan_only:
             raise BadInput("--try and --plan-only contradict each other", "--try really runs a few steps")
         if (self.trial or self.plan_only) and self.resume:
-            raise BadInput(f"{wanted} and --resume do not go together", f"use {wanted} with the profile instead")
+            raise BadInput(
+                f"{trial_option} and --resume do not go together", f"use {trial_option} with the profile instead"
+            )
         if self.out is not None and not (self.trial or self.plan_only):
             raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --try")
 
@@ -174,8 +177,10 @@ def plan_of(request: TrainRequest) -> RunPlan:
     checked_trackers(profile.run.trackers)
     run = profile.run
     if "workers" in request.overrides and (run.simulate or run.cluster):
-        given = "--simulate" if run.simulate else "--cluster"
-        raise BadInput(f"{given} and --local do not go together", f"{given} has all members in one process")
+        simulation_option = "--simulate" if run.simulate else "--cluster"
+        raise BadInput(
+            f"{simulation_option} and --local do not go together", f"{simulation_option} has all members in one process"
+        )
     machines = Machines.read(Path(run.cluster)) if run.cluster else None
     simulated = run.simulate or (len(machines.names) if machines else 0)
     fitting = fit(profile, local_memory_budgets(profile, 1 if simulated else run.workers), say)
@@ -192,9 +197,9 @@ def profile_of(request: TrainRequest) -> Profile:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        found = usable_for_data(request.profile, request.overrides, say)
-        approve_profile(found, trusted=request.trust_code, person=request.person)
-        return found.profile
+        resolved = usable_for_data(request.profile, request.overrides, say)
+        approve_profile(resolved, trusted=request.trust_code, person=request.person)
+        return resolved.profile
     task = request.overrides.get("task", "")
     if trait_of(task) == "own code" and request.overrides.get("model_path"):
         profile = profile_from_options(task, request.overrides)
@@ -217,8 +222,10 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     if changes:
         names = ", ".join(changes)
         raise BadInput(f"--resume continues as planned and takes no other {names}", "leave it out, or start a new run")
-    again = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
-    approve_user_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person, how=again)
+    approval_step = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
+    approve_user_code(
+        plan.profile, path / "plan.json", named=request.trust_code, person=request.person, approval_step=approval_step
+    )
     return path, plan
 
 
@@ -254,7 +261,7 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     return None
 
 
-def train_on_hosts(request: TrainRequest, hosts_file: Path, instead: Instead | None = None) -> ExitCode:
+def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: Instead | None = None) -> ExitCode:
     """Start or resume a run on the machines of a hosts file, and show it unless it is to be left alone.
 
     Args:
@@ -284,8 +291,8 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead: Instead | N
         launcher = DistributedLauncher(hosts, profile, prepare, plan_options, whole_process=True)
         planned = launcher.plan()
         _tell_plan(planned)
-        if instead is not None:
-            return instead(launcher, planned, request)
+        if instead_of_start is not None:
+            return instead_of_start(launcher, planned, request)
         path = launcher.start(planned, request.command)
     start_trackers(path, trackers)
     return leave_or_show(path, request, since)

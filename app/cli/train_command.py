@@ -54,15 +54,15 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             value, off = arguments.pop(name), arguments.pop(f"no_{name}", False)
             if value is not None or off:
                 flags[spec.name] = _text(spec, value, off)
-            if (other := arguments.pop(spec.alias, None)) is not None:
-                flags[spec.alias] = other
+            if (alias_value := arguments.pop(spec.alias, None)) is not None:
+                flags[spec.alias] = alias_value
         return command(**arguments, flags=flags)
 
     signature = inspect.signature(command, eval_str=True)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-    every = [*own, *[parameter for spec in options() for parameter in _parameters(spec)]]
-    wrapped.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]  # typer reads it
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    declared = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
+    all_parameters = [*declared, *[parameter for spec in options() for parameter in _parameters(spec)]]
+    wrapped.__signature__ = signature.replace(parameters=all_parameters)  # type: ignore[attr-defined]  # typer reads it
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in all_parameters}
     return wrapped
 
 
@@ -77,9 +77,11 @@ def _parameters(spec: OptionSpec) -> list[inspect.Parameter]:
         alias = f"--{spec.alias.replace('_', '-')}"
         # Both names in one parameter would cut the names of all others short in the help.
         about, metavar = f"the same as {flag}", _METAVARS.get(spec.type)
-        also = typer.Option(None, alias, hidden=True, metavar=metavar, help=about, rich_help_panel="Shorter names")
-        other = [_parameter(spec.alias, str | None, also)] if spec.alias else []
-        return [_parameter(name, str | None, _option(spec, names, spec.about)), *other]
+        alias_option = typer.Option(
+            None, alias, hidden=True, metavar=metavar, help=about, rich_help_panel="Shorter names"
+        )
+        alias_parameters = [_parameter(spec.alias, str | None, alias_option)] if spec.alias else []
+        return [_parameter(name, str | None, _option(spec, names, spec.about)), *alias_parameters]
     # A pair in one parameter would fill two columns of the help and cut the long names short.
     opposite = f"--no-{flag[2:]}"
     return [
@@ -116,7 +118,7 @@ def _text(spec: OptionSpec, value: bool | str | None, off: bool) -> str:
     return "false" if off else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def merged_overrides(settings: Sequence[str], *given: Mapping[str, str]) -> dict[str, str]:
+def merged_overrides(settings: Sequence[str], *groups: Mapping[str, str]) -> dict[str, str]:
     """Join ``--set`` pairs with what was given otherwise: flags, ``--model`` and ``--dataset``.
 
     Raises:
@@ -129,7 +131,7 @@ def merged_overrides(settings: Sequence[str], *given: Mapping[str, str]) -> dict
         if not equals or not name.strip():
             raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
         pairs.append((name.strip().replace("-", "_"), value.strip()))
-    for name, value in [*pairs, *(item for part in given for item in part.items())]:
+    for name, value in [*pairs, *(item for part in groups for item in part.items())]:
         if overrides.get(name, value) != value:
             raise BadInput(f"'{name}' is set twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value
@@ -140,8 +142,8 @@ _EARLIER_NAME = "dry_run"
 """Of ``--try``: it says the opposite of what it does, so no help offers it."""
 
 
-def _show_all_help(context: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_all_help(context: typer.Context, is_requested: bool) -> None:
+    if is_requested:
         for parameter in context.command.params:
             if hasattr(parameter, "hidden"):
                 parameter.hidden = parameter.name == _EARLIER_NAME

@@ -57,25 +57,25 @@ def transcribe(
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
     path = find_usable_model(output, model, hears)
-    wanted = chosen_formats(formats or (), out is not None)
+    chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
-        named = [sound] if sound else files or []
-        folder = TranscriptFolder(out, named, wanted, overwrite) if out else None
+        recordings = [sound] if sound else files or []
+        folder = TranscriptFolder(out, recordings, chosen, overwrite) if out else None
         if not as_json:
             say(f"listening with {path}")  # loading takes seconds, and which run a profile means is worth knowing
         options = {"language": language, "prompt": prompt, "timestamps": timestamps}
-        heard = _heard(path, named, device, prefer_timestamps=bool({*wanted} - {"txt"}), **options)
-        return _tell(path, heard, wanted, folder, as_json)
+        transcripts = _heard(path, recordings, device, prefer_timestamps=bool({*chosen} - {"txt"}), **options)
+        return _tell(path, transcripts, chosen, folder, as_json)
 
 
 def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> Iterator[TranscriptionResult]:
     with only_data_on_stdout():
         from training.tasks.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
 
-        heard = transcribe(model, files, device, TranscriptionOptions(**options))
+        transcripts = transcribe(model, files, device, TranscriptionOptions(**options))
     while True:
         with only_data_on_stdout():
-            transcript = next(heard, None)
+            transcript = next(transcripts, None)
         if transcript is None:
             return
         yield transcript
@@ -83,14 +83,14 @@ def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> I
 
 def _tell(
     model: Path,
-    heard: Iterable[TranscriptionResult],
+    transcripts: Iterable[TranscriptionResult],
     formats: Sequence[str],
     folder: TranscriptFolder | None,
     as_json: bool,
 ) -> ExitCode:
-    found, code = [], ExitCode.DONE
-    for transcript in heard:
-        found.append(document(transcript))
+    documents, code = [], ExitCode.DONE
+    for transcript in transcripts:
+        documents.append(document(transcript))
         if transcript.error:
             code = ExitCode.BAD_INPUT
             if not as_json:
@@ -99,14 +99,14 @@ def _tell(
                 continue
         if folder is not None:
             written = folder.write(transcript)
-            found[-1]["written"] = [str(path) for path in written]
+            documents[-1]["written"] = [str(path) for path in written]
             say(f"{visible(transcript.file)}: {', '.join(path.name for path in written)}")
         elif not as_json and not formats:
             show_line(f"{visible(transcript.file)}: {visible(transcript.text)}")
         elif not as_json:
             for line in (line for name in formats for line in FORMATS[name](transcript).rstrip("\n").split("\n")):
                 show_line(line)
-    return answer(as_json, {"model": str(model), "transcripts": found}, (), code)
+    return answer(as_json, {"model": str(model), "transcripts": documents}, (), code)
 
 
 # ---------------------------------------------------------------------------------------------------------- transcripts
@@ -114,13 +114,13 @@ def _tell(
 
 def _parts(transcript: TranscriptionResult) -> list[tuple[float, float, str]]:
     """Return start, end and text of what was said, and at last that the recording could not be read further."""
-    parts = [(one.start, one.end, one.text) for one in transcript.segments]
+    spans = [(one.start, one.end, one.text) for one in transcript.segments]
     if transcript.error:
-        end = parts[-1][1] if parts else 0.0
-        parts.append(
+        end = spans[-1][1] if spans else 0.0
+        spans.append(
             (end, max(transcript.seconds, end + _MARK_SECONDS), f"[cannot be read further: {transcript.error}]")
         )
-    return parts
+    return spans
 
 
 def _srt(transcript: TranscriptionResult) -> str:
@@ -152,15 +152,15 @@ FORMATS: Mapping[str, Callable[[TranscriptionResult], str]] = {
 def document(transcript: TranscriptionResult) -> dict[str, Any]:
     """Return a transcript for programs; times in seconds."""
     segments = [{**asdict(one), "start": round(one.start, 2), "end": round(one.end, 2)} for one in transcript.segments]
-    found = {"file": str(transcript.file), "text": transcript.text, "seconds": transcript.seconds}
-    return {**found, "language": transcript.language, "segments": segments, "error": transcript.error}
+    header = {"file": str(transcript.file), "text": transcript.text, "seconds": transcript.seconds}
+    return {**header, "language": transcript.language, "segments": segments, "error": transcript.error}
 
 
 def clock(seconds: float, point: str = ".") -> str:
     """``01:02:03.450``: hours, minutes, seconds and thousandths."""
     thousandths = round(seconds * 1000)
-    minutes, rest = divmod(thousandths, 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
+    minutes, remainder = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{remainder // 1000:02d}{point}{remainder % 1000:03d}"
 
 
 def _cue(text: str) -> str:
@@ -168,13 +168,13 @@ def _cue(text: str) -> str:
     return visible(text).replace("-->", "->")
 
 
-def chosen_formats(said: Sequence[str], to_files: bool) -> list[str]:
+def chosen_formats(requested: Sequence[str], to_files: bool) -> list[str]:
     """Return the formats that were asked for, each by itself or with commas between.
 
     Raises:
         BadInput: one is unknown, or several are to go to the screen.
     """
-    names = list(dict.fromkeys(name.strip().lower() for one in said for name in one.split(",") if name.strip()))
+    names = list(dict.fromkeys(name.strip().lower() for one in requested for name in one.split(",") if name.strip()))
     unknown = [name for name in names if name not in FORMATS]
     if unknown:
         raise BadInput(f"format {unknown[0]!r} is unknown", f"it is one of: {', '.join(FORMATS)}")
@@ -197,9 +197,9 @@ class TranscriptFolder:
         if len(set(self._names.values())) < len(self._names):
             raise BadInput("two of the sound files have the same name", "transcribe them into folders of their own")
         self._folder = folder
-        there = [path for file in self._names for path in self._paths(file) if path.exists()]
-        if there and not overwrite:
-            raise BadInput(f"{there[0]} is there already", "add --overwrite, or choose another folder")
+        existing = [path for file in self._names for path in self._paths(file) if path.exists()]
+        if existing and not overwrite:
+            raise BadInput(f"{existing[0]} is there already", "add --overwrite, or choose another folder")
         try_to_write(folder, "--out")
 
     def _paths(self, file: Path) -> list[Path]:

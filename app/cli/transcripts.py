@@ -55,7 +55,7 @@ def blacklist(
         int, typer.Option(min=0, max=20, help="In how many rounds or listens it must be wrong; 0: all.")
     ] = 0,
     runs: Annotated[int, typer.Option(min=1, max=20, help="How many of the newest models to use (--folds 0).")] = 1,
-    most: Annotated[float, typer.Option(min=0, max=1, help="Largest share that may be left out.")] = 0.1,
+    max_share: Annotated[float, typer.Option("--most", min=0, max=1, help="Largest share that may be left out.")] = 0.1,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Clips in a batch.")] = 8,
     device: Device = "auto",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Train and write the list without asking.")] = False,
@@ -73,8 +73,8 @@ def blacklist(
         raise BadInput("--folds 1 leaves nothing to train on", "pass 2 or more, or 0")
     passes = rounds if folds else listens
     if repeated > passes:
-        what = "rounds" if folds else "listens"
-        raise BadInput(f"--repeated {repeated} is more than {passes} {what}", f"raise --{what}")
+        unit = "rounds" if folds else "listens"
+        raise BadInput(f"--repeated {repeated} is more than {passes} {unit}", f"raise --{unit}")
     models = find_models(output, profile, 1 if folds else runs)
     settings = RunFolder.open(models[0].parent).plan().profile
     if settings.model.trait != "speech":
@@ -84,26 +84,26 @@ def blacklist(
     with reporting(f"blacklist {profile}") as report:
         from training.tasks.whisper import blacklist as listening
 
-        how = (device, batch_size, report)
+        listening_options = (device, batch_size, report)
         if folds:
             run = summarise(models[0].parent)
-            found = judge_in_turns(run, settings, folds, passes, local or workers_of(run), yes, how)
+            doubts = judge_in_turns(run, settings, folds, passes, local or workers_of(run), yes, listening_options)
         else:
-            found = listening.find_suspects(settings, listening.plan_passes(models, passes), *how)
-    bounds = listening.Bounds(wer, margin, repeated or passes, most)
-    return _finish(models, settings, found, bounds, yes, as_json)
+            doubts = listening.find_suspects(settings, listening.plan_passes(models, passes), *listening_options)
+    bounds = listening.Bounds(wer, margin, repeated or passes, max_share)
+    return _finish(models, settings, doubts, bounds, yes, as_json)
 
 
 def _finish(
-    models: Sequence[Path], settings: Profile, found: Sequence[SuspectClip], bounds: Bounds, yes: bool, as_json: bool
+    models: Sequence[Path], settings: Profile, doubts: Sequence[SuspectClip], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
     """Show what is to be left out, and write it by consent."""
     from training.tasks.whisper.blacklist import choose, write_blacklist
 
     data, path = settings.data, None
-    chosen = choose(found, bounds, read_tables(data.dataset_path, data.text_column).patches)
+    chosen = choose(doubts, bounds, read_tables(data.dataset_path, data.text_column).patches)
     if not as_json:
-        _show(found, chosen, bounds)
+        _show(doubts, chosen, bounds)
     may_write = yes
     if chosen and not yes:
         if as_json or not sys.stdin.isatty():
@@ -116,33 +116,39 @@ def _finish(
     document = {
         "models": [str(model) for model in models],
         "bounds": asdict(bounds),
-        "samples": len(found),
+        "samples": len(doubts),
         "listed": [_document(one, bounds) for one in chosen],
         "file": str(path) if path else None,
     }
     return answer(as_json, document, ())
 
 
-def _show(found: Sequence[SuspectClip], chosen: Sequence[SuspectClip], bounds: Bounds) -> None:
-    for one in chosen[:_SHOWN]:
-        hint = f"  ({one.hint})" if one.hint else ""
-        times = f", {one.failed_passes(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
-        figures = f"WER {one.wer:.0%}, {one.margin:.1f} nats{times}"
-        show_line(visible(f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"))
-    more = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
-    listens = len(found[0].wers) if found else 0
-    again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
-    of = counted(len(found), "sample")
-    say(f"{len(chosen)} of {of} heard differently from the transcript{again}{more}")
+def _show(doubts: Sequence[SuspectClip], chosen: Sequence[SuspectClip], bounds: Bounds) -> None:
+    for doubt in chosen[:_SHOWN]:
+        hint = f"  ({doubt.hint})" if doubt.hint else ""
+        times = f", {doubt.failed_passes(bounds)} of {len(doubt.wers)} times" if len(doubt.wers) > 1 else ""
+        figures = f"WER {doubt.wer:.0%}, {doubt.margin:.1f} nats{times}"
+        show_line(visible(f"{doubt.clip.id}  {figures}: {doubt.clip.text!r}, heard {doubt.heard[0]!r}{hint}"))
+    hidden_note = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
+    listens = len(doubts[0].wers) if doubts else 0
+    repeated_note = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
+    total = counted(len(doubts), "sample")
+    say(f"{len(chosen)} of {total} heard differently from the transcript{repeated_note}{hidden_note}")
 
 
-def _document(one: SuspectClip, bounds: Bounds) -> dict[str, object]:
-    figures = {name: getattr(one, name) for name in ("heard", "wer", "wers", "margin", "margins", "seconds", "hint")}
-    return {"id": one.clip.id, "text": one.clip.text, "wrong": one.failed_passes(bounds), **figures}
+def _document(doubt: SuspectClip, bounds: Bounds) -> dict[str, object]:
+    figures = {name: getattr(doubt, name) for name in ("heard", "wer", "wers", "margin", "margins", "seconds", "hint")}
+    return {"id": doubt.clip.id, "text": doubt.clip.text, "wrong": doubt.failed_passes(bounds), **figures}
 
 
 def judge_in_turns(
-    run: RunSummary, profile: Profile, folds: int, rounds: int, workers: int, yes: bool, how: tuple[str, int, Progress]
+    run: RunSummary,
+    profile: Profile,
+    folds: int,
+    rounds: int,
+    workers: int,
+    yes: bool,
+    listening_options: tuple[str, int, Progress],
 ) -> list[SuspectClip]:
     """Train on all folds but one, in turns, and let each model listen to the fold that it does not know.
 
@@ -169,7 +175,7 @@ def judge_in_turns(
             raise BadInput("nothing was trained", "--folds 0 uses models already trained on these samples")
     for number, fold in enumerate(waiting, 1):
         say(f"fold {number} of {len(waiting)}: {len(fold.others)} samples to train on, {len(fold.held)} held out")
-        judge_fold(fold, profile, trained(fold, profile, workers), *how)
+        judge_fold(fold, profile, trained(fold, profile, workers), *listening_options)
     return read_judged(planned)
 
 
@@ -238,25 +244,25 @@ def patches(
         raise BadInput(f"{dataset}: patches belong to a data set in a folder", "name the folder of its tables")
     tables = read_tables(dataset, text_column)
     folder = (tables.folder or Path()) / FOLDER
-    left = {split: sum(not clip.left_out for clip in clips) for split, clips in tables.splits.items()}
+    remaining = {split: sum(not clip.left_out for clip in clips) for split, clips in tables.splits.items()}
     changes = [asdict(change) for change in tables.changes]
-    document = {"folder": str(folder), "samples": left, "changes": changes, "notes": list(tables.notes)}
+    document = {"folder": str(folder), "samples": remaining, "changes": changes, "notes": list(tables.notes)}
     answer(as_json, document, [_line(change, origin) for change in tables.changes])
     if as_json:
         return ExitCode.DONE
     for note in tables.notes:
         say(f"note: {visible(note)}")
-    for split, count in left.items():
+    for split, count in remaining.items():
         say(f"{split}: {count} of {counted(len(tables.splits[split]), 'sample')}")
     counts = Counter(change.kind for change in tables.changes)
-    done = ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "nothing is changed"
-    say(f"{done}; patches are read from {visible(folder)}")
+    summary = ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "nothing is changed"
+    say(f"{summary}; patches are read from {visible(folder)}")
     return ExitCode.DONE
 
 
 def _line(change: AppliedPatch, origin: bool) -> str:
-    place = f"  ({change.where})" if origin else ""
-    return visible(f"{change.split} {change.id}  {change.kind}: {change.before!r} -> {change.after!r}{place}")
+    position = f"  ({change.where})" if origin else ""
+    return visible(f"{change.split} {change.id}  {change.kind}: {change.before!r} -> {change.after!r}{position}")
 
 
 def pseudo_label(
@@ -289,34 +295,34 @@ def pseudo_label(
     files, transcribed = _without_transcripts(recordings(folder.expanduser(), target), target)
     if transcribed:
         say(f"skipped, because they have a transcript in a table of {target}: {counted(transcribed, 'recording')}")
-    first = find_model(output, model)
-    second = find_model(output, agree_with) if agree_with else None
+    model_path = find_model(output, model)
+    second_path = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
-    with reporting(f"pseudo-label with {first}") as progress:
+    with reporting(f"pseudo-label with {model_path}") as progress:
         from training.tasks.whisper.pseudo_label import LabellingJob, label
 
-        rows = label(
-            LabellingJob(first, second, language, device, batch_size, bounds), files, target / PSEUDO, progress
-        )
-    kept = sum(not row.left_out for row in rows)
+        job = LabellingJob(model_path, second_path, language, device, batch_size, bounds)
+        rows = label(job, files, target / PSEUDO, progress)
+    kept_count = sum(not row.left_out for row in rows)
     reasons = Counter(row.kind for row in rows if row.left_out)
     if as_json:
-        document = {"file": str(target / PSEUDO), "recordings": len(rows), "kept": kept, "left_out": dict(reasons)}
-        return answer(True, {**document, "with_transcript": transcribed}, ())
+        counts = {"recordings": len(rows), "kept": kept_count, "left_out": dict(reasons)}
+        return answer(True, {"file": str(target / PSEUDO), **counts, "with_transcript": transcribed}, ())
     for reason, count in reasons.most_common():
         say(f"left out {count}: {reason}")
-    use = "to train on them: --set pseudo_share=0.5" if kept else "nothing to train on: another model, or other bounds"
-    say(f"kept {kept} of {counted(len(rows), 'text')} in {target / PSEUDO}; {use}; to undo: delete the file")
+    no_use = "nothing to train on: another model, or other bounds"
+    use = "to train on them: --set pseudo_share=0.5" if kept_count else no_use
+    say(f"kept {kept_count} of {counted(len(rows), 'text')} in {target / PSEUDO}; {use}; to undo: delete the file")
     return ExitCode.DONE
 
 
 def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[list[tuple[str, Path]], int]:
     """Take out what a person's table in ``target`` names; say how many those are."""
-    known = set[Path]()
+    transcribed = set[Path]()
     if has_tables(target):
         clips = [clip for split in read_tables(str(target)).splits.values() for clip in split]
-        known = {clip.audio.path.resolve() for clip in clips if isinstance(clip.audio, FileSource)}
-    new = [(name, path) for name, path in files if path.resolve() not in known]
+        transcribed = {clip.audio.path.resolve() for clip in clips if isinstance(clip.audio, FileSource)}
+    new = [(name, path) for name, path in files if path.resolve() not in transcribed]
     if not new:
         raise BadInput(f"{target}: every recording has a transcript ({len(files)})", "there is nothing to do")
     return new, len(files) - len(new)

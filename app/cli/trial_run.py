@@ -142,9 +142,11 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
         BadInput: the file of ``--out`` cannot be written.
     """
     _write(plan, planning, request)
-    said = [f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}" for one in plan.members]
-    said.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
-    return answer(request.as_json, _document(plan), said)
+    description = [
+        f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}" for one in plan.members
+    ]
+    description.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
+    return answer(request.as_json, _document(plan), description)
 
 
 def _document(plan: RunPlan) -> dict[str, Any]:
@@ -220,11 +222,11 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Rehearsa
 def _total_steps(plan: RunPlan, steps: Sequence[StepEvent]) -> int:
     """Return the steps of the whole run, as it will count them, from the part of an epoch that some were."""
     training = plan.profile.training
-    whole = [step for step in steps if step.epoch > 0]
-    if training.max_steps or not whole:
+    epoch_steps = [step for step in steps if step.epoch > 0]
+    if training.max_steps or not epoch_steps:
         return training.max_steps or max(step.step for step in steps)
-    last = max(whole, key=lambda step: (step.epoch < 1, step.step))  # the step that ends an epoch is smaller
-    return steps_in(last.step / last.epoch, training.epochs, training.drop_last)
+    last_step = max(epoch_steps, key=lambda step: (step.epoch < 1, step.step))  # the step that ends an epoch is smaller
+    return steps_in(last_step.step / last_step.epoch, training.epochs, training.drop_last)
 
 
 def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -> tuple[float, float, float]:
@@ -241,8 +243,8 @@ def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -
 
 def lines(measured: RehearsalFigures) -> list[str]:
     """Return the figures for a person."""
-    every = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
-    exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {every}" if measured.workers > 1 else "none"
+    interval = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
+    exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {interval}" if measured.workers > 1 else "none"
     device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
     return [
         "",

@@ -71,42 +71,44 @@ def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluati
     Raises:
         BadInput: the strategy refuses the job.
     """
-    often = profile.evaluation.eval_interval
+    interval = profile.evaluation.eval_interval
     if not evaluations_chosen and profile.training.max_steps:
-        few = max(1, profile.training.max_steps // _STEPS_OF_A_CURVE)
-        often = min(often, few) if often else few
+        max_interval = max(1, profile.training.max_steps // _STEPS_OF_A_CURVE)
+        interval = min(interval, max_interval) if interval else max_interval
     changes = {
-        "evaluation": {"eval_interval": often, "early_stopping_patience": 0},
+        "evaluation": {"eval_interval": interval, "early_stopping_patience": 0},
         "snapshot": {"snapshot_interval": 0},
         "run": {"trackers": "", "shares": ""},
     }
     sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
     threads = profile.training.threads or max(1, whole_cores() // jobs)
     machines = Machines.read(Path(profile.run.cluster)) if profile.run.cluster else None
-    found = []
+    trials = []
     for number in range(seeds):
         seed = profile.training.seed + number
         training = profile.training.model_copy(update={"seed": seed})
         chosen = profile.model_copy(update={**sections, "training": training})
         plan = plan_local_run(chosen, len(machines.names) if machines else members, simulated=True)
         plan = machines.with_clock(plan) if machines else plan
-        each = tuple(member.model_copy(update={"threads": threads}) for member in plan.members)
-        found.append(Trial(plan.profile.strategy.strategy, seed, plan.model_copy(update={"members": each})))
-    return found
+        members_with_threads = tuple(member.model_copy(update={"threads": threads}) for member in plan.members)
+        trials.append(
+            Trial(plan.profile.strategy.strategy, seed, plan.model_copy(update={"members": members_with_threads}))
+        )
+    return trials
 
 
 def whole_runs(folder: Path, trials: Sequence[Trial]) -> dict[Trial, Path]:
     """Return those of the runs that are there already, and remove those that an earlier comparison left in pieces."""
-    wanted = {trial.key: trial for trial in trials}
-    found: dict[Trial, Path] = {}
+    trial_by_key = {trial.key: trial for trial in trials}
+    folder_by_trial: dict[Trial, Path] = {}
     for summary in list_runs(folder):
         with contextlib.suppress(BadInput):  # a damaged one is nobody's
-            trial = wanted.get(_key(read_plan(summary.path / "plan.json")))
+            trial = trial_by_key.get(_key(read_plan(summary.path / "plan.json")))
             if trial is not None and summary.status == "completed":
-                found.setdefault(trial, summary.path)
+                folder_by_trial.setdefault(trial, summary.path)
             elif trial is not None and not summary.live:
                 remove_run(folder, summary)
-    return found
+    return folder_by_trial
 
 
 @dataclass
@@ -137,40 +139,40 @@ class Bench:
         Raises:
             MusterError: one of them could not be started, for no reason of its strategy's.
         """
-        found: dict[Trial, Path] = {}
+        folder_by_trial: dict[Trial, Path] = {}
         with ThreadPoolExecutor(self.jobs) as pool, heard_by(lambda *_: self.stopped.set()), _progress() as progress:
             begun = time.monotonic()
-            under_way = {pool.submit(self._one, trial): trial for trial in trials}
+            under_way = {pool.submit(self._run_trial, trial): trial for trial in trials}
             try:
                 while under_way:
                     for done in wait(under_way, _LOOK).done:
                         trial = under_way.pop(done)
                         if (path := done.result()) is not None:
-                            found[trial] = path
-                            say(visible(f"{trial.name}: done, {len(found)} of {counted(len(trials), 'run')}"))
-                    progress(self._now(len(found), len(trials), time.monotonic() - begun))
+                            folder_by_trial[trial] = path
+                            say(visible(f"{trial.name}: done, {len(folder_by_trial)} of {counted(len(trials), 'run')}"))
+                    progress(self._status_line(len(folder_by_trial), len(trials), time.monotonic() - begun))
                     if self.stopped.is_set():
                         self._end()
             except BaseException:
                 self.stopped.set()
                 self._end()
                 raise
-        return found
+        return folder_by_trial
 
-    def _now(self, done: int, every: int, passed: float) -> str:
+    def _status_line(self, done: int, total: int, passed: float) -> str:
         with self._guard:
             steps = dict(self._steps)
-        share = done + sum(step / total for step, total in steps.values())
-        left = f", {duration_text(passed / share * (every - share))} left" if share else ""
-        now = "; ".join(f"{trial.name}, step {step} of {total}" for trial, (step, total) in steps.items())
-        return f"{done} of {counted(every, 'run')} done{left}{': ' if now else ''}{now}"
+        share = done + sum(step / step_count for step, step_count in steps.values())
+        left = f", {duration_text(passed / share * (total - share))} left" if share else ""
+        current = "; ".join(f"{trial.name}, step {step} of {step_count}" for trial, (step, step_count) in steps.items())
+        return f"{done} of {counted(total, 'run')} done{left}{': ' if current else ''}{current}"
 
     def _end(self) -> None:
         with self._guard:
             for run in self._live.values():
                 run.kill()
 
-    def _one(self, trial: Trial) -> Path | None:
+    def _run_trial(self, trial: Trial) -> Path | None:
         """Return the folder of a run that came to its end; ``None`` where it did not."""
         if self.stopped.is_set() or trial.strategy in self.refused:
             return None

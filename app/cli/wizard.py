@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.console import can_only_print, say, say_error
-from profiles.bootstrap import begin_to_answer
+from profiles.bootstrap import restore_interrupts
 from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.installation import DEMO, program
 
@@ -66,13 +66,13 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
             from app.cli.attach import show_run
             from app.wizard.plain import run_plain
 
-            begin_to_answer()
+            restore_interrupts()
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
         from app.cli.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
         from app.screens.own_keys import own_keys
 
-        begin_to_answer()
+        restore_interrupts()
         return run_wizard(services, profile, chosen.ascii, left=tell_of_run, keymap=own_keys())
     except MusterError as error:
         say_error(error.message, error.hint)

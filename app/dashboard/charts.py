@@ -314,8 +314,8 @@ class ChartsPane(Pane):
     def compose(self) -> ComposeResult:
         with Horizontal():
             columns = (
-                TableColumn("name", "series", most=20, least=8),
-                TableColumn("value", "now", right=True, least=5, rank=1),
+                TableColumn("name", "series", max_width=20, min_width=8),
+                TableColumn("value", "now", right=True, min_width=5, rank=1),
             )
             yield RowTable(columns, empty="Series appear here with the first step.", id="series")
             yield Chart(id="chart")

@@ -22,22 +22,22 @@ from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from profiles.quantities import bytes_text
 
 COLUMNS = (
-    TableColumn("name", "machine", most=18, least=8),
-    TableColumn("state", "state", most=12, least=10),
-    TableColumn("since", "for", right=True, least=5, rank=7),
-    TableColumn("step", "step", right=True, least=4),
-    TableColumn("lag", "lag", right=True, least=3, rank=5),
-    TableColumn("rate", "samples/s", right=True, least=6),
-    TableColumn("share", "share", right=True, least=5, rank=6),
-    TableColumn("time", "compute/wait", least=12),
-    TableColumn("wait", "wait", right=True, least=4, rank=4),
-    TableColumn("transfer", "transfer", right=True, least=5, rank=8),
-    TableColumn("memory", "memory", right=True, least=6, rank=2),
-    TableColumn("heat", "heat", right=True, least=4, rank=2),
-    TableColumn("power", "power", right=True, least=5, rank=3),
-    TableColumn("device", "on device", right=True, least=7, rank=9),
-    TableColumn("processor", "processor", right=True, least=5, rank=10),
-    TableColumn("age", "heard", right=True, least=5, rank=1),
+    TableColumn("name", "machine", max_width=18, min_width=8),
+    TableColumn("state", "state", max_width=12, min_width=10),
+    TableColumn("since", "for", right=True, min_width=5, rank=7),
+    TableColumn("step", "step", right=True, min_width=4),
+    TableColumn("lag", "lag", right=True, min_width=3, rank=5),
+    TableColumn("rate", "samples/s", right=True, min_width=6),
+    TableColumn("share", "share", right=True, min_width=5, rank=6),
+    TableColumn("time", "compute/wait", min_width=12),
+    TableColumn("wait", "wait", right=True, min_width=4, rank=4),
+    TableColumn("transfer", "transfer", right=True, min_width=5, rank=8),
+    TableColumn("memory", "memory", right=True, min_width=6, rank=2),
+    TableColumn("heat", "heat", right=True, min_width=4, rank=2),
+    TableColumn("power", "power", right=True, min_width=5, rank=3),
+    TableColumn("device", "on device", right=True, min_width=7, rank=9),
+    TableColumn("processor", "processor", right=True, min_width=5, rank=10),
+    TableColumn("age", "heard", right=True, min_width=5, rank=1),
 )
 _BAR = 12
 _TALL = 30

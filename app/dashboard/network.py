@@ -24,16 +24,16 @@ from profiles.quantities import bytes_text, duration_text, rate_figure, rate_tex
 from training.events import SyncEvent
 
 COLUMNS = (
-    TableColumn("round", "round", right=True, least=5),
-    TableColumn("step", "step", right=True, least=4),
-    TableColumn("members", "machines", right=True, least=4, rank=4),
-    TableColumn("sent", "sent", right=True, least=7),
-    TableColumn("received", "received", right=True, least=7, rank=3),
-    TableColumn("time", "time", right=True, least=6),
-    TableColumn("wait", "wait", right=True, least=6),
-    TableColumn("rate", "Mbit/s", right=True, least=6),
-    TableColumn("slowest", "slowest", least=12, rank=2),
-    TableColumn("planned", "of plan", right=True, least=6, rank=1),
+    TableColumn("round", "round", right=True, min_width=5),
+    TableColumn("step", "step", right=True, min_width=4),
+    TableColumn("members", "machines", right=True, min_width=4, rank=4),
+    TableColumn("sent", "sent", right=True, min_width=7),
+    TableColumn("received", "received", right=True, min_width=7, rank=3),
+    TableColumn("time", "time", right=True, min_width=6),
+    TableColumn("wait", "wait", right=True, min_width=6),
+    TableColumn("rate", "Mbit/s", right=True, min_width=6),
+    TableColumn("slowest", "slowest", min_width=12, rank=2),
+    TableColumn("planned", "of plan", right=True, min_width=6, rank=1),
 )
 _WORTH = 1.05
 """Predicted gain from which on another way is worth a line."""

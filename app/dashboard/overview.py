@@ -42,9 +42,9 @@ from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 
 COLUMNS = (
-    TableColumn("time", "time", most=8, least=8),
-    TableColumn("kind", "what", most=14, least=12),
-    TableColumn("words", "", most=400, least=20, folds=True),
+    TableColumn("time", "time", max_width=8, min_width=8),
+    TableColumn("kind", "what", max_width=14, min_width=12),
+    TableColumn("words", "", max_width=400, min_width=20, folds=True),
 )
 MOST_ROWS = 400
 MARKS = {

@@ -125,14 +125,14 @@ class WizardApp(SteeredApp):
         return f"{WIZARD} --plain"
 
     def command_records(self) -> list[CommandRecord]:
-        done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
-        done += [self._record(one) for one in self.wizard.asked_for()]
-        done += [asked.record for commands in self._commands for asked in commands.asked]
-        return [*done, *super().command_records()]
+        records = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+        records += [self._record(one) for one in self.wizard.asked_for()]
+        records += [asked.record for commands in self._commands for asked in commands.asked]
+        return [*records, *super().command_records()]
 
-    def _record(self, one: TaskRecord) -> CommandRecord:
-        name = next((row.name for row in self.wizard.state.machines.rows if row.key == one.task.key), "set-up")
-        return CommandRecord(name, one.task.kind.value, one.outcome, one.at)
+    def _record(self, task: TaskRecord) -> CommandRecord:
+        name = next((row.name for row in self.wizard.state.machines.rows if row.key == task.task.key), "set-up")
+        return CommandRecord(name, task.task.kind.value, task.outcome, task.at)
 
     def run_of_interest(self) -> Path | None:
         """Return the run that was watched last, else the one that was started."""

@@ -48,10 +48,10 @@ class ChecksScreen(StepScreen):
 
     STEP = Step.CHECKS
     COLUMNS = (
-        TableColumn("what", "machine, check", most=28, least=14),
-        TableColumn("state", "state", most=18, least=8),
-        TableColumn("seen", "found", most=48, least=14),
-        TableColumn("needed", "needed", most=34, least=10, rank=1),
+        TableColumn("what", "machine, check", max_width=28, min_width=14),
+        TableColumn("state", "state", max_width=18, min_width=8),
+        TableColumn("seen", "found", max_width=48, min_width=14),
+        TableColumn("needed", "needed", max_width=34, min_width=10, rank=1),
     )
     HELP = (
         "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
@@ -70,7 +70,7 @@ class ChecksScreen(StepScreen):
         Key("o", "show_all", "Passed", "Also show the checks that passed, or only the others."),
     )
 
-    _all = _placed = False
+    _shows_passed = _placed = False
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
@@ -78,11 +78,11 @@ class ChecksScreen(StepScreen):
     def _machine(self, check: Check, skipped: bool) -> list[TableRow]:
         app = self.steered
         good = sum(finding.level == "ok" for finding in check.findings)
-        seen = muted(f"{good} of {len(check.findings)} passed" if check.findings else "")
-        shown = shown_status(app, ItemStatus.SKIPPED) if skipped else shown_state(app, check)
-        head = TableRow(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
-        kept = [finding for finding in check.findings if self._all or finding.level != "ok"]
-        return [head, *([] if skipped else [_finding(check, finding) for finding in kept])]
+        passed = muted(f"{good} of {len(check.findings)} passed" if check.findings else "")
+        state = shown_status(app, ItemStatus.SKIPPED) if skipped else shown_state(app, check)
+        head = TableRow(check.key, (literal(check.name, "bold"), state, passed, Content("")))
+        shown_findings = [finding for finding in check.findings if self._shows_passed or finding.level != "ok"]
+        return [head, *([] if skipped else [_finding(check, finding) for finding in shown_findings])]
 
     def draw(self) -> None:
         """The cursor begins at the first problem, when all is known."""
@@ -93,11 +93,11 @@ class ChecksScreen(StepScreen):
             self._placed = self._placed and not working
             return
         self._placed = True
-        kept = [check for check in state.checks if check.key not in state.answers.skipped]
-        wrong = [(check, one) for level in ("problem", "warning") for check in kept for one in check.findings
+        included = [check for check in state.checks if check.key not in state.answers.skipped]
+        faults = [(check, one) for level in ("problem", "warning") for check in included for one in check.findings
                  if one.level == level]  # fmt: skip
-        if wrong and self.table.cursor in ("", state.checks[0].key):  # unless the person was quicker
-            self.table.select(f"{wrong[0][0].key}{_BETWEEN}{wrong[0][1].check}")
+        if faults and self.table.cursor in ("", state.checks[0].key):  # unless the person was quicker
+            self.table.select(f"{faults[0][0].key}{_BETWEEN}{faults[0][1].check}")
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         machine, _, _ = key.partition(_BETWEEN)
@@ -111,8 +111,8 @@ class ChecksScreen(StepScreen):
 
     def _failed(self, state: WizardState, check: Check) -> list[Content]:
         """Return why packages could not be installed on a machine, the last time."""
-        last = state.repairs.found.get(check.name, "")
-        return [literal(last, "$text-error")] if last else []
+        error = state.repairs.found.get(check.name, "")
+        return [literal(error, "$text-error")] if error else []
 
     def head(self, state: WizardState) -> Content:
         """Return how far each installation is."""
@@ -123,11 +123,11 @@ class ChecksScreen(StepScreen):
 
     def _installation(self, check: Check, line: str) -> Content:
         share, words = getattr(line, "share", 0.0), getattr(line, "words", line) or "looking at what is there"
-        asked = [one for one in self.steered.wizard.asked_for() if one.task.kind is TaskKind.REPAIR]
-        clock = duration_text(self.steered.clock() - asked[-1].at) if asked else ""
-        done = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
-        shown = join(literal(check.name, "bold"), literal(done, "$text-primary"), clock, muted(words))
-        return shown.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
+        repairs = [one for one in self.steered.wizard.asked_for() if one.task.kind is TaskKind.REPAIR]
+        clock = duration_text(self.steered.clock() - repairs[-1].at) if repairs else ""
+        progress_bar = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
+        content = join(literal(check.name, "bold"), literal(progress_bar, "$text-primary"), clock, muted(words))
+        return content.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
 
     def _finding(self, state: WizardState, key: str) -> Finding | None:
         machine, _, name = key.partition(_BETWEEN)
@@ -163,7 +163,7 @@ class ChecksScreen(StepScreen):
         self.do(actions.retry(self._machine_at_cursor))
 
     def action_show_all(self) -> None:
-        self._all = not self._all
+        self._shows_passed = not self._shows_passed
         self.draw()
 
     def copied(self) -> str:
@@ -175,8 +175,8 @@ class ChecksScreen(StepScreen):
 
 
 def _finding(check: Check, finding: Finding) -> TableRow:
-    found = of_finding(finding)
-    state = MARKS[found.status].show(found.label)
+    assessment = of_finding(finding)
+    state = MARKS[assessment.status].show(assessment.label)
     cells = (literal("  " + finding.check), state, literal(finding.seen), muted(finding.needed))
     return TableRow(f"{check.key}{_BETWEEN}{finding.check}", cells)
 
@@ -186,12 +186,12 @@ class LinksScreen(StepScreen):
 
     STEP = Step.LINKS
     COLUMNS = (
-        TableColumn("pair", "from, to", most=44, least=18),
-        TableColumn("there", "Mbit/s", right=True, most=8, least=6),
-        TableColumn("back", "back", right=True, most=8, least=5),
-        TableColumn("rtt", "ms", right=True, most=7, least=4),
-        TableColumn("state", "state", most=16, least=8),
-        TableColumn("path", "path", most=44, least=10, rank=1),
+        TableColumn("pair", "from, to", max_width=44, min_width=18),
+        TableColumn("there", "Mbit/s", right=True, max_width=8, min_width=6),
+        TableColumn("back", "back", right=True, max_width=8, min_width=5),
+        TableColumn("rtt", "ms", right=True, max_width=7, min_width=4),
+        TableColumn("state", "state", max_width=16, min_width=8),
+        TableColumn("path", "path", max_width=44, min_width=10, rank=1),
     )
     HELP = (
         "Every two machines send data to each other, one pair after the other, so that no measurement disturbs "
@@ -212,24 +212,24 @@ class LinksScreen(StepScreen):
         pair = next((pair for pair in state.links.found if _pair_key(pair) == key), None)
         if pair is None:
             return ()
-        path, found = path_of(pair), of_pair(pair)
-        room = self.table.scrollable_content_region.width - MARGIN
-        whole = widths(self.COLUMNS, self.rows(state), room).get("path", 0) >= len(path)  # then the table says it
+        path, assessment = path_of(pair), of_pair(pair)
+        width = self.table.scrollable_content_region.width - MARGIN
+        path_width = widths(self.COLUMNS, self.rows(state), width).get("path", 0)
         warnings = [literal(text, "$text-warning") for text in warnings_of(pair)]
-        rest = cause_lines(replace(found, cause="") if warnings else found)
-        return [*([] if whole else [muted(path)]), *warnings, *rest]
+        causes = cause_lines(replace(assessment, cause="") if warnings else assessment)
+        return [*([muted(path)] if path_width < len(path) else []), *warnings, *causes]
 
     def head(self, state: WizardState) -> Content:
         links = state.links
         if links.cause:
             return failure(links)
-        room = self.app.size.width - 4
+        width = self.app.size.width - 4
         names = [row.name for row in state.members]
         cables = [literal(line, "$text-accent") for line in state.strategy.found.cables]
-        if (shown := self._map(names, links.found, len(cables))) and links.found:
-            return Content("\n").join([shown, legend([_line(pair) for pair in links.found]), *cables])
-        wide = len(names) >= 2 and _NAME + _CELL * len(names) <= room
-        table = [matrix(names, links.found, _NAME, _CELL)] if wide and links.found else []
+        if (link_map := self._map(names, links.found, len(cables))) and links.found:
+            return Content("\n").join([link_map, legend([_line(pair) for pair in links.found]), *cables])
+        fits = len(names) >= 2 and _NAME + _CELL * len(names) <= width
+        table = [matrix(names, links.found, _NAME, _CELL)] if fits and links.found else []
         return Content("\n").join([*table, *cables])
 
     def _map(self, names: Sequence[str], pairs: Sequence[PairFigures], below: int) -> Content:
@@ -260,13 +260,13 @@ def _pair_key(pair: PairFigures) -> str:
 
 def _line(pair: PairFigures) -> MapLink:
     """Return a link as the map shows it."""
-    found = pair.link
-    kind = LinkMedium.AIR if found.air else LinkMedium.CABLE if found.usable else LinkMedium.RELAY
-    return MapLink(pair.source, pair.target, kind, found.mbit, found.mbit_back)
+    link = pair.link
+    kind = LinkMedium.AIR if link.air else LinkMedium.CABLE if link.usable else LinkMedium.RELAY
+    return MapLink(pair.source, pair.target, kind, link.mbit, link.mbit_back)
 
 
 def _pair_row(pair: PairFigures) -> TableRow:
-    figures, found = pair.figures, of_pair(pair)
+    figures, assessment = pair.figures, of_pair(pair)
     return TableRow(
         _pair_key(pair),
         (
@@ -274,21 +274,22 @@ def _pair_row(pair: PairFigures) -> TableRow:
             literal(rate_figure(figures.mbit) if figures else ""),
             literal(rate_figure(figures.mbit_back) if figures and figures.mbit_back else ""),
             literal(f"{figures.rtt_ms:.2g}" if figures else ""),
-            MARKS[found.status].show(found.label),
+            MARKS[assessment.status].show(assessment.label),
             muted(path_of(pair)),
         ),
     )
 
 
-def matrix(names: Sequence[str], pairs: Sequence[PairFigures], first: int, cell: int) -> Content:
+def matrix(names: Sequence[str], pairs: Sequence[PairFigures], name_width: int, cell: int) -> Content:
     """Return Mbit/s and ms from every machine (line) to every other (column)."""
-    known = {(pair.source, pair.target): pair for pair in pairs}
-    known |= {(pair.target, pair.source): pair for pair in pairs if pair.figures and pair.figures.mbit_back}
-    lines = [muted("Mbit/s, ms").pad_right(first - 10) + Content("").join([_fit(muted(name), cell) for name in names])]
+    pair_by_ends = {(pair.source, pair.target): pair for pair in pairs}
+    pair_by_ends |= {(pair.target, pair.source): pair for pair in pairs if pair.figures and pair.figures.mbit_back}
+    headings = [_fit(muted(name), cell) for name in names]
+    lines = [muted("Mbit/s, ms").pad_right(name_width - 10) + Content("").join(headings)]
     for source in names:
-        cells = [_fit(_figure(known.get((source, target)), source, target), cell) for target in names]
+        cells = [_fit(_figure(pair_by_ends.get((source, target)), source, target), cell) for target in names]
         lines.append(
-            literal(source).truncate(first - 1, ellipsis=True).pad_right(max(1, first - len(source)))
+            literal(source).truncate(name_width - 1, ellipsis=True).pad_right(max(1, name_width - len(source)))
             + Content("").join(cells)
         )
     return Content("\n").join(lines)
@@ -302,7 +303,7 @@ def _fit(text: Content, cells: int) -> Content:
 def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     if source == target or pair is None:
         return muted("" if source == target else "?")
-    found, figures = of_pair(pair), pair.figures
-    style = "" if found.status is ItemStatus.OK else MARKS[found.status].style
+    assessment, figures = of_pair(pair), pair.figures
+    style = "" if assessment.status is ItemStatus.OK else MARKS[assessment.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
     return Content.assemble((rate_figure(mbit), style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))

@@ -37,7 +37,7 @@ class HomeScreen(StepScreen):
     """What do you want to do?"""
 
     STEP = Step.HOME
-    COLUMNS = (TableColumn("name", "", most=30), TableColumn("about", "", most=90))
+    COLUMNS = (TableColumn("name", "", max_width=30), TableColumn("about", "", max_width=90))
     HEADED = False
     HELP = (
         "Enter on 'New set-up' takes you through machines, job and strategy to a plan. "
@@ -58,7 +58,7 @@ class HomeScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         live = [run for run in state.home.found.runs if run.live]
-        done = [run for run in state.home.found.runs if not run.live][:_FINISHED]
+        finished = [run for run in state.home.found.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.found.profiles if profile.saved]
         shipped = [profile for profile in state.home.found.profiles if not profile.saved]
         findings = [_finding(found) for found in state.doctor.found]
@@ -67,18 +67,18 @@ class HomeScreen(StepScreen):
             _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
             _section("Saved", [_profile(profile, state.presence_of(profile)) for profile in saved]),
             _section("Ready-made", [_profile(profile, state.presence_of(profile)) for profile in shipped]),
-            _section("Finished", [_run(run) for run in done]),
+            _section("Finished", [_run(run) for run in finished]),
             _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
         ]
-        shown = [section for section in sections if section]
-        airy = sum(map(len, shown)) + len(shown) <= self.app.size.height - _AROUND
-        return [row for place, section in enumerate(shown) for row in (*_gap(place if airy else 0), *section)]
+        filled = [section for section in sections if section]
+        has_gaps = sum(map(len, filled)) + len(filled) <= self.app.size.height - _AROUND
+        return [row for place, section in enumerate(filled) for row in (*_gap(place if has_gaps else 0), *section)]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         kind, _, name = key.partition(":")
         if kind == "profile":
-            known = [profile for profile in state.home.found.profiles if profile.name == name]
-            return [line for profile in known for line in self._about(profile)]
+            profiles = [profile for profile in state.home.found.profiles if profile.name == name]
+            return [line for profile in profiles for line in self._about(profile)]
         if kind == "finding":
             return [line for row in state.doctor.found if row.check == name for line in cause_lines(of_finding(row))]
         if kind == "run":
@@ -88,13 +88,13 @@ class HomeScreen(StepScreen):
         return ()
 
     def _about(self, profile: KnownProfile) -> list[Content]:
-        entry, present = profile.entry, self.state.presence_of(profile)
-        machines = [_presence(one) for one in present]
+        entry, presences = profile.entry, self.state.presence_of(profile)
+        machines = [_presence(one) for one in presences]
         about = [muted(entry.description)] if len(entry.description) > _LONG else []
-        far = any(one.far for one in present)
-        bring = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if far else []
-        wrong = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
-        return [*about, *([join(*machines)] if machines else []), *bring, *wrong]
+        any_far = any(one.far for one in presences)
+        traffic_note = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if any_far else []
+        problem = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
+        return [*about, *([join(*machines)] if machines else []), *traffic_note, *problem]
 
     def hint(self, state: WizardState) -> Content:
         if state.home.cause:
@@ -151,9 +151,9 @@ def _section(title: str, rows: Sequence[TableRow]) -> list[TableRow]:
     return [TableRow(f"section:{title}", (muted(title), Content("")), selectable=False), *rows] if rows else []
 
 
-def _gap(place: int) -> list[TableRow]:
+def _gap(index: int) -> list[TableRow]:
     """An empty line before every section but the first."""
-    return [TableRow(f"gap:{place}", (Content(""),), selectable=False)] if place else []
+    return [TableRow(f"gap:{index}", (Content(""),), selectable=False)] if index else []
 
 
 def _line(key: str, name: str, about: str) -> TableRow:
@@ -161,36 +161,37 @@ def _line(key: str, name: str, about: str) -> TableRow:
 
 
 def _run(run: RunSummary) -> TableRow:
-    found = of_run(run)
-    mark = StatusMark.RUNNING if run.live else MARKS[found.status]
-    about = join(mark.show(found.label), muted(started_text(run)), muted(run.run_id))
+    assessment = of_run(run)
+    mark = StatusMark.RUNNING if run.live else MARKS[assessment.status]
+    about = join(mark.show(assessment.label), muted(started_text(run)), muted(run.run_id))
     return TableRow(f"run:{run.run_id}", (literal("  " + (profile_text(run.profile) or run.run_id)), about))
 
 
 def _profile(profile: KnownProfile, machines: Sequence[Presence]) -> TableRow:
-    here = [one.present for one in machines]
-    present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} online" if here else ""
-    wrong = StatusMark.PROBLEM.show("") if profile.entry.error else ""
-    style = "$text-success" if here and all(here) else "$text-muted"
-    about = join(wrong, literal(present, style), muted(profile.entry.description))
+    presences = [machine.present for machine in machines]
+    online = sum(present is True for present in presences)
+    online_text = f"{online} of {counted(len(presences), 'machine')} online" if presences else ""
+    problem = StatusMark.PROBLEM.show("") if profile.entry.error else ""
+    style = "$text-success" if presences and all(presences) else "$text-muted"
+    about = join(problem, literal(online_text, style), muted(profile.entry.description))
     return TableRow(f"profile:{profile.name}", (literal("  " + profile.name), about))
 
 
-def _presence(one: Presence) -> Content:
-    look = {True: StatusMark.ONLINE, False: StatusMark.OFFLINE, None: StatusMark.WAITING}[one.present]
-    word = {True: "online", False: "not found", None: "not known yet"}[one.present]
-    return look.show(f"{one.name}: {word}")
+def _presence(machine: Presence) -> Content:
+    look = {True: StatusMark.ONLINE, False: StatusMark.OFFLINE, None: StatusMark.WAITING}[machine.present]
+    word = {True: "online", False: "not found", None: "not known yet"}[machine.present]
+    return look.show(f"{machine.name}: {word}")
 
 
 def _doctor_words(state: WizardState) -> str:
-    wrong = sum(finding.level != "ok" for finding in state.doctor.found)
+    problem_count = sum(finding.level != "ok" for finding in state.doctor.found)
     if not state.doctor.found:
         return "check Python, devices, disk and memory here"
-    problems = counted(wrong, "problem") if wrong else "no problems"
+    problems = counted(problem_count, "problem") if problem_count else "no problems"
     return f"{counted(len(state.doctor.found), 'check')}, {problems}"
 
 
 def _finding(finding: Finding) -> TableRow:
-    found = of_finding(finding)
-    about = join(MARKS[found.status].show(found.label), muted(finding.seen))
+    assessment = of_finding(finding)
+    about = join(MARKS[assessment.status].show(assessment.label), muted(finding.seen))
     return TableRow(f"finding:{finding.check}", (literal("    " + finding.check), about))

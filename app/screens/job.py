@@ -42,9 +42,9 @@ class JobScreen(StepScreen):
 
     STEP = Step.JOB
     COLUMNS = (
-        TableColumn("name", "option", most=30, least=16),
-        TableColumn("value", "value", most=_VALUE, least=10),
-        TableColumn("about", "about", most=80, least=12, rank=1),
+        TableColumn("name", "option", max_width=30, min_width=16),
+        TableColumn("value", "value", max_width=_VALUE, min_width=10),
+        TableColumn("about", "about", max_width=80, min_width=12, rank=1),
     )
     HELP = (
         "Enter on the first line continues with these values; enter on an option changes it, and 'd' restores the "
@@ -61,7 +61,7 @@ class JobScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         job, profile = state.job.found, state.answers.profile
-        wanted = self.ready and bool(self.table.filter_text)
+        is_filtered = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
         narrow = self.app.size.width < WIDE
@@ -75,22 +75,22 @@ class JobScreen(StepScreen):
             TableRow(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
             *[_option(row, narrow) for row in main],
             TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted("rarely needed"), Content(""))),
-            *([_option(row, narrow) for row in advanced] if self._open or wanted else []),
+            *([_option(row, narrow) for row in advanced] if self._open or is_filtered else []),
         ]
 
     def _fits(self, state: WizardState) -> Content:
-        part = state.fits
-        bad = [row for row in part.found if row.status in (ItemStatus.FAILED, ItemStatus.WARNING)]
+        fits = state.fits
+        bad = [row for row in fits.found if row.status in (ItemStatus.FAILED, ItemStatus.WARNING)]
         if not state.members:
             return Content("")
-        if part.status in UNSETTLED:
+        if fits.status in UNSETTLED:
             return muted("comparing with the machines' memory")
-        if part.status is ItemStatus.FAILED:
-            return StatusMark.WARNING.show(part.cause)
+        if fits.status is ItemStatus.FAILED:
+            return StatusMark.WARNING.show(fits.cause)
         if not bad:
-            number = len(part.found)
-            them = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
-            return StatusMark.OK.show(f"fits {them}")
+            number = len(fits.found)
+            machines = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
+            return StatusMark.OK.show(f"fits {machines}")
         return MARKS[bad[0].status].show(", ".join(f"{row.name}: {row.label}" for row in bad))
 
     def _data(self, data: StatePart[DataSummary]) -> Content:
@@ -110,30 +110,30 @@ class JobScreen(StepScreen):
         if row is None:
             return ()
         default = [muted(f"profile's value: {row.default}")] if row.changed else []
-        wrong = (
+        problem = (
             cause_lines(Assessment(status=ItemStatus.FAILED, cause=row.problem, fix=row.spec.limits))
             if row.problem
             else []
         )
-        return [*wrong, muted(", ".join(_about_option(row.spec))), *default]
+        return [*problem, muted(", ".join(_about_option(row.spec))), *default]
 
     def head(self, state: WizardState) -> Content:
-        bring = measures(state)
-        said = (
+        traffic_note = measures(state)
+        notices = (
             (state.job.cause, "$text-error"),
             (state.job.fix, ""),
-            (bring, "$text-warning"),
+            (traffic_note, "$text-warning"),
         )
-        return Content("\n").join([literal(text, style) for text, style in said if text])
+        return Content("\n").join([literal(text, style) for text, style in notices if text])
 
     def summary(self, state: WizardState) -> str:
         changed = sum(row.changed for row in state.job.found.options)
         return f"{changed} changed" if changed else ""
 
     def hint(self, state: WizardState) -> Content:
-        wrong = [row for row in state.job.found.options if row.problem]
-        if wrong:
-            return literal(f"{wrong[0].name}: {wrong[0].problem}", "$text-error")
+        invalid = [row for row in state.job.found.options if row.problem]
+        if invalid:
+            return literal(f"{invalid[0].name}: {invalid[0].problem}", "$text-error")
         return muted("These are good values. Change only what you know.")
 
     def offered_keys(self) -> tuple[Key, ...]:
@@ -181,13 +181,13 @@ class JobScreen(StepScreen):
 
     def _ask_reference(self, name: str) -> None:
         job = self.state.job.found
-        known, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
-        words = "a name in config.ini, a folder, or a name on the Hugging Face hub"
+        names, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
+        accepted = "a name in config.ini, a folder, or a name on the Hugging Face hub"
         dialog = TextDialog(
             "Which model?" if name == MODEL else "Which data set?",
-            [muted(f"Type {words}, or press down for the list.")],
+            [muted(f"Type {accepted}, or press down for the list.")],
             value=value,
-            choices=[(one, "") for one in known],
+            choices=[(one, "") for one in names],
         )
         # a folder that is dragged into a terminal comes in quotes
         self.app.push_screen(dialog, lambda text: self._set(name, text and text.strip(" '\"")))
@@ -198,8 +198,8 @@ class JobScreen(StepScreen):
         if row.spec.type == "flag":
             self._set(row.name, "false" if row.value == "true" else "true")
             return
-        first, *rest = _about_option(row.spec) or [""]
-        about = [muted(line) for line in (first, ", ".join(rest)) if line]
+        help_line, *limits = _about_option(row.spec) or [""]
+        about = [muted(line) for line in (help_line, ", ".join(limits)) if line]
         if row.spec.choices:
             choices = [(one, "") for one in row.spec.choices]
             dialog: TextDialog = ChoiceDialog(row.name, about, value=row.value, choices=choices)
@@ -217,13 +217,13 @@ class JobScreen(StepScreen):
         return command_line("distributed-train", answers.profile, *settings)
 
 
-def data_words(part: StatePart[DataSummary]) -> str:
+def data_words(state_part: StatePart[DataSummary]) -> str:
     """Return in a few words what a data set holds."""
-    data = part.found
+    data = state_part.found
     length = data.hours or 0.0
     hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
-    return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else part.label
+    return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else state_part.label
 
 
 def _whole(value: str) -> list[Content]:
@@ -231,16 +231,16 @@ def _whole(value: str) -> list[Content]:
     return [literal(value)] if len(value) > _VALUE else []
 
 
-def _about_data(part: StatePart[DataSummary]) -> list[Content]:
-    lines, data = cause_lines(part), part.found
+def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:
+    lines, data = cause_lines(state_part), state_part.found
     if data.splits:
         lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
     if data.columns:
         lines.append(muted("columns: " + ", ".join(data.columns)))
     lines += [muted(note) for note in data.notes]
     lines += [literal(f"broken: {name}", "$text-warning") for name in data.broken[:_SHOWN_BROKEN]]
-    more = data.broken_count - len(data.broken[:_SHOWN_BROKEN])
-    return [*lines, muted(f"and {more} more")] if more > 0 else lines
+    more_broken = data.broken_count - len(data.broken[:_SHOWN_BROKEN])
+    return [*lines, muted(f"and {more_broken} more")] if more_broken > 0 else lines
 
 
 def _fit(row: Fit) -> Content:

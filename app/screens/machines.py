@@ -21,7 +21,7 @@ from app.wizard.state import Step, WizardState
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
 
-_WENT = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
+_STAGE_STATUS = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
 _STAGES = ("reach", "host key", "login", "shell")
 
 
@@ -30,13 +30,13 @@ class MachinesScreen(StepScreen):
 
     STEP = Step.MACHINES
     COLUMNS = (
-        TableColumn("name", "machine", most=30, least=14),
-        TableColumn("state", "state", most=18, least=9),
-        TableColumn("chip", "chip or GPU", most=26, least=14, rank=1),
-        TableColumn("memory", "memory", right=True, most=9, least=6, rank=2),
-        TableColumn("system", "system", most=22, least=12, rank=4),
-        TableColumn("found", "found by", most=26, least=12, rank=3),
-        TableColumn("paths", "paths", right=True, most=5, least=4, rank=5),
+        TableColumn("name", "machine", max_width=30, min_width=14),
+        TableColumn("state", "state", max_width=18, min_width=9),
+        TableColumn("chip", "chip or GPU", max_width=26, min_width=14, rank=1),
+        TableColumn("memory", "memory", right=True, max_width=9, min_width=6, rank=2),
+        TableColumn("system", "system", max_width=22, min_width=12, rank=4),
+        TableColumn("found", "found by", max_width=26, min_width=12, rank=3),
+        TableColumn("paths", "paths", right=True, max_width=5, min_width=4, rank=5),
     )
     HELP = (
         "Machines appear as they are found: those that announce themselves (a Mac with Remote Login on does), those in "
@@ -63,8 +63,8 @@ class MachinesScreen(StepScreen):
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
         lines += [_path(path) for path in row.paths if not row.here]
-        found = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
-        about = ", ".join(filter(None, (row.system, found)))
+        sources = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
+        about = ", ".join(filter(None, (row.system, sources)))
         lines += [muted(about)] if about and not row.here else []
         if row.fingerprint and not row.here:
             lines.append(muted(f"host key {row.fingerprint}"))
@@ -74,8 +74,8 @@ class MachinesScreen(StepScreen):
         if not state.machines.advice:
             return Content("")
         others = any(not row.here for row in state.machines.rows)
-        first = [] if others else [literal("No other machine found so far.", "$text-warning")]
-        return Content("\n").join([*first, *[muted(f"· {line}") for line in state.machines.advice]])
+        nothing_found = [] if others else [literal("No other machine found so far.", "$text-warning")]
+        return Content("\n").join([*nothing_found, *[muted(f"· {line}") for line in state.machines.advice]])
 
     def empty(self, state: WizardState) -> Content:
         return muted("Searching for machines: " + ", ".join(state.machines.searched))
@@ -110,14 +110,14 @@ class MachinesScreen(StepScreen):
 
     def draw(self) -> None:
         """The cursor follows a machine whose row has become that of the one which answers there."""
-        before = self.table.cursor if self.ready else ""
+        previous_key = self.table.cursor if self.ready else ""
         super().draw()
-        if before and self.ready and self.table.cursor != before:
-            self._select(before)
+        if previous_key and self.ready and self.table.cursor != previous_key:
+            self._select(previous_key)
 
     def _select(self, key: str) -> None:
-        found = (row.key for row in self.state.machines.rows if key in (row.key, *row.aliases))
-        self.table.select(next(found, ""))
+        keys = (row.key for row in self.state.machines.rows if key in (row.key, *row.aliases))
+        self.table.select(next(keys, ""))
 
     def action_remove(self) -> None:
         for text in self.state.answers.typed:
@@ -133,12 +133,12 @@ class MachinesScreen(StepScreen):
 
 def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
     box, style = ("[x]", "bold $text-primary") if picked else ("[ ]", "$text-muted")
-    here = " (here)" if row.here else ""
+    location = " (here)" if row.here else ""
     state = StatusMark.ONLINE.show(row.label) if row.status is ItemStatus.OK else shown_state(app, row)
     return TableRow(
         row.key,
         (
-            Content.assemble((box, style), " ", literal(row.name, "bold" if picked else ""), (here, "$text-muted")),
+            Content.assemble((box, style), " ", literal(row.name, "bold" if picked else ""), (location, "$text-muted")),
             state,
             literal(row.chip),
             literal(row.memory),
@@ -150,8 +150,9 @@ def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
 
 
 def _path(path: FoundPath) -> Content:
-    look, way = StatusMark.ONLINE if path.online else StatusMark.OFFLINE, path.endpoint
-    words = "  ".join(filter(None, (way.where, way.kind.value, way.interface and f"on {way.interface}")))
+    look, endpoint = StatusMark.ONLINE if path.online else StatusMark.OFFLINE, path.endpoint
+    interface = endpoint.interface and f"on {endpoint.interface}"
+    words = "  ".join(filter(None, (endpoint.where, endpoint.kind.value, interface)))
     return Content.assemble((look.symbol + " ", look.style), muted(words))
 
 
@@ -160,9 +161,9 @@ class AccessScreen(StepScreen):
 
     STEP = Step.ACCESS
     COLUMNS = (
-        TableColumn("name", "machine", most=28, least=14),
-        *(TableColumn(stage, stage, most=8, least=5) for stage in _STAGES),
-        TableColumn("state", "state", most=30, least=10),
+        TableColumn("name", "machine", max_width=28, min_width=14),
+        *(TableColumn(stage, stage, max_width=8, min_width=5) for stage in _STAGES),
+        TableColumn("state", "state", max_width=30, min_width=10),
     )
     HELP = (
         "Logging in has four stages: the machine answers, it shows its host key, it accepts the login, it runs "
@@ -232,19 +233,19 @@ class AccessScreen(StepScreen):
 
     def _to_the_next_need(self) -> None:
         """To a machine that waits for the person, else to the next step; to one that failed where it keeps one here."""
-        kept = [row for row in self.state.access if row.key not in self.state.answers.skipped]
-        needy = [row for row in kept if row.need is not AccessNeed.NOTHING]
-        failed = [row for row in kept if row.status is ItemStatus.FAILED]
-        if needy:
-            self.table.select(needy[0].key)
+        included = [row for row in self.state.access if row.key not in self.state.answers.skipped]
+        waiting = [row for row in included if row.need is not AccessNeed.NOTHING]
+        failed = [row for row in included if row.status is ItemStatus.FAILED]
+        if waiting:
+            self.table.select(waiting[0].key)
             return
         self.action_next()
         if failed and self.table.cursor not in [row.key for row in failed]:
             self.table.select(failed[0].key)
 
     def _ask_trust(self, row: Access) -> None:
-        def answered(same: bool | None) -> None:
-            if same:
+        def answered(keys_match: bool | None) -> None:
+            if keys_match:
                 self.do(actions.trust_key(row.key, row.fingerprint))
 
         self.app.push_screen(TrustDialog(row.name, row.fingerprint, row.compare), answered)
@@ -278,8 +279,8 @@ class AccessScreen(StepScreen):
         """What is to be typed about the selected machine."""
         row = self._selected()
         command = row.report.command if row is not None and row.report is not None else ""
-        wanted = (row.compare or command or row.fix) if row is not None else ""
-        return wanted or super().copied()
+        text = (row.compare or command or row.fix) if row is not None else ""
+        return text or super().copied()
 
     def headless(self) -> str:
         names = [row.name for row in self.state.picked if not row.here]
@@ -287,8 +288,9 @@ class AccessScreen(StepScreen):
 
 
 def _access_row(app: MusterApp, row: Access, skipped: bool) -> TableRow:
-    passed = {stage.value: went for stage, went in row.report.stages.items()} if row.report is not None else {}
-    cells = [_stage(row, _WENT[passed.get(stage)]) for stage in _STAGES]
+    stages = row.report.stages if row.report is not None else {}
+    passed = {stage.value: has_passed for stage, has_passed in stages.items()}
+    cells = [_stage(row, _STAGE_STATUS[passed.get(stage)]) for stage in _STAGES]
     state = shown_state(app, row)
     if skipped:
         state = shown_status(app, ItemStatus.SKIPPED)

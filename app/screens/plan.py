@@ -39,9 +39,9 @@ class PlanScreen(StepScreen):
 
     STEP = Step.PLAN
     COLUMNS = (
-        TableColumn("machine", "machine", most=26, least=14),
-        TableColumn("what", "change", most=90, least=20, folds=True),
-        TableColumn("bytes", "size", right=True, most=9, least=6),
+        TableColumn("machine", "machine", max_width=26, min_width=14),
+        TableColumn("what", "change", max_width=90, min_width=20, folds=True),
+        TableColumn("bytes", "size", right=True, max_width=9, min_width=6),
     )
     DETAIL_BELOW = True
     HELP = (
@@ -62,14 +62,14 @@ class PlanScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         changes = state.plan.found.changes
-        before = ("", *(change.machine for change in changes))
-        return [_change_row(change, change.machine != other) for change, other in zip(changes, before)]
+        previous_machines = ("", *(change.machine for change in changes))
+        return [_change_row(change, change.machine != other) for change, other in zip(changes, previous_machines)]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if state.plan.status in UNSETTLED:
             return ()
-        room = self.query_one("#about").size.width or self.app.size.width // 2
-        return facts(state.plan.found, room)
+        width = self.query_one("#about").size.width or self.app.size.width // 2
+        return facts(state.plan.found, width)
 
     def head(self, state: WizardState) -> Content:
         failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
@@ -97,14 +97,14 @@ class PlanScreen(StepScreen):
     def offered_keys(self) -> tuple[Key, ...]:
         failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
         start, command, name, save, job, another = self.KEYS
-        rest = (command, name, save, job)
+        common = (command, name, save, job)
         if self.state.started:
-            return (_SHOW, another, *rest)
+            return (_SHOW, another, *common)
         if failed:
-            return (_RETRY, *rest)
+            return (_RETRY, *common)
         if self.state.plan.status in UNSETTLED:
             return (command, name, job)  # enter would only say that the plan is being made
-        return (start, *rest)
+        return (start, *common)
 
     def action_go_on(self) -> None:
         if self.state.started:
@@ -125,9 +125,9 @@ class PlanScreen(StepScreen):
             self.do(action())
             return
 
-        def answered(said: str | None) -> None:
-            if said is not None:
-                self.do(action(said))
+        def answered(consent: str | None) -> None:
+            if consent is not None:
+                self.do(action(consent))
 
         about = [literal(text, "$text-warning") for text in self.state.plan.found.in_clear]
         about.append(muted(f"Type '{actions.IN_CLEAR}' to accept that; 'engine = mesh' at the Job encrypts it."))
@@ -152,13 +152,13 @@ class PlanScreen(StepScreen):
         return self.state.plan.found.command or command_line("distributed-train", self.state.answers.profile)
 
 
-def _change_row(change: MachineChange, named: bool) -> TableRow:
-    what = Content.assemble((f"{change.sign} ", _SIGNS.get(change.sign, "")), literal(change.what))
+def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:
+    description = Content.assemble((f"{change.sign} ", _SIGNS.get(change.sign, "")), literal(change.what))
     size = muted(bytes_text(change.bytes) if change.bytes else "")
-    return TableRow(change.key, (literal(change.machine if named else ""), what, size))
+    return TableRow(change.key, (literal(change.machine if shows_machine else ""), description, size))
 
 
-def facts(plan: Plan, room: int) -> list[Content]:
+def facts(plan: Plan, width: int) -> list[Content]:
     """Return what a person should know of a plan before it begins, in lines of ``room`` cells."""
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
@@ -171,11 +171,11 @@ def facts(plan: Plan, room: int) -> list[Content]:
         *[("writes", text, "") for text in plan.files],
         ("network", "; ".join(plan.network), ""),
     ]
-    lines, before = [], ""
+    lines, previous_label = [], ""
     for label, text, style in rows:
         if text:
-            lines += _fact("" if label == before else label, literal(text, style), room)
-            before = label
+            lines += _fact("" if label == previous_label else label, literal(text, style), width)
+            previous_label = label
     return lines
 
 
@@ -185,8 +185,8 @@ def _time(plan: Plan) -> str:
     return "not measured; r at Strategy measures it" if plan.command else ""
 
 
-def _fact(label: str, text: Content, room: int) -> list[Content]:
-    folded = text.wrap(max(_LABEL, room - _LABEL))
+def _fact(label: str, text: Content, width: int) -> list[Content]:
+    folded = text.wrap(max(_LABEL, width - _LABEL))
     labels = (label, *[""] * (len(folded) - 1))
     return [Content.assemble((f"{name:<{_LABEL}}", "$text-muted"), line) for name, line in zip(labels, folded)]
 
@@ -209,12 +209,12 @@ class LaunchScreen(StepScreen):
 
     def columns(self, state: WizardState) -> Sequence[TableColumn]:
         steps = [
-            TableColumn(f"step{place}", step, most=14, least=5) for place, step in enumerate(state.launch.found.steps)
+            TableColumn(f"step{i}", step, max_width=14, min_width=5) for i, step in enumerate(state.launch.found.steps)
         ]
         return (
-            TableColumn("name", "machine", most=26, least=14),
+            TableColumn("name", "machine", max_width=26, min_width=14),
             *steps,
-            TableColumn("state", "state", most=40, least=16, rank=1),
+            TableColumn("state", "state", max_width=40, min_width=16, rank=1),
         )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:

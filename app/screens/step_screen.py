@@ -164,8 +164,8 @@ class StepScreen(BaseScreen):
 
     def title_line(self) -> Content:
         """Where one is on the way."""
-        parts = [_crumb(step, self.STEP) for step in self._visited()]
-        crumbs = Content.styled(" › ", "$text-muted").join(parts)
+        crumb_contents = [_crumb(step, self.STEP) for step in self._visited()]
+        crumbs = Content.styled(" › ", "$text-muted").join(crumb_contents)
         return crumbs if self.app.size.width < WIDE else Content.assemble(("Muster   ", "bold $primary"), crumbs)
 
     def _visited(self) -> tuple[Step, ...]:
@@ -195,10 +195,10 @@ class StepScreen(BaseScreen):
         table, rows = self.table, self.rows(state)
         lines = tuple(self.detail(state, table.cursor))
         self.query_one("#about", Static).update(Content("\n").join(lines))
-        columns, room = self.columns(state), self.app.size.width
+        columns, width = self.columns(state), self.app.size.width
         self.query_one("#side").set_class(not lines, "-nothing")
-        self._widen_side(min(_MOST_SIDE, max(self.SIDE, room - _FRAME - whole_width(columns, rows))))
-        if not self.DETAIL_BELOW and room < WIDEST:
+        self._widen_side(min(_MOST_SIDE, max(self.SIDE, width - _FRAME - whole_width(columns, rows))))
+        if not self.DETAIL_BELOW and width < WIDEST:
             rows = [replace(row, detail=lines) if row.key == table.cursor and lines else row for row in rows]
         table.say_when_empty(self.empty(state))
         table.show(rows, columns=columns)
@@ -213,13 +213,13 @@ class StepScreen(BaseScreen):
         self.query_one("#side").styles.width = cells if self.app.size.width >= WIDEST else None
 
     def _said(self, state: WizardState) -> Content:
-        said = []
+        lines = []
         if state.notice and self._still_true(state):
-            said.append(literal(state.notice, "$text-warning"))
+            lines.append(literal(state.notice, "$text-warning"))
         if busy := busy_here(state):
             spin = self.steered.spinner()
-            said.append(Content.assemble((f"{spin} ", "$text-primary"), muted(" · ".join(busy))))
-        return Content("\n").join(said) if said else self.hint(state)
+            lines.append(Content.assemble((f"{spin} ", "$text-primary"), muted(" · ".join(busy))))
+        return Content("\n").join(lines) if lines else self.hint(state)
 
     def _still_true(self, state: WizardState) -> bool:
         """Whether a notice holds: one that said why it did not go on may have been mended meanwhile."""
@@ -296,12 +296,16 @@ def cause_lines(row: Assessment) -> list[Content]:
     return [*lines, *([Content.assemble(("fix: ", "$text-muted"), literal(row.fix))] if row.fix else [])]
 
 
-def failure(part: Assessment) -> Content:
+def failure(assessment: Assessment) -> Content:
     """Return what is wrong with a whole part and what to do; nothing where nothing is."""
-    return Content("\n").join([literal(part.cause, "$text-error"), literal(part.fix)]) if part.cause else Content("")
+    return (
+        Content("\n").join([literal(assessment.cause, "$text-error"), literal(assessment.fix)])
+        if assessment.cause
+        else Content("")
+    )
 
 
-def progress(part: StatePart[Any], otherwise: str) -> Content:
+def progress(state_part: StatePart[Any], otherwise: str) -> Content:
     """Return what was done so far for a part that has no rows yet; nothing where it has failed."""
-    lines = () if part.status is ItemStatus.FAILED else part.progress or (otherwise,)
+    lines = () if state_part.status is ItemStatus.FAILED else state_part.progress or (otherwise,)
     return Content("\n").join([muted(line) for line in lines])

@@ -28,9 +28,9 @@ class StrategyScreen(StepScreen):
     SIDE = 32
     DEFAULT_CSS = f"StrategyScreen.-below.-wide #side {{ width: {SIDE}; }}"
     COLUMNS = (
-        TableColumn("name", "way", most=34, least=18, folds=True),
-        TableColumn("time", "this run", right=True, most=18, least=9),
-        TableColumn("loss", "final loss", right=True, most=14, least=10),
+        TableColumn("name", "way", max_width=34, min_width=18, folds=True),
+        TableColumn("time", "this run", right=True, max_width=18, min_width=9),
+        TableColumn("loss", "final loss", right=True, max_width=14, min_width=10),
     )
     HELP = (
         "'Fast' is the way that ends soonest for what it learns: the machines train each for themselves and merge the "
@@ -58,12 +58,16 @@ class StrategyScreen(StepScreen):
         return _DETAILS if self._detailed else self.COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        better = advised(state.ways, state.answers.preference)
+        recommended = advised(state.ways, state.answers.preference)
         if self._detailed:
-            return [_row(way, way.choice.name, way is state.chosen, way is better, _figures(way)) for way in state.ways]
+            return [
+                _row(way, way.choice.name, way is state.chosen, way is recommended, _figures(way)) for way in state.ways
+            ]
         choices = offered(state.ways, state.chosen)
         longest = max((way.seconds for _, way in choices), default=0.0)
-        return [_row(way, label, way is state.chosen, way is better, _plain(way, longest)) for label, way in choices]
+        return [
+            _row(way, label, way is state.chosen, way is recommended, _plain(way, longest)) for label, way in choices
+        ]
 
     def action_details(self) -> None:
         self._detailed = not self._detailed
@@ -72,15 +76,15 @@ class StrategyScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """What a way is, and why the recommended one is recommended."""
         lines = [line for way in state.ways if str(way.index) == key for line in _about(way, self._detailed)]
-        found = state.strategy.found
-        why = [muted(f"· {text}") for text in (*found.reasons, *(found.details if self._detailed else ()))]
-        return [*lines, *([Content(""), literal("Why the recommended way"), *why] if why and lines else [])]
+        strategy = state.strategy.found
+        reasons = [muted(f"· {text}") for text in (*strategy.reasons, *(strategy.details if self._detailed else ()))]
+        return [*lines, *([Content(""), literal("Why the recommended way"), *reasons] if reasons and lines else [])]
 
     def head(self, state: WizardState) -> Content:
         """How long the chosen way takes, as it is: with another interval it is another time."""
-        found, chosen = state.strategy, state.chosen
-        if found.cause or chosen is None:
-            return failure(found)
+        strategy, chosen = state.strategy, state.chosen
+        if strategy.cause or chosen is None:
+            return failure(strategy)
         good = advised(state.ways, state.answers.preference) is chosen
         return literal(next(about(chosen)), "$text-success" if good else "")
 
@@ -91,10 +95,10 @@ class StrategyScreen(StepScreen):
         return f"prefer {state.answers.preference}"
 
     def hint(self, state: WizardState) -> Content:
-        chosen, better = state.chosen, advised(state.ways, state.answers.preference)
-        if chosen is not None and better is None:
+        chosen, recommended = state.chosen, advised(state.ways, state.answers.preference)
+        if chosen is not None and recommended is None:
             return muted(f"Merging every {counted(chosen.best_interval, 'step')} is recommended.")
-        if better is not None and better is not chosen:
+        if recommended is not None and recommended is not chosen:
             return muted("This is not the recommended way.")
         return muted("Arrow keys select a way; times are predicted from measured links and speeds.")
 
@@ -107,11 +111,11 @@ class StrategyScreen(StepScreen):
     _by_hand = False
 
     def on_row_table_moved(self, event: object) -> None:
-        way = next((way for way in self.state.ways if str(way.index) == self.table.cursor), None)
+        ranked = next((way for way in self.state.ways if str(way.index) == self.table.cursor), None)
         chosen = self.state.chosen
-        if way is not None and chosen is not None and way.index != chosen.index and not way.problem:
+        if ranked is not None and chosen is not None and ranked.index != chosen.index and not ranked.problem:
             self._by_hand = True
-            self.do(actions.choose_strategy(way.index))
+            self.do(actions.choose_strategy(ranked.index))
         self.draw()
 
     def action_interval(self, factor: int) -> None:
@@ -121,90 +125,96 @@ class StrategyScreen(StepScreen):
             self.do(actions.set_interval(steps))
 
     def action_preference(self) -> None:
-        known, now = actions.PREFERENCES, self.state.answers.preference
-        place = known.index(now) if now in known else -1
+        preferences, current = actions.PREFERENCES, self.state.answers.preference
+        index = preferences.index(current) if current in preferences else -1
         self._by_hand = False
-        self.do(actions.set_preference(known[(place + 1) % len(known)]))
+        self.do(actions.set_preference(preferences[(index + 1) % len(preferences)]))
 
     def headless(self) -> str:
         return command_line("plan", self.state.answers.profile)
 
 
 _DETAILS = (
-    TableColumn("name", "way", most=34, least=18, folds=True),
-    TableColumn("time", "this run", right=True, most=9, least=7),
-    TableColumn("same", "same loss in", right=True, most=9, least=7),
-    TableColumn("interval", "merge every", right=True, most=9, least=5),
-    TableColumn("network", "waits", right=True, most=6, least=5),
-    TableColumn("loss", "loss", right=True, most=8, least=5),
-    TableColumn("step", "step", right=True, most=9, least=6, rank=1),
-    TableColumn("bytes", "traffic/h", right=True, most=9, least=8, rank=2),
+    TableColumn("name", "way", max_width=34, min_width=18, folds=True),
+    TableColumn("time", "this run", right=True, max_width=9, min_width=7),
+    TableColumn("same", "same loss in", right=True, max_width=9, min_width=7),
+    TableColumn("interval", "merge every", right=True, max_width=9, min_width=5),
+    TableColumn("network", "waits", right=True, max_width=6, min_width=5),
+    TableColumn("loss", "loss", right=True, max_width=8, min_width=5),
+    TableColumn("step", "step", right=True, max_width=9, min_width=6, rank=1),
+    TableColumn("bytes", "traffic/h", right=True, max_width=9, min_width=8, rank=2),
 )
 _BAR = 8
 
 
-def _row(way: RankedCandidate, label: str, chosen: bool, good: bool, figures: Sequence[Content]) -> TableRow:
-    look, choice, key = StatusMark.CHOSEN if chosen else StatusMark.NOT_CHOSEN, way.choice, str(way.index)
-    who = f" {choice.members[0]}" if choice.alone else f" {counted(len(choice.members), 'machine')}"
-    who += " nccl" if choice.engine == "nccl" and not way.recommended else ""
+def _row(
+    ranked: RankedCandidate, label: str, is_chosen: bool, is_recommended: bool, figures: Sequence[Content]
+) -> TableRow:
+    look, choice, key = StatusMark.CHOSEN if is_chosen else StatusMark.NOT_CHOSEN, ranked.choice, str(ranked.index)
+    members = f" {choice.members[0]}" if choice.alone else f" {counted(len(choice.members), 'machine')}"
+    members += " nccl" if choice.engine == "nccl" and not ranked.recommended else ""
     symbol = Content.styled(look.symbol + " ", look.style)
-    advice = " recommended" if good else ""
-    name = Content.assemble(symbol, literal(label, "bold" if chosen else ""), muted(who), (advice, "$text-success"))
-    if way.problem:
-        rest = [Content("")] * (len(figures) - 1)
-        return TableRow(key, (name, literal("does not fit", "$text-error"), *rest), selectable=False)
+    advice = " recommended" if is_recommended else ""
+    name = Content.assemble(
+        symbol, literal(label, "bold" if is_chosen else ""), muted(members), (advice, "$text-success")
+    )
+    if ranked.problem:
+        empty_cells = [Content("")] * (len(figures) - 1)
+        return TableRow(key, (name, literal("does not fit", "$text-error"), *empty_cells), selectable=False)
     return TableRow(key, (name, *figures))
 
 
-def _plain(way: RankedCandidate, longest: float) -> tuple[Content, ...]:
+def _plain(ranked: RankedCandidate, longest: float) -> tuple[Content, ...]:
     """Return the time, drawn against the longest one, and what becomes of the loss."""
-    if not way.seconds:
-        return (muted(_unknown(way)), Content("-"))
-    loss = way.candidate.loss_increase
-    drawn = bar(way.seconds / longest, _BAR) if longest else ""
-    time = Content.assemble(literal(f"{duration_text(way.seconds):>8} "), muted(drawn))  # cut where it is too long
+    if not ranked.seconds:
+        return (muted(_unknown(ranked)), Content("-"))
+    loss = ranked.candidate.loss_increase
+    time_bar = bar(ranked.seconds / longest, _BAR) if longest else ""
+    time = Content.assemble(
+        literal(f"{duration_text(ranked.seconds):>8} "), muted(time_bar)
+    )  # cut where it is too long
     return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "no higher"))
 
 
-def _figures(way: RankedCandidate) -> tuple[Content, ...]:
-    found = way.candidate
-    if not found.predicted or not found.step:
-        return (muted(_unknown(way)), *[Content("-")] * (len(_DETAILS) - 2))
+def _figures(ranked: RankedCandidate) -> tuple[Content, ...]:
+    candidate = ranked.candidate
+    if not candidate.predicted or not candidate.step:
+        return (muted(_unknown(ranked)), *[Content("-")] * (len(_DETAILS) - 2))
     return (
-        literal(duration_text(way.seconds)),
-        literal(duration_text(way.same_loss_seconds or None)),
-        literal("-" if way.choice.alone else str(way.interval)),
-        literal(share_text(found.waiting)),
-        literal(f"+{found.loss_increase:.1%}" if found.loss_increase else "-"),
-        literal(time_text(found.step)),
-        literal(bytes_text(found.bytes_per_hour) if found.bytes_per_hour else "-"),
+        literal(duration_text(ranked.seconds)),
+        literal(duration_text(ranked.same_loss_seconds or None)),
+        literal("-" if ranked.choice.alone else str(ranked.interval)),
+        literal(share_text(candidate.waiting)),
+        literal(f"+{candidate.loss_increase:.1%}" if candidate.loss_increase else "-"),
+        literal(time_text(candidate.step)),
+        literal(bytes_text(candidate.bytes_per_hour) if candidate.bytes_per_hour else "-"),
     )
 
 
-def _unknown(way: RankedCandidate) -> str:
-    return "not measured" if way.candidate.predicted else "not predicted"
+def _unknown(ranked: RankedCandidate) -> str:
+    return "not measured" if ranked.candidate.predicted else "not predicted"
 
 
-def _about(way: RankedCandidate, detailed: bool) -> list[Content]:
-    found, choice = way.candidate, way.choice
-    who = f"{together_text(choice.members)}{', not encrypted' if choice.engine == 'nccl' else ''}"
-    lines = [literal(", ".join(filter(None, (who, rhythm_text(way)))))]
-    lines += [muted(text) for text in list(about(way))[1:]]  # the first one stands above the table
-    if detailed and found.step:
-        lines.append(muted(_in_numbers(way)))
-        if len({member.share for member in found.members}) > 1:
-            merged = ", ".join(f"{member.name} {share_text(member.share)}" for member in found.members)
+def _about(ranked: RankedCandidate, detailed: bool) -> list[Content]:
+    candidate, choice = ranked.candidate, ranked.choice
+    members = f"{together_text(choice.members)}{', not encrypted' if choice.engine == 'nccl' else ''}"
+    lines = [literal(", ".join(filter(None, (members, rhythm_text(ranked)))))]
+    lines += [muted(text) for text in list(about(ranked))[1:]]  # the first one stands above the table
+    if detailed and candidate.step:
+        lines.append(muted(_in_numbers(ranked)))
+        if len({member.share for member in candidate.members}) > 1:
+            merged = ", ".join(f"{member.name} {share_text(member.share)}" for member in candidate.members)
             lines.append(muted(f"weights are merged by: {merged}"))
-    if not found.step and found.predicted:
+    if not candidate.step and candidate.predicted:
         lines.append(muted("r runs the task on it briefly."))
-    if way.periodic:
+    if ranked.periodic:
         lines.append(muted("[ and ] change how often they merge."))
-    return [*lines, *([literal(way.problem, "$text-error")] if way.problem else [])]
+    return [*lines, *([literal(ranked.problem, "$text-error")] if ranked.problem else [])]
 
 
-def _in_numbers(way: RankedCandidate) -> str:
-    found = way.candidate
-    steps = f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}"
-    if way.choice.alone:
+def _in_numbers(ranked: RankedCandidate) -> str:
+    candidate = ranked.candidate
+    steps = f"{counted(candidate.steps, 'step')} of {counted(candidate.global_batch, 'sample')}"
+    if ranked.choice.alone:
         return steps
-    return f"{steps}; {found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
+    return f"{steps}; {candidate.speed_up:.2f}x the samples/s, {candidate.useful_speed_up:.2f}x the progress"

@@ -1,4 +1,4 @@
-"""The application under the guided set-up and the dashboard: colours, ASCII, and the keys that work everywhere."""
+"""Base application of the guided set-up and the dashboard: key handling, command palette, command log."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from profiles.errors import ExitCode
 
 _LEAVING = ("ctrl+c", "ctrl+q", "q")
 _AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
-"""Keys that decide nothing but to go."""
+"""Keys that act at any time: they only leave or close."""
 OPENING_PAUSE = float(os.environ.get("MUSTER_OPENING_PAUSE", "0.5"))
-"""Seconds in which a screen that has just opened takes no key; the variable is for programs that press keys."""
+"""Seconds during which a newly opened screen ignores keys; the variable is for programs that press keys."""
 
 
 class MusterApp(TerminalApp):
@@ -54,7 +54,7 @@ class MusterApp(TerminalApp):
     opening_pause = OPENING_PAUSE
     _opened = float("-inf")
 
-    # ------------------------------------------------------------------------------------------- what is shown
+    # ------------------------------------------------------------------------------------------------- display
 
     def command_records(self) -> list[CommandRecord]:
         """Return what was done, and every command that was run on any machine."""
@@ -73,7 +73,7 @@ class MusterApp(TerminalApp):
         return super().switch_screen(*screen, **settings)
 
     async def on_event(self, event: events.Event) -> None:
-        """Let no key act on a screen that cannot be seen, or that opened under the finger that presses it."""
+        """Drop keys for a screen that is not visible, or that opened too recently for the key to be meant for it."""
         if isinstance(event, events.Key) and not event.is_forwarded:
             unseen = too_small(self.size) and event.key not in _LEAVING
             if unseen or self._too_early(event):
@@ -81,15 +81,15 @@ class MusterApp(TerminalApp):
         await super().on_event(event)
 
     def _too_early(self, event: events.Key) -> bool:
-        """Whether a key was meant for what was there before; what is typed into a field decides nothing yet."""
+        """Whether a key was probably meant for the previous screen; text typed into a field is always accepted."""
         typed = (event.is_printable and isinstance(self.focused, Input)) or isinstance(self.screen, JumpScreen)
         pressed = self.monotonic() - (time.monotonic() - event.time)
         return pressed < self._opened + self.opening_pause and not typed and event.key not in _AT_ANY_TIME
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Yield what the palette offers: what this screen can do, then what every screen can."""
-        own = screen.offered_keys() if isinstance(screen, BaseScreen) else ()
-        for key in (*own, *BESIDES, EVERYWHERE[1]):
+        """Yield the entries of the palette: actions of this screen, then those of every screen."""
+        screen_keys = screen.offered_keys() if isinstance(screen, BaseScreen) else ()
+        for key in (*screen_keys, *BESIDES, EVERYWHERE[1]):
 
             async def run(action: str = key.action) -> None:
                 await screen.run_action(action)
@@ -98,24 +98,24 @@ class MusterApp(TerminalApp):
             yield SystemCommand(title, key.help or key.label, run)
 
     def _fatal_error(self) -> None:
-        """End in one line instead of a picture of all variables, in which a secret might stand."""
+        """End with one line instead of a dump of all variables, which might contain a secret."""
         error = self._exception
-        about = Text.assemble(("error: ", "bold red"), visible(f"unexpected: {type(error).__name__}: {error}"))
-        about.append(f"\nhint: please report this; the details are in {save_traceback()}")
-        self._exit_renderables[:] = [about]
+        summary = Text.assemble(("error: ", "bold red"), visible(f"unexpected: {type(error).__name__}: {error}"))
+        summary.append(f"\nhint: please report this; the details are in {save_traceback()}")
+        self._exit_renderables[:] = [summary]
         self._close_messages_no_wait()
 
     # --------------------------------------------------------------------------------------------------- actions
 
     def action_leave(self) -> None:
-        """Leave, after asking where the screen has something to ask."""
+        """Leave, after confirmation if the screen has a question."""
         question = self.screen.leave_question() if isinstance(self.screen, BaseScreen) else ""
         if not question:
             self.exit()
             return
 
-        def answered(sure: bool | None) -> None:
-            if sure:
+        def answered(confirmed: bool | None) -> None:
+            if confirmed:
                 self.exit()
 
         self.push_screen(QuestionDialog(question, "Leave", "Stay"), answered)

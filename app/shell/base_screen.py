@@ -1,4 +1,4 @@
-"""The frame of a screen: title above, key bar below, help and headless command as data."""
+"""Base class of screens: title above, key bar below, help and headless command as data."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class BaseScreen(Screen[Any]):
 
     HEADING: ClassVar[str] = ""
     HELP: ClassVar[str] = ""
-    """What this screen is for, in a few sentences; ``?`` shows it above the keys."""
+    """Purpose of the screen in a few sentences; ``?`` shows it above the keys."""
     KEYS: ClassVar[tuple[Key, ...]] = ()
     HEADLESS_ABOUT: ClassVar[str] = ""
-    """What ``e`` says under the headless command."""
+    """Explanation that ``e`` shows under the headless command."""
     RIGHT_KEYS: ClassVar[tuple[Key, ...]] = EVERYWHERE
-    """Keys at the right of the key bar, always whole."""
+    """Keys at the right of the key bar, never cut."""
 
     DEFAULT_CSS = """
     BaseScreen { layers: base above; background: $background; }
@@ -64,8 +64,8 @@ class BaseScreen(Screen[Any]):
     _framed = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        own = cls.__dict__.get("KEYS", ())
-        cls.BINDINGS = [*cls.__dict__.get("BINDINGS", []), *bindings(own)]
+        keys = cls.__dict__.get("KEYS", ())
+        cls.BINDINGS = [*cls.__dict__.get("BINDINGS", []), *bindings(keys)]
         super().__init_subclass__(**settings)
 
     def compose(self) -> ComposeResult:
@@ -84,26 +84,26 @@ class BaseScreen(Screen[Any]):
 
     @property
     def ready(self) -> bool:
-        """Whether the widgets of the frame are there: not before they are mounted, and not while the screen is taken
-        down, when others (the application, a thread's news) may still ask it to draw."""
+        """Whether the widgets of the frame exist: not before they are mounted, and not while the screen is being
+        removed, when the application or another thread may still ask it to draw."""
         return self._framed and self.is_running
 
-    # ------------------------------------------------------------------------------------- for subclasses to say
+    # --------------------------------------------------------------------------------- to be overridden by subclasses
 
     def body(self) -> ComposeResult:
         """Yield the widgets between title and key bar."""
         yield from ()
 
     def title_line(self) -> Content:
-        """Return the first line."""
+        """Return the title bar's text."""
         return Content.assemble(("Muster", "bold $primary"), ("  ", ""), (self.HEADING, "bold"))
 
     def offered_keys(self) -> tuple[Key, ...]:
-        """Return the keys that can be pressed at the moment."""
+        """Return the keys that are available at the moment."""
         return self.KEYS
 
     def help_text(self) -> str:
-        """Return what ``?`` says above the keys."""
+        """Return the text that ``?`` shows above the keys."""
         return self.HELP
 
     def headless(self) -> str:
@@ -111,34 +111,34 @@ class BaseScreen(Screen[Any]):
         return app_of(self).headless_command()
 
     def copied(self) -> str:
-        """Return what ``y`` copies: what is selected, else the headless command."""
+        """Return the text that ``y`` copies: the selection, else the headless command."""
         return self.headless()
 
     def leave_question(self) -> str:
-        """Return what is asked before leaving; nothing is asked where it is empty."""
+        """Return the question asked before leaving; empty: none."""
         return ""
 
     # -------------------------------------------------------------------------------------------------- actions
 
     def refresh_frame(self) -> None:
-        """Draw title and keys anew, after what they say has changed."""
+        """Redraw title and keys."""
         if self.ready:
             self.query_one(TitleBar).update(self.title_line())
             self.query_one(KeyBar).offer(self.offered_keys())
 
     def action_back(self) -> None:
-        """Go to where this screen was opened from; a filter ends first."""
+        """Return to the previous screen; if a filter is active, end that instead."""
         if self.end_filters():
             return
         if self.app.screen is not self:
-            return  # left already: a second key was on its way
+            return  # left already: this is a second key press
         if len(self.app.screen_stack) > 2:
             self.close()
         else:
             app_of(self).action_leave()
 
     def close(self) -> None:
-        """Go to where this screen was opened from."""
+        """Return to the previous screen."""
         self.app.pop_screen()
 
     def action_help(self) -> None:
@@ -151,39 +151,39 @@ class BaseScreen(Screen[Any]):
         app_of(self).copy(self.copied())
 
     def action_filter(self) -> None:
-        """Ask for a filter for the first table that is shown."""
+        """Open the filter of the focused table, else of the first visible one."""
         tables = [table for table in self.query(RowTable) if table.is_on_screen]
         if tables:
             focused = self.focused
             (focused if isinstance(focused, RowTable) else tables[0]).open_filter()
 
     def action_jump(self) -> None:
-        """Go to a row or a field by the letter that it shows."""
-        places = list(self._places())
-        if places:
-            self.app.push_screen(JumpScreen(places))
+        """Label every row and field with a letter, and jump to the one whose letter is pressed."""
+        targets = list(self._jump_targets())
+        if targets:
+            self.app.push_screen(JumpScreen(targets))
         else:
             self.notify("no row or field to go to here", timeout=1.5)
 
-    def _places(self) -> Iterator[JumpTarget]:
+    def _jump_targets(self) -> Iterator[JumpTarget]:
         for widget in self.focus_chain:
             if isinstance(widget, RowTable):
                 for key, line in widget.lines_of_rows():
-                    yield JumpTarget(Offset(widget.content_region.x, line), partial(_go, widget, key))
+                    yield JumpTarget(Offset(widget.content_region.x, line), partial(_focus, widget, key))
             elif widget.region:
-                yield JumpTarget(widget.region.offset, partial(_go, widget))
+                yield JumpTarget(widget.region.offset, partial(_focus, widget))
 
     def end_filters(self) -> bool:
-        """Show all rows of all tables again; whether any were hidden."""
+        """End the filters of all tables; return whether there was one."""
         ended = [table.end_filter() for table in self.query(RowTable)]
         return any(ended)
 
     def action_retry(self) -> None:
-        """Try again; a screen that can says how."""
+        """Try again; does nothing unless overridden."""
 
 
-def _go(widget: Widget, row: str = "") -> None:
-    """Let a widget have the keys, and put the cursor on a row of it."""
+def _focus(widget: Widget, row: str = "") -> None:
+    """Focus a widget and, in a table, put the cursor on a row."""
     widget.focus()
     if isinstance(widget, RowTable):
         widget.select(row)

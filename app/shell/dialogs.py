@@ -1,4 +1,4 @@
-"""What opens over a screen: help, the headless command, a question, the log of commands, a line to type, a choice."""
+"""Modal dialogs: help, the headless command, a question, the command log, text input, a choice."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from distributed.ssh.host_keys import COMPARED
 
 T = TypeVar("T")
 BEHIND = "-behind"
-"""Class of a screen under a dialog where no colours can be mixed to make it darker."""
+"""CSS class of the screen under a dialog if the terminal cannot mix colours to darken it."""
 _NAME_CELLS = 8
 _KEY_LINE = 60
 """Cells for the keys of a dialog."""
 
 
 class Box(ModalScreen[T]):
-    """A box in the middle of a screen: a heading, what a subclass puts under it, and its keys."""
+    """A centred modal box: a heading, the subclass's body, and its keys."""
 
     DEFAULT_CSS = """
     Box { align: center middle; layers: base above; background: $background 60%; }
@@ -45,7 +45,7 @@ class Box(ModalScreen[T]):
     """
     CLOSE = Key("escape", "close", "Close")
     HOLDS_CTRL_C: ClassVar[bool] = False
-    """Whether ctrl+c closes this box alone, and not the application."""
+    """Whether ctrl+c closes only this box rather than the application."""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", show=False)]
 
     def __init__(self, heading: str) -> None:
@@ -70,7 +70,7 @@ class Box(ModalScreen[T]):
         self._under.remove_class(BEHIND)
 
     def dismiss(self, result: T | None = None) -> AwaitComplete:
-        """Close this box, once: a second key that was on its way to it must not close what is under it."""
+        """Close this box, once: a second key press must not close the screen under it."""
         return super().dismiss(result) if self.app.screen is self else AwaitComplete()
 
     def body(self) -> ComposeResult:
@@ -78,7 +78,7 @@ class Box(ModalScreen[T]):
         yield from ()
 
     def keys(self) -> tuple[Key, ...]:
-        """Return what may be pressed."""
+        """Return the keys of the box."""
         return (self.CLOSE,)
 
     def action_close(self) -> None:
@@ -104,12 +104,12 @@ class Dialog(Box[bool]):
             yield Static(self.content(), markup=False)
 
     def content(self) -> Content:
-        """Return what the box holds."""
+        """Return the text of the box."""
         return Content("\n").join(self._lines)
 
 
 class HelpDialog(Dialog):
-    """What a screen is for, and its keys."""
+    """Purpose and keys of a screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "close", show=False)]
 
@@ -118,33 +118,33 @@ class HelpDialog(Dialog):
         self._text, self._keys = text, keys
 
     def content(self) -> Content:
-        own = [line for key in self._keys for line in self._about(key)]
+        screen_lines = [line for key in self._keys for line in self._about(key)]
         everywhere = [line for key in (EVERYWHERE[0], *BESIDES, EVERYWHERE[2]) for line in self._about(key)]
-        parts = [literal(line) for line in self._text.splitlines()] + [Content("")] * bool(self._text)
-        heading = [Content(""), Content.styled("On every screen", "$text-muted")] if own else []
-        return Content("\n").join([*parts, *own, *heading, *everywhere])
+        text_lines = [literal(line) for line in self._text.splitlines()] + [Content("")] * bool(self._text)
+        heading = [Content(""), Content.styled("On every screen", "$text-muted")] if screen_lines else []
+        return Content("\n").join([*text_lines, *screen_lines, *heading, *everywhere])
 
     def _about(self, key: Key) -> list[Content]:
-        """The name of a key, and beside it what it does."""
-        room = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
+        """Return the name of a key and, next to it, its help."""
+        width = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
         key = key.chosen(app_of(self).keymap)
-        about = Content(key.help or key.label).wrap(room)
+        about = Content(key.help or key.label).wrap(width)
         names = (key.name, *[""] * (len(about) - 1))
         return [
-            Content.assemble((f"{name:>{_NAME_CELLS - 2}}", "bold $text-primary"), "  ", part)
-            for name, part in zip(names, about, strict=True)
+            Content.assemble((f"{name:>{_NAME_CELLS - 2}}", "bold $text-primary"), "  ", line)
+            for name, line in zip(names, about, strict=True)
         ]
 
 
 class CommandDialog(Dialog):
-    """A command to type instead, and what else there is to say of it."""
+    """The equivalent command, with an explanation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("y,enter", "copy", show=False), Binding("e", "close", show=False)]
 
     def __init__(self, command: str, about: str = "") -> None:
-        more = (Content(""), literal(about, "$text-muted")) if about else ()
+        explanation = (Content(""), literal(about, "$text-muted")) if about else ()
         lines = [literal(line, "bold") for line in command.splitlines()]
-        super().__init__("The same without this screen", *lines, *more)
+        super().__init__("The same without this screen", *lines, *explanation)
         self._command = command
 
     def keys(self) -> tuple[Key, ...]:
@@ -156,10 +156,10 @@ class CommandDialog(Dialog):
 
 
 class CommandsDialog(Box[None]):
-    """Commands to type: enter copies the one under the cursor.
+    """A list of commands: enter copies the one under the cursor.
 
     Args:
-        actions: rows above them that a subclass carries out: what each says, by its name.
+        actions: labels, by name, of rows above the commands; a subclass performs them.
     """
 
     DEFAULT_CSS = """
@@ -175,7 +175,7 @@ class CommandsDialog(Box[None]):
         self._commands, self._actions = commands, actions
 
     def body(self) -> ComposeResult:
-        yield RowTable((TableColumn("command", "command", most=200, folds=True),), headed=False, id="commands")
+        yield RowTable((TableColumn("command", "command", max_width=200, folds=True),), headed=False, id="commands")
 
     def on_mount(self) -> None:
         table = self.query_one(RowTable)
@@ -200,7 +200,7 @@ class CommandsDialog(Box[None]):
 
 
 class QuestionDialog(Dialog):
-    """A question with two answers; the result is whether it was the first one."""
+    """A question with two answers; the result is whether the first one was chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,y", "agree", show=False), Binding("n", "close", show=False)]
 
@@ -216,7 +216,7 @@ class QuestionDialog(Dialog):
 
 
 class TrustDialog(Dialog):
-    """Whether a host key is that of the machine that is meant; enter, as every other answer but one key, says no."""
+    """Asks whether a host key belongs to the intended machine; every key but one, enter included, means no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "accept", show=False),
@@ -243,7 +243,7 @@ class TrustDialog(Dialog):
 
 
 class CommandLogDialog(Dialog):
-    """Every command that was run on any machine, and what else was done there, the oldest first."""
+    """Every command that was run on any machine, and other actions there, oldest first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
 
@@ -251,11 +251,11 @@ class CommandLogDialog(Dialog):
         nothing = literal(
             "Nothing yet. Every command run from here on a machine, this one included, is listed.", "$text-muted"
         )
-        ordered = sorted(records, key=lambda one: one.at)
+        ordered = sorted(records, key=lambda record: record.at)
         super().__init__("Commands by machine", *(map(_record, ordered) if records else (nothing,)))
 
     def on_mount(self) -> None:
-        self.query_one("#content").anchor()  # at the newest, also when lines fold after the first layout
+        self.query_one("#content").anchor()  # stay at the newest, even if lines fold after the first layout
 
 
 def _record(record: CommandRecord) -> Content:
@@ -272,13 +272,13 @@ class TextDialog(Box[str | None]):
     """Asks for a line of text; ``None`` if it was closed.
 
     Args:
-        heading: what is asked for.
+        heading: the question.
         about: lines under it.
-        value: what stands there first.
+        value: initial value.
         accept: label of enter.
-        secret: shown as dots, and forgotten by the field as soon as it is given.
-        choices: values to choose from, with a word about each.
-        needed: what is to be typed, said when nothing is; the choice that is marked is taken then, where there is one.
+        secret: shown as dots, and cleared from the field as soon as it is submitted.
+        choices: values to choose from, with a description of each.
+        needed: warning shown if nothing was typed; if there are choices, the marked one is taken instead.
     """
 
     DEFAULT_CSS = """
@@ -287,7 +287,7 @@ class TextDialog(Box[str | None]):
     TextDialog #choices { margin-top: 1; max-height: 8; background: $surface; }
     """
     FREE: ClassVar[bool] = True
-    """Whether anything may be typed."""
+    """Whether any text may be typed, not only one of the choices."""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("down", "choices", show=False)]
 
     def __init__(
@@ -309,12 +309,12 @@ class TextDialog(Box[str | None]):
         yield Static(Content("\n").join(self._about), id="about", markup=False)
         yield Input(self._value, password=self._secret, id="field")
         if self._choices:
-            columns = (TableColumn("value", "value", most=30), TableColumn("about", "about", most=60))
+            columns = (TableColumn("value", "value", max_width=30), TableColumn("about", "about", max_width=60))
             yield RowTable(columns, headed=False, id="choices")
 
     def keys(self) -> tuple[Key, ...]:
-        listed = [Key("down", "choices", "To the list")] if self._choices and self.FREE else []
-        return (Key("enter", "accept", self._accept, main=True), self.CLOSE, *listed)
+        list_keys = [Key("down", "choices", "To the list")] if self._choices and self.FREE else []
+        return (Key("enter", "accept", self._accept, main=True), self.CLOSE, *list_keys)
 
     def on_mount(self) -> None:
         field = self.query_one("#field", Input)
@@ -328,18 +328,18 @@ class TextDialog(Box[str | None]):
                 table.select(self._value)
 
     def begin(self) -> None:
-        """Go to where the answer is given."""
+        """Focus the input."""
         self.query_one("#field", Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self._give(event.value)
+        self._submit(event.value)
 
     def on_row_table_chosen(self, event: RowTable.Chosen) -> None:
         event.stop()
-        self._give(event.row)
+        self._submit(event.row)
 
-    def _give(self, value: str) -> None:
+    def _submit(self, value: str) -> None:
         if self._needed and not value.strip():
             value = next((table.cursor for table in self.query(RowTable)), "")
         if self._needed and not value:
@@ -352,7 +352,7 @@ class TextDialog(Box[str | None]):
         self.dismiss(value)
 
     def action_accept(self) -> None:
-        self._give(self.query_one("#field", Input).value)
+        self._submit(self.query_one("#field", Input).value)
 
     def action_choices(self) -> None:
         for table in self.query(RowTable):
@@ -360,7 +360,7 @@ class TextDialog(Box[str | None]):
 
 
 class ChoiceDialog(TextDialog):
-    """Asks for one of a few values."""
+    """Asks for one of several values."""
 
     FREE = False
     DEFAULT_CSS = """
@@ -372,4 +372,4 @@ class ChoiceDialog(TextDialog):
         self.query_one(RowTable).focus()
 
     def action_accept(self) -> None:
-        self._give(self.query_one(RowTable).cursor)
+        self._submit(self.query_one(RowTable).cursor)

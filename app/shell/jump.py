@@ -1,4 +1,4 @@
-"""Jump mode: a letter on every row and field of a screen; pressing it goes there, any other key back."""
+"""Jump mode: a letter on every row and field of a screen; pressing it jumps there, any other key cancels."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LETTERS = "asdfghjklqwertyuiopzxcvbnmASDFGHJKLQWERTYUIOPZXCVBNM"
 
 
 class JumpTarget(NamedTuple):
-    """Where one can go to."""
+    """A row or field to jump to."""
 
     at: Offset
-    """On the screen, of its letter."""
+    """Screen position of its letter."""
     go: Callable[[], object]
 
 
 class JumpScreen(ModalScreen[None]):
-    """The letters; what they lie over is seen as it was."""
+    """Transparent overlay with the letters."""
 
     DEFAULT_CSS = """
     JumpScreen { background: $background 0%; }
@@ -31,19 +31,19 @@ class JumpScreen(ModalScreen[None]):
                        text-style: bold reverse; }
     """
 
-    def __init__(self, places: Sequence[JumpTarget]) -> None:
+    def __init__(self, targets: Sequence[JumpTarget]) -> None:
         super().__init__()
-        self._places = dict(zip(LETTERS, places, strict=False))
+        self._targets = dict(zip(LETTERS, targets, strict=False))
 
     def compose(self) -> ComposeResult:
-        for letter, place in self._places.items():
+        for letter, target in self._targets.items():
             label = Static(letter, classes="jump", markup=False)
-            label.styles.offset = place.at
+            label.styles.offset = target.at
             yield label
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        place = self._places.get(event.character or "")
+        target = self._targets.get(event.character or "")
         self.dismiss()
-        if place is not None:
-            self.app.call_later(place.go)
+        if target is not None:
+            self.app.call_later(target.go)

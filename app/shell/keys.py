@@ -1,5 +1,5 @@
-"""The keys of a screen, declared once: they become bindings, the key bar (its last line), the help and the palette.
-And what every screen and every dialog does alike: it follows the size of the terminal, and says if it is too small."""
+"""The keys of a screen, declared once for bindings, the key bar (last line), the help and the palette; and the handling
+of the terminal's size that all screens and dialogs share."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key and what it does here."""
+    """A key and its action."""
 
     key: str
-    """As Textual names it; several may be parted by commas."""
+    """Textual's name of the key; several are separated by commas."""
     action: str
     label: str
     """One or two words for the key bar."""
     help: str = ""
-    """One sentence; the label where it is empty."""
+    """One sentence; empty: the label."""
     main: bool = False
-    """The key that leads on: shown first and always whole."""
+    """The primary key: shown first and never cut."""
     shown: bool = True
-    """Whether it may stand in the key bar."""
+    """Whether it may appear in the key bar."""
 
     written: str = ""
-    """How the key is written, where that is not its own name."""
+    """Displayed name of the key; empty: derived from ``key``."""
 
     @property
     def id(self) -> str | None:
-        """The name by which a person gives this action another key; none where it depends on what it is about."""
+        """Name of the action in the user's key file; ``None`` if its key cannot be changed."""
         name = self.action.removeprefix("app.")
         return name if name.isidentifier() and name != "leave_at_once" else None
 
     def chosen(self, keymap: Mapping[str, str]) -> Key:
-        """Return it with the key that a person chose."""
-        own = keymap.get(self.id or "")
-        return replace(self, key=own, written="") if own else self
+        """Return this key with the user's choice applied."""
+        chosen_key = keymap.get(self.id or "")
+        return replace(self, key=chosen_key, written="") if chosen_key else self
 
     @property
     def name(self) -> str:
-        """The key as it is written for a person."""
+        """Displayed name of the key."""
         key = self.key.split(",")[0]
         return self.written or NAMES.get(key, key)
 
@@ -71,7 +71,7 @@ EVERYWHERE = (
     Key("question_mark,f1", "help", "Help", "This help."),
     Key("ctrl+p", "command_palette", "Palette", "Find an action by typing a part of its name."),
 )
-"""These stand at the right of every key bar, always whole."""
+"""Keys at the right of every key bar, never cut."""
 BESIDES = (
     Key("slash", "filter", "Filter", "Show only the rows that contain what you type; esc ends it."),
     Key("r", "retry", "Retry", "Retry what failed, or check again."),
@@ -84,27 +84,27 @@ BESIDES = (
     Key("ctrl+c", "leave_at_once", "Leave at once", "Leave at once, even if something is running."),
 )
 OF_SCREENS, OF_APPS = (*EVERYWHERE[:2], *BESIDES[:6]), BESIDES[6:-1]
-"""Those that a screen binds, and those that its application binds; ctrl+c is nobody's to change."""
+"""Keys bound by screens, and keys bound by the application; ctrl+c cannot be changed."""
 
 
 def bindings(keys: Iterable[Key]) -> list[BindingType]:
-    """Return the bindings of some keys."""
+    """Return the Textual bindings of keys."""
     return [Binding(key.key, key.action, key.label, show=False, id=key.id) for key in keys]
 
 
 def key_line(keys: Sequence[Key], width: int, everywhere: Sequence[Key] = EVERYWHERE) -> Content:
-    """Return the line for ``width`` cells: main key, as many others as fit, and at the right those of every screen."""
+    """Return the key bar for ``width`` cells: main key, as many others as fit, at the right those of every screen."""
     right = Content(_GAP).join([_shown(key) for key in everywhere])
     ordered = sorted((key for key in keys if key.shown), key=lambda key: not key.main)
     left: list[Content] = []
-    room = width - right.cell_length - len(_GAP)
+    free_cells = width - right.cell_length - len(_GAP)
     for key in ordered:
-        part = _shown(key)
-        taken = part.cell_length + (len(_GAP) if left else 0)
-        if taken <= room or (key.main and not left):
-            left.append(part)
-            room -= taken
-    return Content.assemble(Content(_GAP).join(left), " " * max(len(_GAP), room + len(_GAP)), right)
+        label = _shown(key)
+        needed_cells = label.cell_length + (len(_GAP) if left else 0)
+        if needed_cells <= free_cells or (key.main and not left):
+            left.append(label)
+            free_cells -= needed_cells
+    return Content.assemble(Content(_GAP).join(left), " " * max(len(_GAP), free_cells + len(_GAP)), right)
 
 
 def _shown(key: Key) -> Content:
@@ -126,14 +126,14 @@ class KeyBar(Static):
         self._keys, self._everywhere = tuple(keys), tuple(everywhere)
 
     def offer(self, keys: Sequence[Key]) -> None:
-        """Show other keys; does nothing where they are the same."""
+        """Replace the keys."""
         if tuple(keys) != self._keys:
             self._keys = tuple(keys)
             self.refresh()
 
     def render(self) -> Content:
-        own = app_of(self).keymap
-        keys, everywhere = ([key.chosen(own) for key in some] for some in (self._keys, self._everywhere))
+        keymap = app_of(self).keymap
+        keys, everywhere = ([key.chosen(keymap) for key in group] for group in (self._keys, self._everywhere))
         return key_line(keys, self.content_size.width, everywhere)
 
 
@@ -147,7 +147,7 @@ def too_small(size: Size) -> bool:
 
 
 class TooSmall(Static):
-    """Lies over a screen while the terminal is too small; what is under it keeps its focus and its selection."""
+    """Covers a screen while the terminal is too small; the screen keeps its focus and its selection."""
 
     SCOPED_CSS = False
     DEFAULT_CSS = """
@@ -163,13 +163,14 @@ class TooSmall(Static):
 
     def render(self) -> Content:
         width, height = self.app.size
-        said = f"Too small: {width}x{height}, needs {LEAST.width}x{LEAST.height}."
-        other = f"Or: {app_of(self).headless_command()}"
-        return Content(f"{said} {other}" if len(said) + len(other) < width else f"{said}\n{other}")
+        message = f"Too small: {width}x{height}, needs {LEAST.width}x{LEAST.height}."
+        alternative = f"Or: {app_of(self).headless_command()}"
+        separator = " " if len(message) + len(alternative) < width else "\n"
+        return Content(f"{message}{separator}{alternative}")
 
 
 def fit(screen: Screen[Any], size: Size) -> None:
-    """Give a screen the classes that belong to a size: ``-too-small``, ``-narrow``, ``-wide``, ``-widest``."""
+    """Give a screen the CSS classes of a size: ``-too-small``, ``-narrow``, ``-wide``, ``-widest``."""
     wide, widest = size.width >= WIDE, size.width >= WIDEST
     classes = {"-too-small": too_small(size), "-narrow": not wide, "-wide": wide, "-widest": widest}
     screen.update_classes(classes, animate=False)

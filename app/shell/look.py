@@ -1,5 +1,5 @@
-"""How screens look on a terminal: the themes, and the last word on what reaches it: no colour code where NO_COLOR is
-set, pure ASCII with --ascii, thin scroll bars that are seen without colours too."""
+"""Appearance of screens: the themes, and the final filters of the output: no colour codes if NO_COLOR is set, ASCII
+only with --ascii, thin scroll bars that are visible without colours too."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _VARIABLES = {
 _NAMES = ("muster-dark", "muster-light", "muster-contrast")
 
 
-def _theme(place: int, name: str) -> Theme:
-    roles: dict[str, Any] = {role: colours[place] for role, colours in _COLOURS.items()}
-    variables = {role: colours[place] for role, colours in _VARIABLES.items()}
+def _theme(index: int, name: str) -> Theme:
+    roles: dict[str, Any] = {role: colours[index] for role, colours in _COLOURS.items()}
+    variables = {role: colours[index] for role, colours in _VARIABLES.items()}
     return Theme(name, **roles, dark=name != "muster-light", variables=variables)
 
 
-THEMES = tuple(_theme(place, name) for place, name in enumerate(_NAMES))
+THEMES = tuple(_theme(index, name) for index, name in enumerate(_NAMES))
 _ORDER = (*_NAMES, "ansi-dark", "ansi-light")
-"""What ``t`` goes through; the last two use the sixteen colours of the terminal itself."""
+"""Themes that ``t`` cycles through; the last two use the terminal's own sixteen colours."""
 FOR_ALL = {"cursor-line": "ansi_default", "text-muted": "ansi_default"}
-"""Variables of ours that foreign themes lack."""
+"""Defaults of our variables for themes that lack them."""
 
 
 def theme_after(name: str) -> str:
-    """Return the theme that ``t`` leads to."""
-    place = _ORDER.index(name) if name in _ORDER else -1
-    return _ORDER[(place + 1) % len(_ORDER)]
+    """Return the theme after ``name``."""
+    index = _ORDER.index(name) if name in _ORDER else -1
+    return _ORDER[(index + 1) % len(_ORDER)]
 
 
 _DRAWN = {
@@ -84,7 +84,7 @@ _TABLE = {character: plain for plain, characters in _DRAWN.items() for character
 
 @lru_cache(maxsize=4096)
 def ascii_character(character: str) -> str:
-    """Return ASCII for one character, as many cells wide as it is."""
+    """Return an ASCII equivalent of one character, of the same width in cells."""
     if character.isascii():
         return character
     if character in _TABLE:
@@ -98,12 +98,12 @@ def ascii_character(character: str) -> str:
 
 @lru_cache(maxsize=4096)
 def ascii_text(text: str) -> str:
-    """Return a text in ASCII that is as many cells wide."""
+    """Return an ASCII equivalent of a text, of the same width in cells."""
     return text if text.isascii() else "".join(map(ascii_character, text))
 
 
 class PureAscii(LineFilter):
-    """Every character that is not ASCII becomes one that is."""
+    """Replaces every character that is not ASCII."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
@@ -114,12 +114,12 @@ class PureAscii(LineFilter):
 
 @lru_cache(maxsize=4096)
 def colourless(style: Style) -> Style:
-    """Return a style with its attributes (bold, reverse, ...) alone."""
+    """Return a style with only its attributes (bold, reverse, ...)."""
     return style.without_color + Style.from_meta(style.meta) if style.meta else style.without_color
 
 
 class WithoutColour(LineFilter):
-    """No colour code at all; the stock filter leaves those for the default colours, and greys."""
+    """Removes all colour codes; Textual's filter leaves greys and those for the default colours."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [Segment(text, style and colourless(style), control) for text, style, control in segments]
@@ -129,7 +129,7 @@ _BACK, _BAR = BarColor.parse("#555555"), BarColor.parse("bright_magenta")
 
 
 class ThinBar(ScrollBarRender):
-    """A thumb of heavy line; nothing where there is nothing to scroll."""
+    """A scroll bar whose thumb is a heavy line; empty if there is nothing to scroll."""
 
     @classmethod
     def render_bar(
@@ -144,22 +144,22 @@ class ThinBar(ScrollBarRender):
         bar_color: BarColor = _BAR,
     ) -> Segments:
         glyph, track = ("┃", "│") if vertical else ("━", "─")
-        first, last = thumb(size, virtual_size, window_size, position)
-        cells = []
-        for place in range(size):
-            on = first <= place < last
-            click = "grab" if on else ("scroll_up" if place < first else "scroll_down")
+        start, end = thumb(size, virtual_size, window_size, position)
+        segments = []
+        for cell in range(size):
+            on = start <= cell < end
+            click = "grab" if on else ("scroll_up" if cell < start else "scroll_down")
             style = Style(color=bar_color if on else back_color, bold=on, meta={"@mouse.down": click})
-            cells.append(Segment((glyph if on else track) * (thickness if vertical else 1), style))
+            segments.append(Segment((glyph if on else track) * (thickness if vertical else 1), style))
         if vertical:
-            return Segments(cells, new_lines=True)
-        return Segments([*cells, Segment.line()] * thickness, new_lines=False)
+            return Segments(segments, new_lines=True)
+        return Segments([*segments, Segment.line()] * thickness, new_lines=False)
 
 
 def thumb(size: int, virtual_size: float, window_size: float, position: float) -> tuple[int, int]:
-    """Return the first cell of the thumb and the one after its last."""
+    """Return the first cell of the thumb and the cell after its last."""
     if not (size and window_size and virtual_size > window_size):
         return 0, 0
     length = max(1, round(size * window_size / virtual_size))
-    first = round((size - length) * min(1.0, position / (virtual_size - window_size)))
-    return first, first + length
+    start = round((size - length) * min(1.0, position / (virtual_size - window_size)))
+    return start, start + length

@@ -1,4 +1,4 @@
-"""A table whose rows are known by key: selection and scroll position survive every update, filter and resize."""
+"""A table whose rows have keys, so that selection and scroll position survive every update, filter and resize."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from app.shell.text import MARGIN, TableColumn, TableLine, TableRow, draw, heade
 
 
 class RowTable(ScrollView, can_focus=True):
-    """Rows of text with a cursor; give it all rows again whenever something changed.
+    """Rows of text with a cursor; pass all rows again to :meth:`show` whenever something changed.
 
     Args:
-        columns: what each cell is; a column may be left out where there is no room.
-        empty: what to say while there is no row.
-        headed: whether labels stand above.
+        columns: of the cells; a column may be left out if there is not enough space.
+        empty: text shown while there are no rows.
+        headed: whether column labels are shown.
     """
 
     DEFAULT_CSS = """
@@ -56,7 +56,7 @@ class RowTable(ScrollView, can_focus=True):
     ]
 
     filter_text: reactive[str] = reactive("")
-    """Only rows that contain it are shown, capitals or not."""
+    """Only rows that contain it are shown; case is ignored."""
 
     class _OfRow(Message):
         def __init__(self, table: RowTable, row: str) -> None:
@@ -64,7 +64,7 @@ class RowTable(ScrollView, can_focus=True):
             self.table, self.row = table, row
 
     class Moved(_OfRow):
-        """The cursor is on another row."""
+        """The cursor moved to another row."""
 
     class Chosen(_OfRow):
         """Enter was pressed on a row, or it was clicked twice."""
@@ -73,7 +73,7 @@ class RowTable(ScrollView, can_focus=True):
         """Space was pressed on a row."""
 
     class Filtered(_OfRow):
-        """Other rows are wanted: ``table.filter_text`` has changed."""
+        """``table.filter_text`` has changed."""
 
     def __init__(
         self, columns: Sequence[TableColumn], *, empty: Content | str = "", headed: bool = True, id: str | None = None
@@ -82,43 +82,43 @@ class RowTable(ScrollView, can_focus=True):
         self._columns = tuple(columns)
         self._headed = headed
         self._empty = Content(empty) if isinstance(empty, str) else empty
-        self._all: tuple[TableRow, ...] = ()
+        self._all_rows: tuple[TableRow, ...] = ()
         self._rows: tuple[TableRow, ...] = ()
         self._lines: list[TableLine] = []
         self._cursor = ""
-        self._room = 0
+        self._cell_width = 0
         self._header: list[Content] = []
 
     # ------------------------------------------------------------------------------------------------- contents
 
     def show(self, rows: Iterable[TableRow], *, columns: Sequence[TableColumn] | None = None) -> None:
-        """Show these rows; the cursor stays on its row, or goes to the one that took its place."""
+        """Show these rows; the cursor stays on its row, or moves to the one now at its position."""
         rows = tuple(rows)
         columns = self._columns if columns is None else tuple(columns)
-        if rows == self._all and columns == self._columns:
+        if rows == self._all_rows and columns == self._columns:
             return
         self._columns = columns
-        self._all = rows
+        self._all_rows = rows
         self._arrange()
 
     def say_when_empty(self, text: Content) -> None:
-        """Say something else while there is no row."""
+        """Set the text shown while there are no rows."""
         if not text.is_same(self._empty):
             self._empty = text
             self._arrange()
 
     @property
     def cursor(self) -> str:
-        """Key of the row that the cursor is on; empty without one."""
+        """Key of the row under the cursor; empty: none."""
         return self._cursor
 
     @property
     def row(self) -> TableRow | None:
-        """The row that the cursor is on."""
+        """The row under the cursor."""
         return next((row for row in self._rows if row.key == self._cursor), None)
 
     def select(self, key: str) -> None:
-        """Put the cursor on a row, if it is there."""
+        """Put the cursor on a row, if it is shown."""
         if key != self._cursor and any(row.key == key and row.selectable for row in self._rows):
             self._cursor = key
             self._to_cursor()
@@ -130,57 +130,59 @@ class RowTable(ScrollView, can_focus=True):
         self.post_message(self.Filtered(self, self._cursor))
 
     def _arrange(self) -> None:
-        before = [row.key for row in self._rows]
-        wanted = self.filter_text.casefold()
-        self._rows = tuple(row for row in self._all if not wanted or wanted in row.plain.casefold())
-        self._keep_cursor(before)
+        previous_keys = [row.key for row in self._rows]
+        needle = self.filter_text.casefold()
+        self._rows = tuple(row for row in self._all_rows if not needle or needle in row.plain.casefold())
+        self._keep_cursor(previous_keys)
         self._lay_out()
 
-    def _keep_cursor(self, before: Sequence[str]) -> None:
+    def _keep_cursor(self, previous_keys: Sequence[str]) -> None:
         keys = [row.key for row in self._rows if row.selectable]
         if self._cursor in keys:
             return
-        place = before.index(self._cursor) if self._cursor in before else 0
-        self._cursor = keys[min(place, len(keys) - 1)] if keys else ""
+        index = previous_keys.index(self._cursor) if self._cursor in previous_keys else 0
+        self._cursor = keys[min(index, len(keys) - 1)] if keys else ""
         if self.is_mounted:
             self.post_message(self.Moved(self, self._cursor))
 
     def _lay_out(self) -> None:
-        self._room = room = max(0, self.scrollable_content_region.width - MARGIN)
-        if not room:
+        self._cell_width = width = max(0, self.scrollable_content_region.width - MARGIN)
+        if not width:
             return
-        cells = widths(self._columns, self._rows, room)
+        cells = widths(self._columns, self._rows, width)
         self._header = header(self._columns, cells)
-        before, self._lines = self._lines, []
+        previous_lines, self._lines = self._lines, []
         for row in self._rows:
-            self._lines += draw(self._columns, row, cells, room)
+            self._lines += draw(self._columns, row, cells, width)
         if not self._rows:
-            self._lines = self._when_empty(room)
+            self._lines = self._when_empty(width)
         size = Size(self.scrollable_content_region.width, len(self._lines) + self._headers)
         if size != self.virtual_size:
             self.virtual_size = size
             self.refresh(layout=True)
-        if before != self._lines:
+        if previous_lines != self._lines:
             self.refresh()
         self._to_cursor()
 
-    def _when_empty(self, room: int) -> list[TableLine]:
-        nothing = literal(f"nothing here contains '{self.filter_text}'; esc ends the filter")
-        text = nothing if self._all else self._empty
-        parts = [part for line in text.split("\n", allow_blank=True) for part in (line.wrap(room) if line else [line])]
-        return [TableLine("", part, True) for part in parts]
+    def _when_empty(self, width: int) -> list[TableLine]:
+        no_match = literal(f"nothing here contains '{self.filter_text}'; esc ends the filter")
+        text = no_match if self._all_rows else self._empty
+        lines = [
+            folded for line in text.split("\n", allow_blank=True) for folded in (line.wrap(width) if line else [line])
+        ]
+        return [TableLine("", line, True) for line in lines]
 
     @property
     def _headers(self) -> int:
         return len(self._header) if self._headed and self._rows else 0
 
     def on_resize(self) -> None:
-        if max(0, self.scrollable_content_region.width - MARGIN) != self._room:
+        if max(0, self.scrollable_content_region.width - MARGIN) != self._cell_width:
             self._lay_out()
         self._to_cursor()
 
     def watch_show_vertical_scrollbar(self) -> None:
-        """The scrollbar takes room from the cells, without a resize."""
+        """Lay out again: the scroll bar takes space from the cells without a resize event."""
         self.call_after_refresh(self.on_resize)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -196,10 +198,10 @@ class RowTable(ScrollView, can_focus=True):
         base = self._style("row-table--row")
         if y < self._headers:
             return self._strip(Content(" " * MARGIN) + self._header[y], width, self._style("row-table--header"))
-        place = y - self._headers + self.scroll_offset.y
-        if not 0 <= place < len(self._lines):
+        index = y - self._headers + self.scroll_offset.y
+        if not 0 <= index < len(self._lines):
             return Strip.blank(width, base.rich_style)
-        line = self._lines[place]
+        line = self._lines[index]
         if line.row != self._cursor or not line.row:
             return self._strip(Content(" " * MARGIN) + line.content, width, base)
         return self._cursor_line(line, width)
@@ -209,7 +211,7 @@ class RowTable(ScrollView, can_focus=True):
         style = self._style("row-table--cursor") if self.has_focus else self._style("row-table--row")
         if self.has_focus and app_of(self).no_color:
             style += Style(bold=True)
-        mark = ("> " if app_of(self).ascii_only else "▌ ") if line.first else "  "
+        mark = ("> " if app_of(self).ascii_only else "▌ ") if line.is_first else "  "
         if not self.has_focus:
             pointer = self._style("row-table--header").rich_style
             mark = mark.replace("▌", "›")
@@ -223,21 +225,21 @@ class RowTable(ScrollView, can_focus=True):
         return self.get_visual_style(name)
 
     def lines_of_rows(self) -> Iterator[tuple[str, int]]:
-        """Yield the rows that the cursor can go to and that are seen: their keys, and their lines on the screen."""
-        top, room = round(self.scroll_y), max(0, self.scrollable_content_region.height - self._headers)
+        """Yield key and screen line of every visible row that the cursor can move to."""
+        top, height = round(self.scroll_y), max(0, self.scrollable_content_region.height - self._headers)
         selectable = {row.key for row in self._rows if row.selectable}
-        for place, line in enumerate(self._lines[top : top + room]):
-            if line.first and line.row in selectable:
-                yield line.row, self.content_region.y + self._headers + place
+        for index, line in enumerate(self._lines[top : top + height]):
+            if line.is_first and line.row in selectable:
+                yield line.row, self.content_region.y + self._headers + index
 
     # ---------------------------------------------------------------------------------------------------- moving
 
     def action_move(self, rows: int) -> None:
-        """Move the cursor by rows."""
+        """Move the cursor by so many rows."""
         keys = [row.key for row in self._rows if row.selectable]
         if keys:
-            place = keys.index(self._cursor) if self._cursor in keys else 0
-            self.select(keys[min(len(keys) - 1, max(0, place + rows))])
+            index = keys.index(self._cursor) if self._cursor in keys else 0
+            self.select(keys[min(len(keys) - 1, max(0, index + rows))])
 
     def action_choose(self) -> None:
         self.post_message(self.Chosen(self, self._cursor))
@@ -247,42 +249,42 @@ class RowTable(ScrollView, can_focus=True):
             self.post_message(self.Ticked(self, self._cursor))
 
     def _to_cursor(self) -> None:
-        """Scroll so that the whole row of the cursor is seen."""
-        places = [place for place, line in enumerate(self._lines) if line.row == self._cursor and line.row]
-        if not places:
+        """Scroll until the cursor's whole row is visible."""
+        cursor_lines = [index for index, line in enumerate(self._lines) if line.row == self._cursor and line.row]
+        if not cursor_lines:
             return
-        room = max(1, self.scrollable_content_region.height - self._headers)
-        top = min(round(self.scroll_y), max(0, len(self._lines) - room))
-        if places[0] < top:
-            self.scroll_to(y=places[0], animate=False, force=True)
-        elif places[-1] >= top + room:
-            self.scroll_to(y=min(places[0], places[-1] - room + 1), animate=False, force=True)
+        height = max(1, self.scrollable_content_region.height - self._headers)
+        top = min(round(self.scroll_y), max(0, len(self._lines) - height))
+        if cursor_lines[0] < top:
+            self.scroll_to(y=cursor_lines[0], animate=False, force=True)
+        elif cursor_lines[-1] >= top + height:
+            self.scroll_to(y=min(cursor_lines[0], cursor_lines[-1] - height + 1), animate=False, force=True)
         elif top != round(self.scroll_y):
             self.scroll_to(y=top, animate=False, force=True)
 
     def on_click(self, event: events.Click) -> None:
-        place = event.y - self._headers + self.scroll_offset.y
-        if 0 <= place < len(self._lines) and event.y >= self._headers:
-            key = self._lines[place].row
+        index = event.y - self._headers + self.scroll_offset.y
+        if 0 <= index < len(self._lines) and event.y >= self._headers:
+            key = self._lines[index].row
             self.select(key)
             if event.chain == 2 and key:
                 self.post_message(self.Chosen(self, key))
 
     def open_filter(self) -> None:
-        """Ask for a filter in a line under the table."""
+        """Open the filter's input line under the table."""
         if not self.screen.query(FilterLine):
             self.screen.mount(FilterLine(self), after=self)
         self.screen.query_one(FilterLine).focus()
 
     def end_filter(self) -> bool:
-        """Show all rows again; whether there was a filter."""
-        was, self.filter_text = bool(self.filter_text), ""
+        """Remove the filter; return whether there was one."""
+        had_filter, self.filter_text = bool(self.filter_text), ""
         self.screen.query(FilterLine).remove()
-        return was
+        return had_filter
 
 
 class FilterLine(Input):
-    """Filters its table with every letter; enter keeps the filter, esc ends it."""
+    """Input that filters its table as it is typed; enter keeps the filter, esc ends it."""
 
     DEFAULT_CSS = """
     FilterLine { height: 1; border: none; padding: 0; margin: 1 0 0 2; background: $surface; }

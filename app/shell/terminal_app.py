@@ -1,4 +1,4 @@
-"""The application as its screens and dialogs know it: colours, ASCII, the person's keys, the clock, the clipboard."""
+"""The application as its screens and dialogs see it: colours, ASCII, the user's keys, the clock, the clipboard."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TerminalApp(App[None]):
     """Base of :class:`app.shell.base_app.MusterApp`.
 
     Args:
-        ascii_only: nothing but ASCII reaches the terminal.
-        clock: seconds since 1970; a test gives its own, so that nothing moves.
-        keymap: the person's keys by action (:func:`app.shell.keymap.read_keymap`).
+        ascii_only: send only ASCII to the terminal.
+        clock: seconds since 1970; tests pass a fixed one.
+        keymap: the user's keys by action (:func:`app.shell.keymap.read_keymap`).
     """
 
     def __init__(
@@ -38,15 +38,17 @@ class TerminalApp(App[None]):
         super().__init__()
         self.keymap = keymap
         self.set_keymap(dict(keymap))
-        # A terminal with another encoding would show each sign as an escape code of six.
-        self.ascii_only = ascii_only = ascii_only or not _speaks_unicode()
+        # With another encoding, a terminal would show every other character as an escape of six characters.
+        self.ascii_only = ascii_only = ascii_only or not _has_unicode_terminal()
         self.clock = clock
         self.no_color = bool(os.environ.get("NO_COLOR"))
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = "muster-dark"
         ScrollBar.renderer = ThinBar
-        self._filters = [one for one in self._filters if not isinstance(one, Monochrome | NoColor)]
+        self._filters = [
+            line_filter for line_filter in self._filters if not isinstance(line_filter, Monochrome | NoColor)
+        ]
         if self.no_color:
             self._filters.insert(0, WithoutColour())
         if ascii_only:
@@ -56,12 +58,12 @@ class TerminalApp(App[None]):
         return FOR_ALL
 
     def spinner(self) -> str:
-        """Return the frame of the moment for something that goes on; there are four a second."""
+        """Return the current frame of the activity indicator; there are four per second."""
         frames = "|/-\\" if self.ascii_only else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
         return frames[int(self.clock() * 4) % len(frames)]
 
     def headless_command(self) -> str:
-        """Return the command for a person who cannot use this screen."""
+        """Return the command that does the same without a screen."""
         return command_line("--help")
 
     def action_leave(self) -> None:
@@ -69,36 +71,36 @@ class TerminalApp(App[None]):
         self.exit()
 
     def copy(self, text: str) -> None:
-        """Copy a text to the clipboard of the person, and say so."""
+        """Copy a text to the user's clipboard, and notify."""
         if not text:
             return
-        copied = _copied(text)
+        copied = _copy_on_desktop(text)
         if not copied:
             self.copy_to_clipboard(text)
-        title = "Copied" if copied else "Sent to the terminal's clipboard"  # which may not take it, and does not say so
+        title = "Copied" if copied else "Sent to the terminal's clipboard"  # which may ignore it without notice
         self.notify(visible(text), title=title, timeout=2, markup=False)
 
 
 def app_of(node: MessagePump) -> TerminalApp:
-    """Return the application that a screen or widget is in."""
+    """Return the application of a screen or widget."""
     return cast(TerminalApp, node.app)
 
 
-def _speaks_unicode() -> bool:
+def _has_unicode_terminal() -> bool:
     return (getattr(sys.__stderr__, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
-def _copied(text: str) -> bool:
-    """Copy with the desktop's own program, which over SSH is another desktop's; whether there was one, and it did."""
+def _copy_on_desktop(text: str) -> bool:
+    """Copy with the desktop's clipboard program, unless over SSH, where it is another desktop; return success."""
     programs = {
         ("pbcopy",): sys.platform == "darwin",
         ("wl-copy",): "WAYLAND_DISPLAY" in os.environ,
         ("xclip", "-selection", "clipboard"): "DISPLAY" in os.environ,
     }
-    for command, there in programs.items():
-        if there and "SSH_CONNECTION" not in os.environ and shutil.which(command[0]):
+    for command, is_usable in programs.items():
+        if is_usable and "SSH_CONNECTION" not in os.environ and shutil.which(command[0]):
             with suppress(OSError, subprocess.SubprocessError):
-                # xclip stays, to answer who pastes: it must not hold our pipes.
+                # xclip keeps running to serve the clipboard: it must not inherit our pipes.
                 quiet = subprocess.DEVNULL
                 subprocess.run(command, input=text, text=True, timeout=2, check=True, stdout=quiet, stderr=quiet)
                 return True

@@ -1,5 +1,5 @@
-"""Text on screens: what comes from outside is shown as it is, never obeyed; a state is a symbol, a word and a colour,
-each readable without the others. And where the cells of a table stand: pure functions of its columns and rows."""
+"""Text on screens: external text is shown literally, never interpreted; a state is a symbol, a word and a colour, each
+readable without the others. Also the layout of tables, as pure functions of columns and rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from app.console import visible
 
 
 def literal(text: object, style: str = "") -> Content:
-    """Return text from outside in one line: escape codes written out, markup not parsed."""
+    """Return external text as one line: escape codes made visible, markup not parsed."""
     return Content.styled(visible(text), style) if style else Content(visible(text))
 
 
 def muted(text: object) -> Content:
-    """Return text that matters less."""
+    """Return secondary text."""
     return literal(text, "$text-muted")
 
 
-def join(*parts: Content | str, between: str = "  ") -> Content:
-    """Put parts side by side; empty ones are left out."""
-    kept = [part if isinstance(part, Content) else Content(part) for part in parts if part]
-    return Content(between).join(kept)
+def join(*texts: Content | str, between: str = "  ") -> Content:
+    """Join contents side by side, leaving out empty ones."""
+    contents = [text if isinstance(text, Content) else Content(text) for text in texts if text]
+    return Content(between).join(contents)
 
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -35,13 +35,13 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def together(cells: Iterable[tuple[str, str]]) -> Content:
-    """Return signs with their styles as one text, in which neighbours of one style are joined."""
+    """Return styled characters as one text, merging neighbours of the same style."""
     runs = groupby(cells, key=itemgetter(1))
-    return Content.assemble(*[("".join(sign for sign, _ in same), style) for style, same in runs])
+    return Content.assemble(*[("".join(character for character, _ in run), style) for style, run in runs])
 
 
 class StatusMark(Enum):
-    """A state that anything shown may be in: its symbol, of one cell, and a style of the theme."""
+    """A displayed state: its symbol, of one cell, and a style of the theme."""
 
     OK = "✓", "$text-success"
     WARNING = "▲", "$text-warning"
@@ -70,7 +70,7 @@ class StatusMark(Enum):
 
 
 def bar(share: float, cells: int) -> str:
-    """Return a bar of so many cells, filled by ``share`` (0 to 1)."""
+    """Return a bar of so many cells, filled up to ``share`` (0 to 1)."""
     full = round(min(1.0, max(0.0, share)) * cells)
     return "━" * full + "─" * (cells - full)
 
@@ -78,38 +78,38 @@ def bar(share: float, cells: int) -> str:
 GAP = 2
 _HEADER_LINES = 2
 MARGIN = 2
-"""Cells at the left for the cursor."""
+"""Cells at the left, for the cursor."""
 _FIGURE = 12
-"""Cells of a figure that is never cut, as in ``-1.234e+05 x``."""
+"""Width in cells up to which a number is never cut, as in ``-1.234e+05 x``."""
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column; what it shows is at the same place in every row."""
+    """A column of a table; its cell has the same index in every row."""
 
     key: str
     label: str
     right: bool = False
-    most: int = 40
-    """Cells it takes at most."""
-    least: int = 6
-    """Cells below which it is rather left out."""
+    max_width: int = 40
+    """Maximum width in cells."""
+    min_width: int = 6
+    """Minimum width in cells; with less room, an optional column is left out."""
     folds: bool = False
-    """Whether what does not fit goes on in the next line, instead of being cut."""
+    """Whether a long cell is folded into several lines instead of being cut."""
     rank: int = 0
-    """The highest rank is left out first where there is no room; 0 always stays."""
+    """Columns of the highest rank are left out first if space is short; 0: never."""
 
     @property
     def floor(self) -> int:
-        """Cells below which it does not shrink: its label stands in two lines, no word of it broken."""
+        """Width below which it does not shrink: its label fits into two lines without breaking a word."""
         words = self.label.split()
         cuts = [max(len(" ".join(words[:cut])), len(" ".join(words[cut:]))) for cut in range(1, len(words) + 1)]
-        return max(self.least, min(cuts, default=0))
+        return max(self.min_width, min(cuts, default=0))
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row; ``key`` tells it from others while the rows change."""
+    """A row; ``key`` identifies it while the rows change."""
 
     key: str
     cells: tuple[Content, ...]
@@ -120,109 +120,110 @@ class TableRow:
     @property
     def plain(self) -> str:
         """All its text, for filters."""
-        return " ".join(part.plain for part in (*self.cells, *self.detail))
+        return " ".join(content.plain for content in (*self.cells, *self.detail))
 
 
 @dataclass(frozen=True)
 class TableLine:
-    """One line of the table as it is drawn."""
+    """One drawn line of a table."""
 
     row: str
     """Key of its row."""
     content: Content
-    first: bool
+    is_first: bool
 
 
-def widths(columns: Sequence[TableColumn], rows: Sequence[TableRow], room: int) -> dict[str, int]:
-    """Return the cells of each column that is shown, for a table of ``room`` cells."""
-    wanted = {column.key: _natural(place, column, rows) for place, column in enumerate(columns)}
+def widths(columns: Sequence[TableColumn], rows: Sequence[TableRow], width: int) -> dict[str, int]:
+    """Return the width of each column that is shown, for a table of ``width`` cells."""
+    cells = {column.key: _natural(index, column, rows) for index, column in enumerate(columns)}
     shown = list(columns)
-    floors = {c.key: max(c.floor, _whole(c, _longest(place, rows))) for place, c in enumerate(columns)}
-    while _total(shown, wanted) > room:
-        if _shrink(shown, wanted, floors, room):
+    floors = {c.key: max(c.floor, _uncut_width(c, _longest(index, rows))) for index, c in enumerate(columns)}
+    while _total(shown, cells) > width:
+        if _shrink(shown, cells, floors, width):
             break
         optional = [column for column in shown[1:] if column.rank > 0]
         if not optional:
             break
-        least = max(optional, key=lambda column: column.rank)
-        shown.remove(least)
-        wanted = {column.key: _natural(columns.index(column), column, rows) for column in shown}
-    return {column.key: wanted[column.key] for column in shown}
+        dropped = max(optional, key=lambda column: column.rank)
+        shown.remove(dropped)
+        cells = {column.key: _natural(columns.index(column), column, rows) for column in shown}
+    return {column.key: cells[column.key] for column in shown}
 
 
 def whole_width(columns: Sequence[TableColumn], rows: Sequence[TableRow]) -> int:
-    """Return the cells of a table in which nothing is cut that is not longer than its column may be."""
-    return MARGIN + _total(columns, {one.key: _natural(place, one, rows) for place, one in enumerate(columns)})
+    """Return the width of a table in which no cell is cut unless it exceeds its column's maximum."""
+    cells = {column.key: _natural(index, column, rows) for index, column in enumerate(columns)}
+    return MARGIN + _total(columns, cells)
 
 
-def _natural(place: int, column: TableColumn, rows: Sequence[TableRow]) -> int:
-    cells = _longest(place, rows)
-    return max(min(column.most, max(len(column.label), cells)), _whole(column, cells))
+def _natural(index: int, column: TableColumn, rows: Sequence[TableRow]) -> int:
+    cells = _longest(index, rows)
+    return max(min(column.max_width, max(len(column.label), cells)), _uncut_width(column, cells))
 
 
-def _longest(place: int, rows: Sequence[TableRow]) -> int:
-    return max((row.cells[place].cell_length for row in rows if place < len(row.cells)), default=0)
+def _longest(index: int, rows: Sequence[TableRow]) -> int:
+    return max((row.cells[index].cell_length for row in rows if index < len(row.cells)), default=0)
 
 
-def _whole(column: TableColumn, cells: int) -> int:
-    """Cells below which a column of ``cells`` does not shrink: a figure without its exponent would be another one."""
+def _uncut_width(column: TableColumn, cells: int) -> int:
+    """Width below which a column of ``cells`` does not shrink: a number without its exponent would be another one."""
     return min(cells, _FIGURE) if column.right else 0
 
 
-def _total(columns: Sequence[TableColumn], wanted: Mapping[str, int]) -> int:
-    return sum(wanted[column.key] for column in columns) + GAP * (len(columns) - 1)
+def _total(columns: Sequence[TableColumn], cells: Mapping[str, int]) -> int:
+    return sum(cells[column.key] for column in columns) + GAP * (len(columns) - 1)
 
 
-def _shrink(shown: Sequence[TableColumn], wanted: dict[str, int], floors: Mapping[str, int], room: int) -> bool:
-    """Take cells from the widest columns, the first one excepted, until they fit; whether that was possible."""
-    excess = _total(shown, wanted) - room
-    spare = sum(max(0, wanted[column.key] - floors[column.key]) for column in shown[1:])
+def _shrink(shown: Sequence[TableColumn], cells: dict[str, int], floors: Mapping[str, int], width: int) -> bool:
+    """Shrink the widest columns, except the first, until they fit; return whether that was possible."""
+    excess = _total(shown, cells) - width
+    spare = sum(max(0, cells[column.key] - floors[column.key]) for column in shown[1:])
     if spare < excess and any(column.rank for column in shown[1:]):
         return False
     while excess > 0:
         widest = max(
-            (column for column in shown[1:] if wanted[column.key] > floors[column.key]),
-            key=lambda column: wanted[column.key],
+            (column for column in shown[1:] if cells[column.key] > floors[column.key]),
+            key=lambda column: cells[column.key],
             default=None,
         )
         if widest is None:
-            wanted[shown[0].key] = max(floors[shown[0].key], wanted[shown[0].key] - excess)
+            cells[shown[0].key] = max(floors[shown[0].key], cells[shown[0].key] - excess)
             break
-        wanted[widest.key] -= 1
+        cells[widest.key] -= 1
         excess -= 1
     return True
 
 
 def header(columns: Sequence[TableColumn], cells: Mapping[str, int]) -> list[Content]:
-    """Return the lines of labels: a label wider than its column takes two."""
+    """Return the header lines: a label wider than its column takes two."""
     shown = [column for column in columns if column.key in cells]
     labels = [literal(column.label).wrap(cells[column.key])[:_HEADER_LINES] for column in shown]
     height = max((len(label) for label in labels), default=0)
     lines = []
     for line in range(height):
-        parts = [label[line - height] if line >= height - len(label) else Content("") for label in labels]
-        fitted = [_fitted(part.rstrip(), column, cells[column.key]) for part, column in zip(parts, shown)]
+        cells_of_line = [label[line - height] if line >= height - len(label) else Content("") for label in labels]
+        fitted = [_fitted(cell.rstrip(), column, cells[column.key]) for cell, column in zip(cells_of_line, shown)]
         lines.append(Content(" " * GAP).join(fitted))
     return lines
 
 
-def draw(columns: Sequence[TableColumn], row: TableRow, cells: Mapping[str, int], room: int) -> list[TableLine]:
-    """Return the lines of one row: its first cell is folded and never cut, others may end with an ellipsis."""
-    shown = [(place, column) for place, column in enumerate(columns) if column.key in cells and place < len(row.cells)]
-    parts = [_parts(row.cells[place], column, cells[column.key], place == 0) for place, column in shown]
+def draw(columns: Sequence[TableColumn], row: TableRow, cells: Mapping[str, int], width: int) -> list[TableLine]:
+    """Return the lines of one row: its first cell is folded, never cut; others may end with an ellipsis."""
+    shown = [(i, column) for i, column in enumerate(columns) if column.key in cells and i < len(row.cells)]
+    lines_by_cell = [_cell_lines(row.cells[i], column, cells[column.key], i == 0) for i, column in shown]
     lines = []
-    for number in range(max((len(part) for part in parts), default=1)):
-        pieces = [part[number] if number < len(part) else Content("") for part in parts]
+    for number in range(max(map(len, lines_by_cell), default=1)):
+        pieces = [cell[number] if number < len(cell) else Content("") for cell in lines_by_cell]
         fitted = [_fitted(piece, column, cells[column.key]) for piece, (_, column) in zip(pieces, shown)]
         lines.append(TableLine(row.key, Content(" " * GAP).join(fitted).rstrip(), number == 0))
     for detail in row.detail:
-        lines += [TableLine(row.key, Content("  ") + part, False) for part in _wrapped(detail, max(8, room - 2))]
+        lines += [TableLine(row.key, Content("  ") + line, False) for line in _wrapped(detail, max(8, width - 2))]
     return lines
 
 
-def _parts(cell: Content, column: TableColumn, width: int, first: bool) -> list[Content]:
-    if first and not column.folds:
-        return cell.fold(width)  # every sign of a name, where it does not fit: spaces too
+def _cell_lines(cell: Content, column: TableColumn, width: int, is_first: bool) -> list[Content]:
+    if is_first and not column.folds:
+        return cell.fold(width)  # keep every character of a name, spaces included
     return [line.rstrip() for line in _wrapped(cell, width)] if column.folds else [cell]
 
 

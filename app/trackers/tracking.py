@@ -21,7 +21,7 @@ from app.trackers import notify
 from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
 from profiles.errors import BadInput, MusterError, RunFailed
-from profiles.schema import tracker_names
+from profiles.trackers import tracker_names
 from training.events import Event, StepEvent
 from training.plan import FINAL
 from training.processes import BackgroundProcess, run_from_stdin

@@ -26,7 +26,7 @@ from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
 from profiles.layers import DEFAULT
 from profiles.library import Library
-from profiles.options import OptionSpec, check_value, less_memory, meant, options
+from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
 from profiles.resolve import Resolved, load_profile
 from profiles.schema import Profile
 from training.resources import total_memory
@@ -66,7 +66,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
     library = Library.open(config)
     plain = resolved(JobAnswers(answers.profile), config, complete=False)
     strategy = dict(answers.options).get("strategy", plain.value("strategy"))
-    given = {name: text for written, text in answers.options for name in meant(written, strategy)}
+    given = {name: text for written, text in answers.options for name in option_names(written, strategy)}
     problems = {name: problem for name, text in given.items() if (problem := _problem(name, text))}
     current, whole = plain, ""
     try:
@@ -216,7 +216,7 @@ def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, room: FreeMe
         return replace(fit, status=ItemStatus.FAILED, words="does not fit", cause=error.message, fix=error.hint)
     fit = replace(fit, needed=found.bytes_after or needed, words="fits", cause=found.line)
     if memory_level(fit.needed, free, room.total, estimated=True) == "warning":
-        less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
+        less = ", ".join(["a smaller batch_size", *memory_saving_settings(profile.model.task)])
         cause, fix = "other programs use the memory that it needs", f"close programs there, or {less}"
         return replace(fit, status=ItemStatus.WARNING, words="tight", cause=cause, fix=fix)
     return fit

@@ -31,7 +31,7 @@ from profiles.errors import BadInput, MusterError
 from profiles.installation import RUNS_FOLDER
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder
-from profiles.options import applies, as_text, options_by_name
+from profiles.options import as_text, has_effect, options_by_name
 from profiles.resolve import load_profile, save_profile
 from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY
@@ -140,7 +140,7 @@ def _values(request: PlanRequest, planning: Planning | None, library: Library, c
         chosen = planning.settings.options
         values |= {name: as_text(chosen[name]) for name in _ways() if name in chosen}
     strategy = values.get("strategy", profile.strategy.strategy)
-    return {name: value for name, value in values.items() if applies(name, strategy)}
+    return {name: value for name, value in values.items() if has_effect(name, strategy)}
 
 
 def _ways() -> tuple[str, ...]:
@@ -208,7 +208,7 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
         **{name: kept.values[name] for name in names if name in kept.values},
     }
     chosen = options.get("strategy", "auto")
-    options = {name: value for name, value in options.items() if applies(name, chosen)}
+    options = {name: value for name, value in options.items() if has_effect(name, chosen)}
     profile = resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile
     as_in_its_file = {f"{kind}_name": kept.values.get(kind, "") for kind in _REFERENCES}  # paths are options there
     profile = profile.model_copy(update={"name": kept.name, **as_in_its_file})

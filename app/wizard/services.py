@@ -35,7 +35,7 @@ from profiles.installation import RUNS_FOLDER
 from profiles.library import Library
 from profiles.locations import absolute_path
 from profiles.resolve import ProfileEntry, list_profiles
-from profiles.schema import USUAL_TASK
+from profiles.schema import DEFAULT_TASK
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Services:
 
     def doctor(self) -> Sequence[Finding]:
         """Check this computer."""
-        return self._examine([machines.this_row(self.outside.this_computer())], USUAL_TASK)[0]
+        return self._examine([machines.this_row(self.outside.this_computer())], DEFAULT_TASK)[0]
 
     def watch(self, see: Callable[[DiscoveredMachines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""
@@ -147,7 +147,7 @@ class Services:
         problems = self.outside.repair(found, tell, send)
         for problem in problems:
             machine = getattr(problem, "machine", "")
-            tell(provision.InstallProgress(problem.beside(machine), 0.0, machine))
+            tell(provision.InstallProgress(problem.message_for(machine), 0.0, machine))
         unreached = [problem for problem in problems if isinstance(problem, provision.PackagesMissing)]
         if unreached and not send:
             names = " and ".join(problem.machine for problem in unreached)
@@ -218,7 +218,7 @@ class Services:
         """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
         found = job_view.resolved(job, self._config)
         hint = f"read it, then: {command_line('plan', job.profile, '--trust-code')}"
-        for option in found.profile.own_code:
+        for option in found.profile.user_code:
             source = found.origins[option].file
             custom_code.check_code(found.profile, source, hint, is_named=source is None, option=option)
 

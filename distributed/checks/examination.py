@@ -74,7 +74,7 @@ def examine(
             link, problem = machine.readiness.link, machine.readiness.problem
             machine.findings += judge_facts(machine.readiness.facts) if machine.readiness.facts is not None else []
             if problem is not None:
-                seen, safe = problem.beside(link.name), machine.readiness.provisionable
+                seen, safe = problem.message_for(link.name), machine.readiness.provisionable
                 machine.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
         ready = [one for one in examined if one.readiness.facts is not None and one.readiness.problem is None]
         keys = judge_host_keys({one.name: one.readiness.facts.fingerprint for one in ready if one.readiness.facts})
@@ -145,7 +145,7 @@ def _health(readiness: Readiness) -> Health | Finding:
     except ValidationError:
         return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
     except MusterError as error:
-        return Finding("health", "warning", f"its hardware could not be read: {error.beside(readiness.link.name)}")
+        return Finding("health", "warning", f"its hardware could not be read: {error.message_for(readiness.link.name)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- ways

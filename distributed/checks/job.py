@@ -25,7 +25,7 @@ from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
 from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
-from profiles.options import less_memory
+from profiles.options import memory_saving_settings
 from profiles.schema import Profile
 from training.strategies.registry import default_strategy
 from training.tasks.published_models import with_local_model
@@ -100,7 +100,7 @@ def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
         missing = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
         return judge_data(inputs.trees, missing, facts)
     except MusterError as error:
-        return [Finding("data", "warning", f"its data could not be checked: {error.beside(link.name)}")]
+        return [Finding("data", "warning", f"its data could not be checked: {error.message_for(link.name)}")]
 
 
 def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigures | None, health: Health) -> Finding:
@@ -126,7 +126,9 @@ def _judged(profile: Profile, need: int, source: str, health: Health) -> Finding
     free, total, *_ = free_memory(health, profile.training.device)
     seen = f"about {gigabytes(need)} GB needed ({source}), {gigabytes(free)} of {gigabytes(total)} GB free"
     level = memory_level(need, free, total, estimated=source == _ESTIMATED)
-    less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
+    less = ", ".join(
+        ["lower batch_size (and raise gradient_accumulation)", *memory_saving_settings(profile.model.task)]
+    )
     fixes = {"ok": "", "warning": f"close programs there, or {less}", "problem": f"{less}, or take a smaller model"}
     needed = "fits into the free memory" if level == "warning" else "fits into memory"
     return Finding("model", level, seen, needed, fixes[level])

@@ -75,7 +75,7 @@ def _look(link: MachineLink, path: str) -> Seen | Finding:
     except ValidationError:
         return Finding("data", "warning", f"its data at {path} could not be checked: its answer cannot be read")
     except MusterError as error:
-        return Finding("data", "warning", f"its data at {path} could not be checked: {error.beside(link.name)}")
+        return Finding("data", "warning", f"its data at {path} could not be checked: {error.message_for(link.name)}")
 
 
 def judge_own_data(

@@ -161,7 +161,7 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
     try:
         host = resolve(target)
     except BadInput as error:
-        bad = Problem("bad_config", error.beside(target.name), error.hint)
+        bad = Problem("bad_config", error.message_for(target.name), error.hint)
         return Sighting(key, target.name, problem=bad)
     if host.user == _CODE_HOST_USER and candidate.origin is SightingOrigin.SSH_CONFIG:
         return None

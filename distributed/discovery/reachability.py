@@ -115,7 +115,7 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kin
     except UnknownHostKey as shown:
         return shown.key
     except SshError as error:
-        return Problem(error.cause, error.beside(endpoint.where), error.hint)
+        return Problem(error.cause, error.message_for(endpoint.where), error.hint)
     except OSError as error:
         return explain(error, time.monotonic() - begin, endpoint)
     raise AssertionError("a key was taken for a known one without any known_hosts file")

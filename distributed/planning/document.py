@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile, Name, Text
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
-from profiles.options import less_memory, options_by_name
+from profiles.options import memory_saving_settings, options_by_name
 from profiles.schema import AskedEngine, Profile
 from training.optimizers import state_bytes
 from training.schedule import AskedRule, steps_in
@@ -48,7 +48,7 @@ class Workload(ModelCounts):
     """Training samples of one epoch."""
 
 
-class Job(Owning, ModelCounts):
+class Job(OptionsByOwner, ModelCounts):
     """The training job and the user's preferences, as the planner needs them."""
 
     weight_bytes: Annotated[int, Field(ge=1, le=16)] = 4
@@ -144,7 +144,7 @@ def job_of(
         lora=model.tuning == "lora",
         weight_bytes={"bf16": 2, "int8": 1, "nf4": 1}.get(model.base_precision, 4),
         gradient_checkpointing=model.gradient_checkpointing,
-        adaptable=bool(less_memory(model.task)),
+        adaptable=bool(memory_saving_settings(model.task)),
         lr_scaling=training.lr_scaling,
         owned=strategy.owned,
         strategy=strategy.strategy,

@@ -13,7 +13,7 @@ from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, codec_by_name, is_short
 from training.lazy import np
 from training.strategies.costs import CostModel
@@ -127,7 +127,7 @@ class ExchangeCosts:
         trainable: int,
         coordinator: str = "",
         corrections: Corrections = NO_CORRECTIONS,
-        settings: Owning | None = None,
+        settings: OptionsByOwner | None = None,
     ) -> None:
         self._corrections, self._settings = corrections, settings
         self._coordinator = coordinator

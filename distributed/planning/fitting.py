@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
-from profiles.layers import open_settings
-from profiles.options import as_text, less_memory
+from profiles.layers import fittable_settings
+from profiles.options import as_text, memory_saving_settings
 from profiles.schema import FITTED, Profile
 from training.data import shares_to_batch_sizes
 
@@ -186,7 +186,7 @@ def fit_to_budgets(
     is_estimated = size.activations > 0 and len(known_budgets) == len(budgets)
     has_gpu = any(budget.device != "cpu" for budget in known_budgets)
     relaxations = Relaxations(is_estimated, is_estimated and size.teacher is None and has_gpu)
-    candidates = partial(_candidates, profile, open_settings(profile), with_8_bits, relaxations)
+    candidates = partial(_candidates, profile, fittable_settings(profile), with_8_bits, relaxations)
     need = partial(_member_bytes, size=size, alone=alone)
 
     def fullest(candidate: Profile) -> tuple[float, MemoryBudget]:
@@ -239,7 +239,7 @@ def _steps(
     profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], without_checkpointing: bool
 ) -> Iterator[Profile]:
     model = profile.model
-    memory_options = less_memory(model.task)
+    memory_options = memory_saving_settings(model.task)
     if without_checkpointing and "gradient_checkpointing" in open_ and model.gradient_checkpointing:
         yield _changed(profile, "model", gradient_checkpointing=False)
     yield profile
@@ -324,7 +324,7 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
 
 def _relaxation_texts(profile: Profile, changes: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     """Yield descriptions of changes that save time because there is enough memory."""
-    if "gradient_checkpointing" in open_settings(profile):
+    if "gradient_checkpointing" in fittable_settings(profile):
         yield f"checkpointing {'on' if profile.model.gradient_checkpointing else 'off'}"
     if "batch_size" in changes:
         passes = profile.training.gradient_accumulation

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from distributed.planning.cluster import ClusterMachine
 from distributed.planning.document import Job
 from distributed.planning.model_size import ModelSize
-from profiles.declarations import Owning
-from profiles.locations import own_code_in
+from profiles.declarations import OptionsByOwner
+from profiles.locations import user_code_in
 from profiles.schema import QUANTISED, ModelSettings, Profile, StrategySettings
 from training.exchange.reduction import AT_ONCE, KEPT_BYTES
 from training.optimizers import state_bytes
@@ -98,7 +98,7 @@ def need_of(
         step=_step_bytes(profile, size, trainable, count, on_gpu, is_half),
         evaluation=_FP32 * size.evaluation * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
-        teacher_unloaded=profile.asks_teacher_once,
+        teacher_unloaded=profile.caches_teacher_outputs,
     )
 
 
@@ -172,7 +172,7 @@ def model_bytes(job: Job) -> int:
     return job.total * job.weight_bytes + job.trainable * (job.weight_bytes + job.optimizer_bytes)
 
 
-def strategy_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
+def strategy_bytes(strategy: str, trainable: int, settings: OptionsByOwner | None = None) -> int:
     """Return the bytes of a strategy's vectors; 0 without a strategy ("").
 
     Args:
@@ -181,14 +181,14 @@ def strategy_bytes(strategy: str, trainable: int, settings: Owning | None = None
     return _costs(strategy, settings).vectors * _FP32 * trainable if strategy else 0
 
 
-def _costs(strategy: str, settings: Owning | None = None) -> CostModel:
+def _costs(strategy: str, settings: OptionsByOwner | None = None) -> CostModel:
     """Return the cost model of a strategy; that of the default strategy for ``auto`` and strategies without one."""
-    is_user_code = bool(own_code_in(strategy))  # it may not be approved yet, so it is not imported for this
+    is_user_code = bool(user_code_in(strategy))  # it may not be approved yet, so it is not imported for this
     costs = (None if is_user_code else cost_model(strategy, settings)) or cost_model(default_strategy())
     return costs or CostModel()
 
 
-def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: Owning | None = None) -> int:
+def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: OptionsByOwner | None = None) -> int:
     """Return the most bytes that the mesh holds besides the mean (counted with the strategy) and an owner's buffers:
     received results, for members that miss one, and the contribution of a vector up to
     :data:`~training.exchange.reduction.AT_ONCE`, which a longer mean overwrites.
@@ -202,7 +202,7 @@ def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: Ownin
     return results + (longest if longest <= AT_ONCE or not owns else 0)
 
 
-def exchange_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
+def exchange_bytes(strategy: str, trainable: int, settings: OptionsByOwner | None = None) -> int:
     """Return the most bytes that the mesh holds during an exchange with equal shares: an owner buffers the others'
     contributions until all have arrived, ``(n - 1) / n`` of the longest vector in fp32."""
     owned = _FP32 * _costs(strategy, settings).longest(trainable)

@@ -14,7 +14,7 @@ from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections, average_equal_machines
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, PredictedOutcome, Reason
 from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from training.strategies.costs import Compute, CostModel, RunSpec, SyncSchedule, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
@@ -309,7 +309,7 @@ class Predictor:
         )
 
 
-def known_costs(choice: Choice, settings: Owning | None = None) -> CostModel:
+def known_costs(choice: Choice, settings: OptionsByOwner | None = None) -> CostModel:
     """Return the cost model of a choice's strategy, which must have one.
 
     Args:

@@ -222,7 +222,7 @@ def _with_speeds(plan: RunPlan, speeds: list[float]) -> RunPlan:
     if getattr(settings.owned.get(settings.strategy), "speeds", ""):
         return plan
     text = ",".join(f"{max(0.001, speed / max(speeds)):.4g}" for speed in speeds)
-    strategy = settings.with_own(settings.strategy, speeds=text)
+    strategy = settings.with_options_of(settings.strategy, speeds=text)
     return plan.model_copy(update={"profile": plan.profile.model_copy(update={"strategy": strategy})})
 
 

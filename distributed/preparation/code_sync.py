@@ -109,17 +109,17 @@ def collect(plan: RunPlan) -> Inputs:
             data_path, "inputs/dataset", _table_companions(profile, Path(data_path))
         )
     training = profile.training
-    if training.own_optimizer:
-        trees["inputs/optimizer"], remote_name = _user_code(training.own_optimizer, "inputs/optimizer")
+    if training.user_optimizer:
+        trees["inputs/optimizer"], remote_name = _user_code(training.user_optimizer, "inputs/optimizer")
         training = training.model_copy(update={"optimizer": remote_name})
     strategy = profile.strategy
-    for name, code in strategy.own_code.items():
+    for name, code in strategy.user_code.items():
         owner, _, field = name.partition(".")
         trees["inputs/outer"], remote_name = _user_code(code, "inputs/outer")
-        strategy = strategy.with_own(owner, **{field: remote_name})
+        strategy = strategy.with_options_of(owner, **{field: remote_name})
     strategy = as_user_code(strategy)
-    if strategy.own_strategy:
-        trees["inputs/strategy"] = _strategy_code(strategy.own_strategy.rpartition(":")[0])
+    if strategy.user_strategy:
+        trees["inputs/strategy"] = _strategy_code(strategy.user_strategy.rpartition(":")[0])
         renamed = with_files(strategy.strategy, lambda file: f"inputs/strategy/{Path(file).name}")
         strategy = strategy.model_copy(update={"strategy": renamed})
     data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})

@@ -87,7 +87,7 @@ def check_code(
     Raises:
         BadInput: it is not approved, or a package of this program hides it.
     """
-    factory = profile.own_code.get(option, "")
+    factory = profile.user_code.get(option, "")
     if factory and factory != JOB_FACTORY:
         refuse_clash(factory.rpartition(":")[0], option)
     code = code_of(profile, option)
@@ -105,7 +105,7 @@ def check_code(
 
 def code_of(profile: Profile, option: str = "model_path") -> CustomCode | None:
     """Return the code that an option of a profile names; ``None`` where it names none, or the file is not found."""
-    factory = profile.own_code.get(option, "")
+    factory = profile.user_code.get(option, "")
     if not factory:
         return None
     if factory == JOB_FACTORY:

@@ -213,7 +213,7 @@ def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) 
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
-        return Readiness(link, problem=SshError(link.name, error.beside(link.name), PROVISION), provisionable=True)
+        return Readiness(link, problem=SshError(link.name, error.message_for(link.name), PROVISION), provisionable=True)
     if facts.dials_here == link.machine.through_ssh:
         link.machine = link.machine.model_copy(update={"through_ssh": not facts.dials_here})
     lacks_packages = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)

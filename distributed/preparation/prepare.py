@@ -157,7 +157,7 @@ class _Preparation:
         for machine in absent:
             if machine.problem is not None:
                 self._options.tell(
-                    f"continuing without {machine.link.name}: {machine.problem.beside(machine.link.name)}"
+                    f"continuing without {machine.link.name}: {machine.problem.message_for(machine.link.name)}"
                 )
 
 

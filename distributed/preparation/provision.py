@@ -265,7 +265,7 @@ def _send_uv(link: MachineLink, say: Tell) -> str:
         say("sending uv")
         link.connection().put(program, f"{link.root}/envs/.uv/bin/uv", mode=0o700)
     except MusterError as error:
-        say(f"uv cannot be sent there: {error.beside(link.name)}")
+        say(f"uv cannot be sent there: {error.message_for(link.name)}")
         return ""
     return find_tools(link).uv
 

@@ -255,7 +255,7 @@ def fetch_model(
             if time.monotonic() > end:
                 hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/{name}"
                 label = "its model" if name == "model" else f"its folder {name}"
-                reason = error.beside(link.name) if isinstance(error, SshError) else error
+                reason = error.message_for(link.name) if isinstance(error, SshError) else error
                 raise SshError(link.name, f"{label} could not be fetched ({reason})", hint) from None
             time.sleep(_PAUSE)
     if has_arrived and not (run_dir / FOLDER).exists():  # the model is here without it

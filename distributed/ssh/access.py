@@ -144,7 +144,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         user=host.user if host else target.user,
         failed=ssh.stage if ssh else Stage.REACH,
         cause=ssh.cause if ssh else "ssh_config",
-        problem=error.beside(target.name),
+        problem=error.message_for(target.name),
         fix=_fix(error, host, through),
         seconds=seconds,
         fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",

@@ -249,7 +249,7 @@ def test_an_optimizer_or_a_strategy_of_others_needs_approval_too(
         plan_of(TrainRequest("theirs", no_input=True))
     assert not ran(tmp_path)
     for trusted in (TrainRequest("theirs", trust_code=True), TrainRequest("theirs", no_input=True)):
-        assert plan_of(trusted).profile.own_code[option] == f"{tmp_path}/theirs.py:build"
+        assert plan_of(trusted).profile.user_code[option] == f"{tmp_path}/theirs.py:build"
 
 
 @pytest.mark.parametrize("suffix", [".so", ".pyc", importlib.machinery.EXTENSION_SUFFIXES[0]])

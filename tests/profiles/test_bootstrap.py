@@ -120,7 +120,8 @@ def test_ctrl_c_while_modules_are_imported_ends_as_a_stop_does(project: Path, fl
 
 def test_ctrl_c_is_answered_once_somebody_can(project: Path) -> None:
     _make_venv(project, sys.executable)
-    answered = IMPORTING.replace("import os, signal", "import os, signal, profiles.bootstrap as b; b.begin_to_answer()")
+    restored = "import os, signal, profiles.bootstrap as b; b.restore_interrupts()"
+    answered = IMPORTING.replace("import os, signal", restored)
     (project / "script.py").write_text(SCRIPT.replace("import os, pydantic", answered))
     assert "caught by a module" in _start(project).stdout
 

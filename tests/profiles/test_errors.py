@@ -15,9 +15,9 @@ from training.run_folder import RunFolder
 def test_a_message_begins_with_what_it_is_about_and_a_row_beside_it_need_not() -> None:
     error = PortClosed("air", "nothing listens: port 22", "start it")
     assert (error.message, error.machine) == ("air: nothing listens: port 22", "air")
-    assert (error.beside("air"), error.beside("airy")) == ("nothing listens: port 22", error.message)
+    assert (error.message_for("air"), error.message_for("airy")) == ("nothing listens: port 22", error.message)
     plain = MusterError("air: is a word")
-    assert (plain.message, plain.problem, plain.beside("air")) == ("air: is a word",) * 3
+    assert (plain.message, plain.problem, plain.message_for("air")) == ("air: is a word",) * 3
 
 
 def test_a_value_that_does_not_fit_names_its_option() -> None:

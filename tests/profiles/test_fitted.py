@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.layers import open_settings
+from profiles.layers import fittable_settings
 from profiles.optimisation import TrainingSettings
 from profiles.resolve import load_profile, profile_from_options, save_profile, validate_config
 from profiles.schema import Profile
@@ -18,7 +18,7 @@ START = "[group:shared]\nbatch_size = 4\n[profile:p]\ngroup = shared\nmodel = a/
 
 def opened(tmp_path: Path, lines: str = "", **given: str) -> set[str]:
     (tmp_path / "config.ini").write_text(START + lines)
-    return set(open_settings(load_profile("p", given, tmp_path / "config.ini").profile))
+    return set(fittable_settings(load_profile("p", given, tmp_path / "config.ini").profile))
 
 
 def test_what_a_group_says_may_follow_the_memory(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_a_saved_profile_keeps_what_was_left_open(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     values = {"model_path": "/m", "dataset_path": "/d", "batch_size": "4", "fit_memory": "batch_size, tuning"}
     save_profile("mine", values, config)
-    assert set(open_settings(load_profile("mine", {}, config).profile)) == {"batch_size", "tuning"}
+    assert set(fittable_settings(load_profile("mine", {}, config).profile)) == {"batch_size", "tuning"}
 
 
 def test_without_files_what_is_given_stays() -> None:
-    assert open_settings(Profile(name="p", training=TrainingSettings(batch_size=2))) == ALL - {"batch_size"}
-    assert set(open_settings(profile_from_options("p", {"tuning": "full"}))) == ALL - {"tuning"}
+    assert fittable_settings(Profile(name="p", training=TrainingSettings(batch_size=2))) == ALL - {"batch_size"}
+    assert set(fittable_settings(profile_from_options("p", {"tuning": "full"}))) == ALL - {"tuning"}
 
 
 def test_auto_takes_back_what_was_set_and_leaves_it_open(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def lines(
 
 def points(line: MapLink) -> int:
     """How much is drawn of the link between two machines that stand side by side, without its rate."""
-    shown = drawn((line.one, line.other), [line], 60, 3).plain
+    shown = drawn((line.source, line.target), [line], 60, 3).plain
     return sum((ord(sign) - 0x2800).bit_count() for sign in shown if 0x2800 <= ord(sign) <= 0x28FF)
 
 

@@ -24,8 +24,8 @@ from tests.screens.pilot import run, text
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "M", "Z")), min_size=1, max_size=60)
 COLUMNS = (
-    TableColumn("name", "machine", most=30, least=12), TableColumn("state", "state", least=8),
-    TableColumn("chip", "chip", rank=1), TableColumn("about", "about", rank=2, most=60),
+    TableColumn("name", "machine", max_width=30, min_width=12), TableColumn("state", "state", min_width=8),
+    TableColumn("chip", "chip", rank=1), TableColumn("about", "about", rank=2, max_width=60),
 )  # fmt: skip
 
 
@@ -39,9 +39,10 @@ def rows_of(names: Iterable[str]) -> list[TableRow]:
 @given(st.floats(1e-12, 1e12), st.integers(72, 160))
 def test_a_figure_is_never_cut_and_columns_fall_by_worth(figure: float, room: int) -> None:
     columns = (
-        TableColumn("way", "way", most=34, least=18), TableColumn("time", "same loss in", right=True, most=5, least=3),
-        TableColumn("traffic", "traffic/h", right=True, most=5, least=3, rank=1),
-        TableColumn("why", "why", most=90, least=40, rank=2),
+        TableColumn("way", "way", max_width=34, min_width=18),
+        TableColumn("time", "same loss in", right=True, max_width=5, min_width=3),
+        TableColumn("traffic", "traffic/h", right=True, max_width=5, min_width=3, rank=1),
+        TableColumn("why", "why", max_width=90, min_width=40, rank=2),
     )  # fmt: skip
     said = f"{figure:.4g}"
     row = TableRow("a", (Content("diloco"), Content(said), Content(said), Content("because " * 9)))
@@ -139,7 +140,7 @@ def test_what_is_cut_ends_with_an_ellipsis_beside_a_scrollbar_too() -> None:
         table.styles.height = "1fr"
         for count in (3, 60, 3, 60):
             rows = [TableRow(f"k{n}", (Content("name"), Content("word " * 30))) for n in range(count)]
-            table.show(rows, columns=(TableColumn("name", "name"), TableColumn("about", "about", most=100)))
+            table.show(rows, columns=(TableColumn("name", "name"), TableColumn("about", "about", max_width=100)))
             await pilot.pause()
             await pilot.pause()
             assert table.show_vertical_scrollbar is (count == 60)

@@ -144,7 +144,7 @@ class All(Strategy):
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return settings.with_own(cls.name, interval=min(interval, settings.of(AllOptions).interval))
+        return settings.with_options_of(cls.name, interval=min(interval, settings.of(AllOptions).interval))
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._weight += weight

@@ -150,7 +150,7 @@ def test_a_file_is_relative_to_where_it_is_named(file: Path, tmp_path: Path, mon
         "[profile:p]\ntask = causal_lm\nmodel_path = owner/name\nstrategy = mine.py:Half + diloco\ndataset = o/n\n"
     )
     found = load_profile("p", config=tmp_path / "config.ini").profile.strategy
-    assert found.strategy == f"{file}:Half + diloco" and found.own_strategy == f"{file}:Half"
+    assert found.strategy == f"{file}:Half + diloco" and found.user_strategy == f"{file}:Half"
     monkeypatch.chdir(tmp_path)
     assert profile(strategy="mine.py:Half").strategy.strategy == f"{file}:Half"
     values = {"task": "causal_lm", "model_path": "o/n", "strategy": "mine.py:Half + diloco"}
@@ -161,7 +161,7 @@ def test_a_file_is_relative_to_where_it_is_named(file: Path, tmp_path: Path, mon
 def test_it_travels_with_the_run(file: Path) -> None:
     (file.parent / "beside.py").write_text("")
     chosen = profile(strategy=f"{file}:Half + diloco", strategy_options="late = true")
-    assert chosen.own_code == {"strategy": f"{file}:Half"}
+    assert chosen.user_code == {"strategy": f"{file}:Half"}
     found = collect(plan_local_run(chosen, 2))
     assert found.plan.profile.strategy.strategy == "inputs/strategy/mine.py:Half + diloco"
     assert sorted(found.trees["inputs/strategy"].files) == ["beside.py", "mine.py"]

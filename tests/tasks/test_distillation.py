@@ -132,7 +132,7 @@ def training_batch(task: DistillationTask, *indices: int) -> Any:
 @pytest.mark.slow
 def test_kept_answers_are_what_the_teacher_says(prepared: Any) -> None:
     once, live = prepared(), prepared(augmentation=1e-9)
-    assert once.profile.asks_teacher_once and not live.profile.asks_teacher_once
+    assert once.profile.caches_teacher_outputs and not live.profile.caches_teacher_outputs
     torch.manual_seed(0)
     student = once.build_model().eval()
     live.build_model()

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import create_model
 
-from profiles.declarations import Owning, Section, option
+from profiles.declarations import OptionsByOwner, Section, option
 from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
@@ -83,7 +83,7 @@ class AllReduceCosts(CostModel):
         "bf16": "16-bit gradients: no difference reported (Li et al. 2020; Micikevicius et al. 2018)"
     } | {_source(name): one.price(StrategySettings.model_construct()).source for name, one in compressors().items()}
 
-    def __init__(self, settings: Owning | None = None) -> None:
+    def __init__(self, settings: OptionsByOwner | None = None) -> None:
         options = AllReduceOptions() if settings is None else settings.of(AllReduceOptions)
         self._bucket, self._compressor = options.bucket_mb, options.compressor
         self._price = compressors()[options.compressor].price(settings or StrategySettings.model_construct())
@@ -93,7 +93,7 @@ class AllReduceCosts(CostModel):
         for name, value in (overrides | {"exact": False}).items():
             setattr(self, name, value)
 
-    def with_options(self, settings: Owning) -> CostModel:
+    def with_options(self, settings: OptionsByOwner) -> CostModel:
         return type(self)(settings)
 
     def unsound(self, run: RunSpec) -> str:
@@ -105,7 +105,7 @@ class AllReduceCosts(CostModel):
     def longest(self, trainable: int) -> int:
         return min(self.elements(trainable), int(self._bucket * 1e6 / 4))
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         bucket = self._bucket / (4e-6 * compute.trainable)
         return min(exchange, overlap_credit(compute.seconds / compute.passes, self._price.early * exchange, bucket))
 

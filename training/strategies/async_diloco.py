@@ -158,7 +158,7 @@ class AsyncDiLoCo(Strategy):
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         shorter = min(interval, cls.sync_schedule(settings).interval)
-        return settings.with_own(cls.name, sync_interval=shorter, meet_every=1)
+        return settings.with_options_of(cls.name, sync_interval=shorter, meet_every=1)
 
     @classmethod
     def segment_steps(cls, settings: StrategySettings) -> int:

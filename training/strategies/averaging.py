@@ -81,7 +81,7 @@ class RoundStrategy(Strategy):
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return settings.with_own(cls.name, sync_interval=min(interval, cls.sync_schedule(settings).interval))
+        return settings.with_options_of(cls.name, sync_interval=min(interval, cls.sync_schedule(settings).interval))
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

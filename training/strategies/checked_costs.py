@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput, MusterError, where_it_failed
 from training.exchange.codecs import codec_by_name
 from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
@@ -55,7 +55,7 @@ class CheckedCosts(CostModel):
             raise BadInput(f"{problem} gives {answer}: {complaint}", hint)
         return answer
 
-    def with_options(self, settings: Owning) -> CostModel:
+    def with_options(self, settings: OptionsByOwner) -> CostModel:
         stated = self._checked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
         return self if stated is self._stated else CheckedCosts(stated, self._name)
 
@@ -88,7 +88,7 @@ class CheckedCosts(CostModel):
         schedules = self._checked("sync_schedules", ask, _are_schedules, complaint)
         return iter(schedules)
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         ask = partial(self._stated.hidden, exchange, compute, schedule, settings)
         complaint = f"no part of an exchange of {exchange:.3g} s"
         return self._checked("hidden", ask, lambda seconds: 0 <= seconds <= exchange, complaint)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
@@ -246,7 +246,7 @@ class ComposedCosts(CostModel):
     (docs/reference/strategies.md).
     """
 
-    def __init__(self, components: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
+    def __init__(self, components: Sequence[type[Strategy]], settings: OptionsByOwner | None = None) -> None:
         own_settings = StrategySettings()
         own_settings = own_settings.model_copy(
             update={"owned": own_settings.owned | (settings.owned if settings else {})}
@@ -280,7 +280,7 @@ class ComposedCosts(CostModel):
         pairs = zip(self._components, reasons, strict=True)
         return next((f"has {component.name}, which {reason}" for component, reason in pairs if reason), "")
 
-    def with_options(self, settings: Owning) -> CostModel:
+    def with_options(self, settings: OptionsByOwner) -> CostModel:
         return ComposedCosts(self._components, settings)
 
     def elements(self, trainable: int) -> int:
@@ -307,7 +307,7 @@ class ComposedCosts(CostModel):
         if all(any(True for _ in model.sync_schedules(run)) for model, _ in self._models):
             yield min((schedule for _, schedule in self._models), key=lambda schedule: schedule.interval)
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         total_elements = max(1, self.elements(compute.trainable))
         hidden_seconds = 0.0
         for model, own_schedule in self._models:

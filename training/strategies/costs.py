@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from profiles.declarations import Owning, Section
+from profiles.declarations import OptionsByOwner, Section
 from training.exchange.codecs import codec_by_name
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class CostModel:
     sources: ClassVar[Mapping[str, str]] = {}
     """Sources of the figures of :meth:`learning`, one line each."""
 
-    def with_options(self, settings: Owning) -> CostModel:
+    def with_options(self, settings: OptionsByOwner) -> CostModel:
         """Return the cost model for these options of the strategy."""
         return self
 
@@ -155,7 +155,7 @@ class CostModel:
         """Yield the schedules that the planner may choose from; none: the strategy makes no sense in this run."""
         yield SyncSchedule()
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         """Return how many seconds of an exchange a member's compute hides.
 
         Args:
@@ -183,7 +183,7 @@ class OptionCosts(CostModel, Generic[Options]):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def with_options(self, settings: Owning) -> CostModel:
+    def with_options(self, settings: OptionsByOwner) -> CostModel:
         return type(self)(settings.of(type(self._options)))
 
 

@@ -82,7 +82,7 @@ class DiLoCo(OuterStrategy):
 
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
-        return settings.with_own("diloco", sync_interval=min(interval, cls.sync_schedule(settings).interval))
+        return settings.with_options_of("diloco", sync_interval=min(interval, cls.sync_schedule(settings).interval))
 
     def make_fragments(self, model: nn.Module) -> list[OuterFragment]:
         fragment = self.make_fragment(FragmentSpec("diloco", "", self._names, lambda: self._parameters))

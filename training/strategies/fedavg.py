@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from pydantic import field_validator
 
-from profiles.declarations import OptionError, Owning, option
+from profiles.declarations import OptionError, OptionsByOwner, option
 from profiles.schema import StrategySettings
 from training.exchange.base import MeanResult
 from training.lazy import torch
@@ -60,7 +60,7 @@ class FedAvgCosts(AveragingCosts):
         self.group = island_size
         self.codecs = ("fp32",) if island_size else AveragingCosts.codecs
 
-    def with_options(self, settings: Owning) -> FedAvgCosts:
+    def with_options(self, settings: OptionsByOwner) -> FedAvgCosts:
         return FedAvgCosts(settings.of(FedAvgOptions).island_size)
 
 

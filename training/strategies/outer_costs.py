@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from training.exchange.codecs import codec_by_name
 from training.strategies.costs import (
     Compute,
@@ -96,7 +96,7 @@ class OuterCosts(IntervalCosts):
         if options.outer_optimizer == "adamw":  # two moments
             self.vectors = self.vectors + 1
 
-    def with_options(self, settings: Owning) -> CostModel:
+    def with_options(self, settings: OptionsByOwner) -> CostModel:
         options = settings.owned.get(self._name)
         return type(self)(self._name, options) if isinstance(options, OuterOptions) else self
 
@@ -106,7 +106,7 @@ class OuterCosts(IntervalCosts):
                 if 4 * delay <= interval:
                     yield SyncSchedule(interval, delay)
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         return min(exchange, schedule.delay * compute.seconds)
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:

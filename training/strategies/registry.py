@@ -9,9 +9,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from profiles.declarations import Owning, declare, declare_check, declare_form, forms, import_all, withdraw
+from profiles.declarations import OptionsByOwner, declare, declare_check, declare_form, forms, import_all, withdraw
 from profiles.errors import BadInput, where_it_failed
-from profiles.locations import own_code_in
+from profiles.locations import user_code_in
 from profiles.options import hint_for
 from profiles.schema import StrategySettings
 from training.exchange.codecs import one_of_each
@@ -155,7 +155,7 @@ def check_settings(settings: StrategySettings) -> None:
     Raises:
         BadInput: names the option.
     """
-    if settings.strategy != "auto" and not own_code_in(settings.strategy):
+    if settings.strategy != "auto" and not user_code_in(settings.strategy):
         strategy_class(settings.strategy).check(settings)
 
 
@@ -164,17 +164,17 @@ declare_check("strategy", check_settings)
 
 def segment_steps_of(settings: StrategySettings) -> int:
     """Return :meth:`Strategy.segment_steps`; 0 for a user-defined strategy, whose code is run only where it trains."""
-    return 0 if settings.own_strategy else strategy_class(settings.strategy).segment_steps(settings)
+    return 0 if settings.user_strategy else strategy_class(settings.strategy).segment_steps(settings)
 
 
 def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:
     """Return how the learning rate is scaled with the batch; ``auto`` stays for user code, which only workers run."""
     return (
-        asked if own_code_in(strategy) else scaling_rule(asked, start in strategy_class(strategy).scales_learning_rate)
+        asked if user_code_in(strategy) else scaling_rule(asked, start in strategy_class(strategy).scales_learning_rate)
     )
 
 
-def cost_model(name: str, settings: Owning | None = None) -> CostModel | None:
+def cost_model(name: str, settings: OptionsByOwner | None = None) -> CostModel | None:
     """Return a strategy's cost model; ``None``: it has none, or the strategy is unknown.
 
     Args:

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from profiles.declarations import Owning, Section, option
+from profiles.declarations import OptionsByOwner, Section, option
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import (
@@ -78,7 +78,7 @@ class SparseLoCoCosts(OuterCosts):
         self._force = force
         super().__init__(name, options)
 
-    def with_options(self, settings: Owning) -> SparseLoCoCosts:
+    def with_options(self, settings: OptionsByOwner) -> SparseLoCoCosts:
         return SparseLoCoCosts(self._name, self._options, settings.of(SparseLoCoOptions).force)
 
     def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
@@ -232,7 +232,7 @@ class SparseLoCo(DiLoCo):
     @classmethod
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         shorter = min(interval, cls.sync_schedule(settings).interval)
-        return settings.with_own("sparseloco", sync_interval=shorter, force=True)
+        return settings.with_options_of("sparseloco", sync_interval=shorter, force=True)
 
     def make_outer(self) -> OuterOptimizer:
         return Descent(self._options.outer_lr, 0.0)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from profiles.declarations import OptionError, Owning, Section, option
+from profiles.declarations import OptionError, OptionsByOwner, Section, option
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
@@ -143,7 +143,7 @@ class SpartaCosts(OptionCosts[SpartaOptions]):
         if not self._options.delay and self._options.longest_delay >= _DELAY:
             yield SyncSchedule(self._options.interval, _DELAY)
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         return min(exchange, min(schedule.delay, schedule.interval) * compute.seconds)
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
@@ -218,7 +218,7 @@ class Sparta(Strategy):
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         schedule = cls.sync_schedule(settings)
         shorter = min(interval, schedule.interval)
-        return settings.with_own(cls.name, interval=shorter, delay=min(schedule.delay, shorter))
+        return settings.with_options_of(cls.name, interval=shorter, delay=min(schedule.delay, shorter))
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)

@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from profiles.declarations import OptionError, Owning, option
+from profiles.declarations import OptionError, OptionsByOwner, option
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
 from training.lazy import nn, torch
@@ -142,7 +142,7 @@ class StreamingCosts(OuterCosts):
         }
         return iter(sorted({*usual, *brief}, key=lambda schedule: (schedule.interval, schedule.delay)))
 
-    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: Owning) -> float:
+    def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         return min(exchange, self._fragments * schedule.delay * compute.seconds, schedule.interval * compute.seconds)
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
@@ -183,7 +183,7 @@ class StreamingDiLoCo(DiLoCo):
     def shortened_for_trial(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         options = settings.of(StreamingOptions)
         shorter = min(interval, options.sync_interval)
-        return settings.with_own(_NAME, sync_interval=shorter, fragments=min(options.fragments, shorter))
+        return settings.with_options_of(_NAME, sync_interval=shorter, fragments=min(options.fragments, shorter))
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         if exchange.engine == "solo":

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from profiles.declarations import Section, owners
 from profiles.errors import BadInput
-from profiles.locations import own_code_in
-from profiles.options import as_text, explained, hint_for
+from profiles.locations import user_code_in
+from profiles.options import as_text, explain_error, hint_for
 from profiles.schema import StrategySettings
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext
@@ -35,7 +35,7 @@ else:
 
 def is_user_strategy(text: str) -> bool:
     """Return whether a text names a single user-defined strategy."""
-    return len(component_names(text)) == 1 and bool(own_code_in(text))
+    return len(component_names(text)) == 1 and bool(user_code_in(text))
 
 
 def check(text: str) -> str:
@@ -141,7 +141,7 @@ def user_classes(settings: StrategySettings) -> list[type[Strategy]]:
     Raises:
         BadInput: see :func:`load_class`.
     """
-    return [load_class(text) for text in own_code_in(settings.strategy)]
+    return [load_class(text) for text in user_code_in(settings.strategy)]
 
 
 def load_user_strategy(settings: StrategySettings) -> StrategySettings:
@@ -247,7 +247,7 @@ def _validated(kind: type[Strategy], values: Mapping[str, object]) -> Section:
     try:
         return kind.options.model_validate(values)
     except ValidationError as error:
-        name, problem = explained(error.errors()[0], kind.name)
+        name, problem = explain_error(error.errors()[0], kind.name)
         raise BadInput(f"strategy_options: {name}: {problem}", "see the options of its class") from error
 
 

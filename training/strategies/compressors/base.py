@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from profiles.declarations import Owning, Section, import_all
+from profiles.declarations import OptionsByOwner, Section, import_all
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec
@@ -105,7 +105,7 @@ class Compressor(ABC):
 
     @classmethod
     @abstractmethod
-    def price(cls, settings: Owning) -> Price:
+    def price(cls, settings: OptionsByOwner) -> Price:
         """Return the costs with the options in ``settings``."""
 
     @classmethod

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from profiles.declarations import Owning, Section, option
+from profiles.declarations import OptionsByOwner, Section, option
 from profiles.errors import BadInput
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import Codec, codec_by_name, roundtrip
@@ -71,7 +71,7 @@ class DGC(Compressor):
     clips: ClassVar[bool] = True
 
     @classmethod
-    def price(cls, settings: Owning) -> Price:
+    def price(cls, settings: OptionsByOwner) -> Price:
         """Return the costs after the warm-up: the codec's work, and an estimate for the two sums."""
         source = (
             "DGC: as with momentum SGD at 0.1 % of the gradient, from scratch, ResNet50 and LSTM (arXiv 1712.01887)"

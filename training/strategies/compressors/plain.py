@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from profiles.declarations import Owning
+from profiles.declarations import OptionsByOwner
 from training.exchange.base import MeanResult, Pending
 from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import torch
@@ -20,7 +20,7 @@ class Uncompressed(Compressor):
     summary: ClassVar[str] = "gradients as they are"
 
     @classmethod
-    def price(cls, settings: Owning) -> Price:
+    def price(cls, settings: OptionsByOwner) -> Price:
         source = "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)"
         return Price(("fp32", "bf16"), lambda trainable: trainable, 1, 0.0, 1.0, source)
 

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from profiles.declarations import Owning, Section, option
+from profiles.declarations import OptionsByOwner, Section, option
 from training.exchange.base import MeanResult, Pending
 from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register, unused
@@ -147,7 +147,7 @@ class PowerSGD(Compressor):
     options = PowerSGDOptions
 
     @classmethod
-    def price(cls, settings: Owning) -> Price:
+    def price(cls, settings: OptionsByOwner) -> Price:
         """Return the costs after the first steps, for a typical transformer: 64 times as wide as it has layers.
 
         Its ``12 d^2`` values a layer are four square matrices and two that are four times as wide: ``18 r d`` values

@@ -196,7 +196,7 @@ class DistillationTask(WhisperTask):
 
     def _precompute(self, progress: Progress) -> None:
         """Compute the teacher's outputs for all training clips, or find them in the cache."""
-        if not self.profile.asks_teacher_once:
+        if not self.profile.caches_teacher_outputs:
             logger.info("the teacher runs in every step: samples change between epochs, or each is seen only once")
             return
         data = self.train
