@@ -32,7 +32,7 @@ class LastStep:
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._steps = 0
         self._device, self._survives_failed_exchange = device, strategy.survives_failed_exchange
-        self._opening_stage: Stage = "changing" if strategy.updates else "open"
+        self._opening_stage: Stage = "changing" if strategy.replaces_optimizer else "open"
         self.stage: Stage = "between"
 
     def begin(self) -> None:

@@ -106,9 +106,9 @@ class Trainer:
         self.exchange.expect_model(longest_vector(self.model))
         strategy = load_user_strategy(self.profile.strategy)
         kind = strategy_class(strategy.strategy)
-        strategy = kind.resumed(strategy) if self.plan.resume else strategy
+        strategy = kind.settings_for_resume(strategy) if self.plan.resume else strategy
         settings = self.settings
-        if kind.updates:  # the strategy is the optimizer as well
+        if kind.replaces_optimizer:  # the strategy is the optimizer as well
             self.optimizer = plain_steps(self.model, settings, kind.name)
         else:
             self.optimizer = build_optimizer(self.model, settings)

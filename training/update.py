@@ -52,7 +52,7 @@ class Update:
         """
         total = torch.stack(losses).sum() if losses else torch.zeros(())
         together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1
-        if together or self.strategy.updates:
+        if together or self.strategy.replaces_optimizer:
             return self._looking_first(total, check, together)
         self.strategy.gradients()
         loss, (norm,) = read(total, self._clip())
@@ -61,7 +61,7 @@ class Update:
         return StepFigures(loss, self._norm_of(norm), None)
 
     def _looking_first(self, total: torch.Tensor, check: Callable[[float], None], together: bool) -> StepFigures:
-        updates = self.strategy.updates
+        updates = self.strategy.replaces_optimizer
         own_gradient_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
         loss, (own_norm, norm) = read(
             total, own_gradient_norm, clip(self.parameters, self.max_norm) if updates else None
@@ -75,7 +75,7 @@ class Update:
         return StepFigures(loss, self._norm_of(norm), own_norm if is_finite else None)
 
     def _clip(self) -> torch.Tensor | None:
-        leaves_it = self.strategy.updates or self.strategy.clips
+        leaves_it = self.strategy.replaces_optimizer or self.strategy.clips
         global_norm = self.strategy.gradient_norm
         return self.precision.clip(self.optimizer, self.parameters, 0.0 if leaves_it else self.max_norm, global_norm)
 

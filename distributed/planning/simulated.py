@@ -305,7 +305,7 @@ def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
     kind = strategy_class(settings.strategy)
     return Choice(
         strategy=settings.strategy,
-        codec=kind.codec(kind.resumed(settings)),
+        codec=kind.codec(kind.settings_for_resume(settings)),
         engine="mesh",
         members=members,
         interval=schedule.interval,

@@ -21,7 +21,7 @@ BY_SHAPE = ("demo",)
 
 
 def one_member_alone_trains_as_without_a_strategy(settings: StrategySettings) -> None:
-    if strategy_class(settings.strategy).updates:
+    if strategy_class(settings.strategy).replaces_optimizer:
         pytest.skip("it is the optimizer as well")
     alone = Member(settings, SoloExchange(), start="scratch")  # where outer rates are not those of a plain mean
     plain = Member(settings_of(default_strategy()), SoloExchange())

@@ -210,7 +210,7 @@ def test_a_speed_that_can_be_none_counts_as_unknown(said: float | bytes) -> None
 
 def test_work_is_taken_by_speed_and_ends_for_all_at_once() -> None:
     work = WorkAssignment(10)
-    work.open(0, 100, (0, 1, 2), {0: 2.0, 1: 1.0, 2: 0.0})
+    work.begin_segment(0, 100, (0, 1, 2), {0: 2.0, 1: 1.0, 2: 0.0})
     assert [len(work.taken[rank]) for rank in range(3)] == [10, 5, 1]
     work.speeds[2] = 0.01
     work.take(2)

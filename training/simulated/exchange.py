@@ -112,7 +112,7 @@ class SimulatedGroup:
         self._states: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._broken: ExchangeError | None = None
 
-    def give(self, name: str, rank: int, value: Any, group: Group) -> None:
+    def contribute(self, name: str, rank: int, value: Any, group: Group) -> None:
         """Contribute ``value`` to the operation ``name``.
 
         Raises:
@@ -126,7 +126,7 @@ class SimulatedGroup:
             if not self._missing(operation):
                 operation.complete.set()
 
-    def hear(self, name: str, rank: int, form: Callable[[Mapping[int, Any]], T]) -> T:
+    def wait_for(self, name: str, rank: int, form: Callable[[Mapping[int, Any]], T]) -> T:
         """Wait until all members have contributed to ``name``; return its result.
 
         Args:
@@ -175,7 +175,7 @@ class SimulatedGroup:
                     self._forget(name)
             self._detect_deadlock()
 
-    def enter(self, rank: int) -> bool:
+    def join(self, rank: int) -> bool:
         """Return whether a member was absent, after waiting until it may join.
 
         Raises:
@@ -268,7 +268,7 @@ class SimulatedExchange(Exchange):
         self.rank = rank
         self.traffic = Traffic()
         self._group = group
-        self._was_absent = group.enter(rank)
+        self._was_absent = group.join(rank)
         self._members = group.members
         self._newcomers: tuple[int, ...] = ()
 
@@ -300,11 +300,11 @@ class SimulatedExchange(Exchange):
 
     def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         checked = replace(contribution, values=contribution.values.detach().clone()).checked()
-        self._group.give(checked.name, self.rank, checked, checked.group)
+        self._group.contribute(checked.name, self.rank, checked, checked.group)
         return LazyResult(lambda: self._mean(checked))
 
     def _mean(self, contribution: Contribution) -> MeanResult:
-        contributions, mean = self._hear(contribution.name, self._averaged)
+        contributions, mean = self._wait_for(contribution.name, self._averaged)
         self._members = self._members if contribution.group else tuple(contributions)
         finite_ranks = [rank for rank, member_contribution in contributions.items() if member_contribution.is_finite]
         elements, codec = contribution.values.numel(), contribution.codec
@@ -339,20 +339,20 @@ class SimulatedExchange(Exchange):
     def _start_gather(
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]:
-        self._group.give(name, self.rank, payload, group)
+        self._group.contribute(name, self.rank, payload, group)
         return LazyResult(lambda: self._gathered(name, len(payload), group))
 
     def _gathered(self, name: str, size: int, group: Group) -> dict[int, bytes]:
-        payloads = self._hear(name, dict)
+        payloads = self._wait_for(name, dict)
         self._members = self._members if group else tuple(payloads)
         self.traffic.bytes_sent += size * (len(payloads) - 1)
         self.traffic.bytes_received += sum(map(len, payloads.values())) - size
         return dict(payloads)
 
-    def _hear(self, name: str, form: Callable[[Mapping[int, Any]], T]) -> T:
+    def _wait_for(self, name: str, form: Callable[[Mapping[int, Any]], T]) -> T:
         start = time.monotonic()
         try:
-            return self._group.hear(name, self.rank, form)
+            return self._group.wait_for(name, self.rank, form)
         finally:
             self.traffic.wait_seconds += time.monotonic() - start
 

@@ -109,7 +109,7 @@ class AllReduceCosts(CostModel):
         bucket = self._bucket / (4e-6 * compute.trainable)
         return min(exchange, overlap_credit(compute.seconds / compute.passes, self._price.early * exchange, bucket))
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         if self._compressor != "none":
             return Learning(sources=(_source(self._compressor),))
         return Learning(sources=("exact" if run.codec == "fp32" else "bf16",))
@@ -174,12 +174,12 @@ class AllReduce(GradientStrategy):
         return settings.of(AllReduceOptions).compressor == "none" and not settings.error_feedback
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         compressor = settings.of(AllReduceOptions).compressor
         return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, which compresses by itself"
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         compressor = settings.of(AllReduceOptions).compressor
         return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, {FED_BACK}"
 

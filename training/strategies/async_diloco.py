@@ -120,8 +120,8 @@ class AsyncDiLoCoCosts(IntervalCosts):
     def unsound(self, run: RunSpec) -> str:
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
-        as_diloco = diloco_learning(run, schedule, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
+        as_diloco = diloco_learning(run, schedule, effective_members)
         return Learning(as_diloco.share, as_diloco.loss + _MORE_LOSS, ("async",))
 
 
@@ -200,7 +200,7 @@ class AsyncDiLoCo(Strategy):
             self._restore_agreement(majority(hashes))
         self._members, self._has_met = tuple(speeds), False
         self._server.period = self._options.momentum_period or len(speeds)
-        self._work.open(begin, end, owners, speeds)
+        self._work.begin_segment(begin, end, owners, speeds)
         self._start_versions = dict.fromkeys(speeds, self.version)
         self._work_units = deque(self._work.taken[self._exchange.rank])
         if self._in_turns:

@@ -53,7 +53,7 @@ class WorkAssignment:
     _next: int = 0
     _end: int = 0
 
-    def open(self, begin: int, end: int, owners: Sequence[int], speeds: Mapping[int, float]) -> None:
+    def begin_segment(self, begin: int, end: int, owners: Sequence[int], speeds: Mapping[int, float]) -> None:
         """Begin a segment: all members take their first units, in rank order.
 
         Args:
@@ -75,15 +75,15 @@ class WorkAssignment:
 
     def take(self, rank: int) -> None:
         """Assign the next units to a member, if any are left."""
-        usual_count, remaining = self.units_at_once(rank), self.units_left
+        full_count, remaining = self.units_at_once(rank), self.units_left
         assigned_to_others = sum(len(units) for other_rank, units in self.taken.items() if other_rank != rank)
         total_speed = sum(self.speeds.values())
         share = (
             math.ceil((remaining + assigned_to_others) * self.speeds[rank] / total_speed - 1e-9)
             if total_speed
-            else usual_count
+            else full_count
         )
-        count = min(usual_count, max(share, math.ceil(usual_count / _SMALLEST_SHARE)), remaining)
+        count = min(full_count, max(share, math.ceil(full_count / _SMALLEST_SHARE)), remaining)
         self.taken[rank] = deque(self._following() for _ in range(count))
 
     def _following(self) -> WorkUnit:

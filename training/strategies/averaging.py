@@ -62,12 +62,12 @@ class AveragingCosts(IntervalCosts):
     def unsound(self, run: RunSpec) -> str:
         return "" if run.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         if run.start == "pretrained":  # diloco's outer step is the plain mean then
-            return diloco_learning(run, schedule, worth)
+            return diloco_learning(run, schedule, effective_members)
         gain, loss = (interpolate(table, schedule.interval, extended=True) for table in (_GAIN, _LOSS))
         sources = ("averaging-scratch", *codec_by_name(run.codec).sources)
-        return Learning(merge_efficiency(worth, max(0.0, gain)), loss, sources)
+        return Learning(merge_efficiency(effective_members, max(0.0, gain)), loss, sources)
 
 
 class RoundStrategy(Strategy):

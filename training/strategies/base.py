@@ -112,7 +112,7 @@ class Strategy(ABC):
     anchored: ClassVar[bool] = False
     """Whether members continue from an anchor that the strategy keeps, and not from the weights it finds in the model:
     two such strategies in a composition would undo each other's merges."""
-    updates: ClassVar[bool] = False
+    replaces_optimizer: ClassVar[bool] = False
     """Whether it replaces the optimizer: :meth:`gradients` leaves the update direction in ``p.grad``, applied with the
     learning rate and decoupled weight decay. The gradients it gets are clipped already."""
     survives_failed_exchange: ClassVar[bool] = True
@@ -122,13 +122,13 @@ class Strategy(ABC):
     """Whether it is the default if links cost nothing, and for a single machine."""
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         """Return why only the codecs of its cost model work with these settings, as words after ``codec = NAME``;
         empty: all codecs work."""
         return ""
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         """Return why ``error_feedback`` has no effect with these settings, as words after it; empty: it has one."""
         return ""
 
@@ -137,14 +137,14 @@ class Strategy(ABC):
         """Return the name of the codec: the configured one, or the first of the cost model.
 
         Raises:
-            BadInput: see :meth:`only_own_codecs` and :meth:`no_feedback`.
+            BadInput: see :meth:`why_only_own_codecs` and :meth:`why_no_feedback`.
         """
-        if settings.error_feedback and (why := cls.no_feedback(settings)):
+        if settings.error_feedback and (why := cls.why_no_feedback(settings)):
             hint = "set error_feedback = false"
             raise BadInput(f"has no effect {why}", hint, option="error_feedback", place="error_feedback")
         supported_codecs = cls.costs.with_options(settings).codecs if cls.costs is not None else ("fp32",)
         name = supported_codecs[0] if settings.codec == "auto" else settings.codec
-        if name not in supported_codecs and (why := cls.only_own_codecs(settings)):
+        if name not in supported_codecs and (why := cls.why_only_own_codecs(settings)):
             raise BadInput(f"codec = {name} {why}", f"one of {', '.join(supported_codecs)}, or auto", option="codec")
         return name
 
@@ -158,9 +158,9 @@ class Strategy(ABC):
         cls.codec(settings)
 
     @classmethod
-    def resumed(cls, settings: StrategySettings) -> StrategySettings:
+    def settings_for_resume(cls, settings: StrategySettings) -> StrategySettings:
         """Return the settings for resuming a run: without ``error_feedback`` if it has no effect."""
-        idle = settings.error_feedback and cls.no_feedback(settings)
+        idle = settings.error_feedback and cls.why_no_feedback(settings)
         return settings.model_copy(update={"error_feedback": False}) if idle else settings
 
     @classmethod
@@ -243,7 +243,7 @@ class Strategy(ABC):
         """
 
     def gradients(self) -> None:
-        """Make ``p.grad`` final; called before the optimizer, and before clipping unless :attr:`updates`."""
+        """Make ``p.grad`` final; called before the optimizer, and before clipping unless :attr:`replaces_optimizer`."""
 
     @property
     def clips(self) -> bool:

@@ -93,8 +93,8 @@ class CheckedCosts(CostModel):
         complaint = f"no part of an exchange of {exchange:.3g} s"
         return self._checked("hidden", ask, lambda seconds: 0 <= seconds <= exchange, complaint)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
-        ask = partial(self._stated.learning, run, schedule, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
+        ask = partial(self._stated.learning, run, schedule, effective_members)
         complaint = "a share is at most 1, a loss at least -1, a source one of its sources"
         return self._checked("learning", ask, _is_learning, complaint)
 

@@ -85,12 +85,12 @@ class Composition(Strategy):
         components = [kind(replace(context, settings=self._settings_for(kind, settings))) for kind in self.components]
         self._components = sorted(components, key=lambda component: component.sync_schedule(settings).interval)
         self._leader = self._components[-1]
-        self._round, self._led = 0, False
+        self._round, self._leader_has_met = 0, False
         self._before = Traffic()
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
-        reasons = [component.no_feedback(settings) for component in cls.components]
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
+        reasons = [component.why_no_feedback(settings) for component in cls.components]
         return reasons[0] if all(reasons) else ""
 
     @classmethod
@@ -101,7 +101,7 @@ class Composition(Strategy):
     @classmethod
     def _settings_for(cls, component: type[Strategy], settings: StrategySettings) -> StrategySettings:
         """Return the settings for a component: only components that support error feedback get it, if any does."""
-        return settings if cls.no_feedback(settings) else component.resumed(settings)
+        return settings if cls.why_no_feedback(settings) else component.settings_for_resume(settings)
 
     @classmethod
     def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:
@@ -172,7 +172,7 @@ class Composition(Strategy):
     def _combine_reports(self, reports: Mapping[str, SyncEvent | None]) -> SyncEvent | None:
         """Return one report of all synchronisations that ended, with the traffic since the last report."""
         leader_report = reports[self._leader.name]
-        self._led = self._leader.meets(leader_report)
+        self._leader_has_met = self._leader.meets(leader_report)
         ended = {name: report for name, report in reports.items() if report is not None}
         if not ended:
             return None
@@ -193,7 +193,7 @@ class Composition(Strategy):
         return all(component.synchronised for component in self._components)
 
     def meets(self, report: SyncEvent | None) -> bool:
-        return self._led
+        return self._leader_has_met
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -317,8 +317,8 @@ class ComposedCosts(CostModel):
             )
         return min(exchange, hidden_seconds)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
-        learnings = [model.learning(run, own_schedule, worth) for model, own_schedule in self._models]
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
+        learnings = [model.learning(run, own_schedule, effective_members) for model, own_schedule in self._models]
         sources = dict.fromkeys(source for learning in learnings for source in learning.sources)
         shares, losses = [learning.share for learning in learnings], [learning.loss for learning in learnings]
         if all(component.merges == "weights" for component in self._components):
@@ -348,7 +348,7 @@ def _composed(text: str) -> type[Composition]:
         "scales_learning_rate": tuple(
             set.intersection(*(set(component.scales_learning_rate) for component in components))
         ),
-        "updates": any(component.updates for component in components),
+        "replaces_optimizer": any(component.replaces_optimizer for component in components),
         "equal": "never" if any(component.equal == "never" for component in components) else "synchronised",
         "costs": ComposedCosts(components) if costs_known else None,
         "__doc__": f"{' and '.join(component.name for component in components)}, each as if it were alone.",

@@ -164,11 +164,11 @@ class CostModel:
         """
         return 0.0
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         """Return how well the strategy learns.
 
         Args:
-            worth: speed of the group in units of its fastest machine.
+            effective_members: speed of the group in units of its fastest machine.
         """
         return Learning()
 
@@ -224,7 +224,7 @@ def merge_efficiency(members: float, gain: float) -> float:
     """Return the share of the group's samples that count: ``(1 + (m - 1) g) / m``.
 
     Args:
-        members: how many of its fastest machine the group is worth, ``m``.
+        members: how many of its fastest machine the group is effective_members, ``m``.
         kept: share of the others' work that counts, ``g``: 1 as with per-step averaging, 0 as with one machine alone.
     """
     return (1.0 + (members - 1.0) * gain) / members

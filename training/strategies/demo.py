@@ -9,10 +9,10 @@ authors' code, github.com/bloc97/DeMo. In every step, for the momentum m of ever
     Q   <- mean of q over its senders            all-gather of indices and values; index by index
     theta <- (1 - lr lambda) theta - lr sign(IDCT(Q))
 
-It replaces the optimizer: :attr:`Demo.updates`. The paper's text has no ``lr`` in m, and sums q over all members: in
-the few runs of docs/reference/strategies.md the loss ended no lower so, and higher in some. A gradient is weighted by
-its samples, so that together members send the coefficients of the joint batch; a coefficient of zero does not count as
-sent. ``max_grad_norm`` applies to each member's own gradient.
+It replaces the optimizer: :attr:`Demo.replaces_optimizer`. The paper's text has no ``lr`` in m, and sums q over all
+members: in the few runs of docs/reference/strategies.md the loss ended no lower so, and higher in some. A gradient is
+weighted by its samples, so that together members send the coefficients of the joint batch; a coefficient of zero does
+not count as sent. ``max_grad_norm`` applies to each member's own gradient.
 
 Chunks are ``chunk`` by ``chunk``, or as large as the tensor if that is smaller. A vector is one row, and a convolution
 one row for every output; the last chunks of a row or column are padded with zeros, which are not updated. The transform
@@ -87,8 +87,8 @@ class DemoCosts(OptionCosts[DemoOptions]):
         share = min(1.0, self._options.topk / self._options.chunk**2)
         return math.ceil(1.5 * share * trainable)  # an index takes half of a value
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
-        return Learning(merge_efficiency(worth, _GAIN[run.start]), _LOSS[run.start], ("demo",))
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
+        return Learning(merge_efficiency(effective_members, _GAIN[run.start]), _LOSS[run.start], ("demo",))
 
 
 @functools.cache
@@ -195,7 +195,7 @@ class Demo(GradientStrategy):
     summary: ClassVar[str] = "few coefficients of each member's momentum in every step; an optimizer of signs itself"
     options = DemoOptions
     costs = DemoCosts(DemoOptions())
-    updates: ClassVar[bool] = True
+    replaces_optimizer: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
@@ -206,11 +206,11 @@ class Demo(GradientStrategy):
         self._weight = 0.0
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         return "is not for demo, which has chosen the few values that it sends"
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         return "with demo, whose momentum keeps what is not sent"
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -74,12 +74,12 @@ class FedAvg(Averaging):
     costs = FedAvgCosts()
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         why = "with islands: their members share no mean to which a difference could be sent, and weights lose too much"
         return why if settings.of(cls.options).island_size else ""
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         return "with islands, which send fp32" if settings.of(cls.options).island_size else ""
 
     def __init__(self, context: StrategyContext) -> None:

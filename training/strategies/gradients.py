@@ -50,12 +50,12 @@ class GradientStrategy(Strategy):
         interval = self.context.settings.verify_interval
         if self._alone or not interval or (self._step + 1) % interval:
             return None
-        return self._verified()
+        return self._verify_weights()
 
     def finish(self) -> SyncEvent | None:
-        return None if self._alone else self._verified()
+        return None if self._alone else self._verify_weights()
 
-    def _verified(self) -> SyncEvent:
+    def _verify_weights(self) -> SyncEvent:
         """Compare the members' weights, and repair a difference.
 
         Equal gradients give equal weights on equal hardware; different processors may differ in the last bit of an
@@ -88,14 +88,14 @@ class Bucket:
     """Index of a parameter whose gradient was accumulated after it had been sent; ``None``: none was."""
     _added: list[int] = field(default_factory=list)
     _expected: list[int] | None = None
-    _stays: bool = False
+    _was_sent_before: bool = False
 
     def arm(self) -> None:
         """Called before the backward that completes the gradients."""
         if any(self._added):
             self._expected = [max(1, times) for times in self._added]
         self._added = [0] * len(self.parameters)
-        self._stays = self.in_flight
+        self._was_sent_before = self.in_flight
 
     def disarm(self) -> None:
         """Called if that backward failed; what was sent before stays valid, and its counts are discarded."""
@@ -104,7 +104,7 @@ class Bucket:
     def add(self, index: int) -> None:
         """Count an accumulation into the gradient of a parameter."""
         self._added[index] += 1
-        if self.in_flight and not self._stays:
+        if self.in_flight and not self._was_sent_before:
             self.added_late = index
 
     @property

@@ -106,9 +106,12 @@ class NoLoCoCosts(OptionCosts[NoLoCoOptions], IntervalCosts):
     def longest(self, trainable: int) -> int:
         return trainable
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
-        as_diloco = diloco_learning(run, schedule, worth)
-        share = max(merge_efficiency(worth, 0.0), as_diloco.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
+        as_diloco = diloco_learning(run, schedule, effective_members)
+        share = max(
+            merge_efficiency(effective_members, 0.0),
+            as_diloco.share - 1.0 + merge_efficiency(effective_members, 1.0 - _LESS_GAIN),
+        )
         return Learning(share, as_diloco.loss + _MORE_LOSS, ("noloco",))
 
     def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
@@ -135,11 +138,11 @@ class NoLoCo(RoundStrategy):
         self._averaged = False
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         return FOR_DIFFERENCES
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         return "with noloco, whose codecs drop nothing that adds up"
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:

@@ -109,14 +109,14 @@ class OuterCosts(IntervalCosts):
     def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         return min(exchange, schedule.delay * compute.seconds)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         rounds, kind = run.rounds(schedule), "texts" if run.texts and run.start != "scratch" else run.start
         gain, loss = interpolate(self.gains[kind], rounds), interpolate(self.losses[kind], rounds)
         if kind in self.interval_losses:
             loss = max(loss, interpolate(self.interval_losses[kind], schedule.interval, extended=True))
         if kind in self.interval_gains:
             gain = min(gain, interpolate(self.interval_gains[kind], schedule.interval, extended=True))
-        share = merge_efficiency(worth, max(0.0, gain))
+        share = merge_efficiency(effective_members, max(0.0, gain))
         overlap = ("overlap",) if schedule.delay else ()
         sources = (f"diloco-{kind}", *codec_by_name(run.codec).sources, *overlap)
         return Learning(share, max(0.0, loss) + (_LOSS_OF_OVERLAP if schedule.delay else 0.0), sources)
@@ -132,6 +132,6 @@ class OuterCosts(IntervalCosts):
         }
 
 
-def diloco_learning(run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+def diloco_learning(run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
     """Return how well DiLoCo with default options learns at an interval."""
-    return OuterCosts("diloco", OuterOptions()).learning(run, schedule, worth)
+    return OuterCosts("diloco", OuterOptions()).learning(run, schedule, effective_members)

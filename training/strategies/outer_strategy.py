@@ -76,9 +76,11 @@ class OuterStrategy(Strategy):
             return None
         last_fragment, now = merged[-1][0], self._exchange.traffic.copy()
         starts = (fragment.traffic_at_start for fragment, _ in merged)
-        begun = min(starts, key=lambda traffic: traffic.bytes_sent + traffic.bytes_received)
-        sooner = begun.bytes_sent + begun.bytes_received >= self._reported.bytes_sent + self._reported.bytes_received
-        traffic, self._reported = now.since(begun if sooner else self._reported), now
+        earliest = min(starts, key=lambda traffic: traffic.bytes_sent + traffic.bytes_received)
+        starts_before_report = (
+            earliest.bytes_sent + earliest.bytes_received >= self._reported.bytes_sent + self._reported.bytes_received
+        )
+        traffic, self._reported = now.since(earliest if starts_before_report else self._reported), now
         drifts = [drift for _, drift in merged if drift is not None]
         norms = [norm for fragment, _ in merged if (norm := fragment.delta_norm) is not None]
         correlations = [value for fragment, _ in merged if (value := fragment.correlation) is not None]

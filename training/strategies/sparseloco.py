@@ -97,8 +97,8 @@ class SparseLoCoCosts(OuterCosts):
             if run.steps // interval >= FEWEST_ROUNDS:
                 yield SyncSchedule(interval)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
-        learnt = super().learning(run, schedule, worth)
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
+        learnt = super().learning(run, schedule, effective_members)
         return Learning(learnt.share, learnt.loss, ("sparse",))
 
     def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
@@ -222,7 +222,7 @@ class SparseLoCo(DiLoCo):
             )
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         return f"with sparseloco, {FED_BACK}"
 
     @classmethod

@@ -146,10 +146,10 @@ class SpartaCosts(OptionCosts[SpartaOptions]):
     def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         return min(exchange, min(schedule.delay, schedule.interval) * compute.seconds)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         per_thousand = 1000 * self._options.share / schedule.interval
         gain, loss = (interpolate(table[run.start], per_thousand) for table in (_GAIN, _LOSS))
-        return Learning(merge_efficiency(worth, max(0.0, gain)), max(0.0, loss), ("sparta",))
+        return Learning(merge_efficiency(effective_members, max(0.0, gain)), max(0.0, loss), ("sparta",))
 
     def settings(self, run: RunSpec, schedule: SyncSchedule) -> dict[str, str | int | float | bool]:
         return {self.interval_option: schedule.interval, "sparta.delay": schedule.delay, "error_feedback": False}
@@ -202,11 +202,11 @@ class Sparta(Strategy):
         self._before = Traffic()
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         return FOR_DIFFERENCES
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         return "with sparta: what is sent here are weights, and rounding one does not add up"
 
     @classmethod

@@ -134,22 +134,22 @@ class StreamingCosts(OuterCosts):
         return -(-trainable // self._fragments)
 
     def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
-        usual = [schedule for schedule in super().sync_schedules(run) if not self.refused(run, schedule)]
-        brief = {
+        as_diloco = [schedule for schedule in super().sync_schedules(run) if not self.refused(run, schedule)]
+        with_short_overlap = {
             SyncSchedule(schedule.interval, _SHORT_OVERLAP)
-            for schedule in usual
+            for schedule in as_diloco
             if schedule.interval >= _SHORT_OVERLAP_INTERVAL
         }
-        return iter(sorted({*usual, *brief}, key=lambda schedule: (schedule.interval, schedule.delay)))
+        return iter(sorted({*as_diloco, *with_short_overlap}, key=lambda schedule: (schedule.interval, schedule.delay)))
 
     def hidden(self, exchange: float, compute: Compute, schedule: SyncSchedule, settings: OptionsByOwner) -> float:
         return min(exchange, self._fragments * schedule.delay * compute.seconds, schedule.interval * compute.seconds)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         if schedule.delay > _SHORT_OVERLAP:
-            learnt = super().learning(run, schedule, worth)
+            learnt = super().learning(run, schedule, effective_members)
         else:
-            learnt = OuterCosts(self._name, self._options).learning(run, schedule, worth)
+            learnt = OuterCosts(self._name, self._options).learning(run, schedule, effective_members)
         return Learning(learnt.share, learnt.loss, (*learnt.sources, "streaming"))
 
 

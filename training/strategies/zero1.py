@@ -82,7 +82,7 @@ class ZeRO1Costs(CostModel):
     def longest(self, trainable: int) -> int:
         return min(trainable, MAX_GATHER_BYTES // _FP32)
 
-    def learning(self, run: RunSpec, schedule: SyncSchedule, worth: float) -> Learning:
+    def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:
         return Learning(sources=("zero1",))
 
 
@@ -159,11 +159,11 @@ class ZeRO1(GradientStrategy):
     survives_failed_exchange: ClassVar[bool] = False
 
     @classmethod
-    def only_own_codecs(cls, settings: StrategySettings) -> str:
+    def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         return "with zero1: half of what it sends are the weights themselves"
 
     @classmethod
-    def no_feedback(cls, settings: StrategySettings) -> str:
+    def why_no_feedback(cls, settings: StrategySettings) -> str:
         return "with zero1, which sends fp32"
 
     def __init__(self, context: StrategyContext) -> None:
