@@ -174,11 +174,11 @@ class Averaging(RoundStrategy):
         return result
 
     def _mean(self, weights: torch.Tensor, group: Group | None = None, counts: bool = True) -> MeanResult:
-        """Return a mean of weights, or of their differences to the last one.
+        """Return a mean of weights, or of their differences to the last mean.
 
         Args:
-            among: ranks whose mean it is; ``None``: all.
-            counts: whether this member's weights are in it.
+            group: ranks to average; ``None``: all.
+            counts: whether this member contributes.
         """
         flags, weight = b"", self._weight if counts else 0.0
         sent = weights

@@ -221,11 +221,11 @@ def interpolate(table: Mapping[int, float], x: float, extended: bool = False) ->
 
 
 def merge_efficiency(members: float, gain: float) -> float:
-    """Return the share of the group's samples that count: ``(1 + (m - 1) g) / m``.
+    """Return the effective share of the group's samples: ``(1 + (m - 1) g) / m``.
 
     Args:
-        members: how many of its fastest machine the group is effective_members, ``m``.
-        kept: share of the others' work that counts, ``g``: 1 as with per-step averaging, 0 as with one machine alone.
+        members: speed of the group in units of its fastest machine, ``m``.
+        gain: effective share of the others' work, ``g``: 1 as with per-step averaging, 0 as on one machine alone.
     """
     return (1.0 + (members - 1.0) * gain) / members
 

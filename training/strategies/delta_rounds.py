@@ -71,11 +71,12 @@ class AsyncSegment(Protocol):
 
 
 class DeltaTransport:
-    """Deltas as bytes.
+    """Encodes and broadcasts deltas.
 
     Args:
         elements: of a delta.
-        beside: whether deltas come while the training goes on.
+        name: prefix of the operations on the wire.
+        in_background: whether deltas are sent while the training continues.
     """
 
     def __init__(self, exchange: Exchange, codec: Codec, elements: int, name: str, in_background: bool) -> None:

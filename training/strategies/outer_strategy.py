@@ -77,10 +77,10 @@ class OuterStrategy(Strategy):
         last_fragment, now = merged[-1][0], self._exchange.traffic.copy()
         starts = (fragment.traffic_at_start for fragment, _ in merged)
         earliest = min(starts, key=lambda traffic: traffic.bytes_sent + traffic.bytes_received)
-        starts_before_report = (
+        starts_after_report = (
             earliest.bytes_sent + earliest.bytes_received >= self._reported.bytes_sent + self._reported.bytes_received
         )
-        traffic, self._reported = now.since(earliest if starts_before_report else self._reported), now
+        traffic, self._reported = now.since(earliest if starts_after_report else self._reported), now
         drifts = [drift for _, drift in merged if drift is not None]
         norms = [norm for fragment, _ in merged if (norm := fragment.delta_norm) is not None]
         correlations = [value for fragment, _ in merged if (value := fragment.correlation) is not None]
