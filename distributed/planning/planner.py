@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from distributed.planning import memory_model
-from distributed.planning.cluster import Cluster
+from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.document import (
     Candidate,
@@ -99,26 +99,23 @@ class _Planner:
             for name in self._predictor.measured_machines
         ]
         if self._job.strategy != "auto" and cost_model(check_strategy(self._job.strategy)) is None:
-            return self._unpredicted(alone)
+            return self._plan_without_prediction(alone)
         groups = {
             candidate.choice: candidate
             for configuration in self._configurations()
             for candidate in self._groups(configuration)
         }
         ranking = self._simplest_first(sorted([*alone, *groups.values()], key=self._order))
-        return self._planned(ranking)
+        return self._choose_first(ranking)
 
-    def _planned(self, ranking: list[Candidate]) -> Planning:
+    def _choose_first(self, ranking: list[Candidate]) -> Planning:
         """Return the plan that chooses the first candidate of a ranking."""
         job, best = self._job, ranking[0] if ranking and ranking[0].fits else None
         reasons: tuple[Reason, ...] = (Reason.of("nothing-fits"), *self._machine_reasons(()))
         if best is not None:
+            acceptable = [candidate for candidate in ranking if not self._is_in_clear_unasked(candidate)]
             reasons = (
-                *choice_reasons(
-                    best,
-                    [candidate for candidate in ranking if not self._is_in_clear_unasked(candidate)],
-                    self._predictor,
-                ),
+                *choice_reasons(best, acceptable, self._predictor),
                 *self._faster_in_clear(best, ranking),
                 *self._machine_reasons(best.choice.members),
             )
@@ -131,17 +128,17 @@ class _Planner:
             reasons=reasons,
         )
 
-    def _unpredicted(self, alone: list[Candidate]) -> Planning:
+    def _plan_without_prediction(self, alone: list[Candidate]) -> Planning:
         """Return a plan that uses the profile's strategy with all machines, if its costs are not known."""
         job = self._job
         configuration = _Configuration(job.strategy, job.codec, "nccl" if job.engine == "nccl" else "mesh")
         members = self._eligible(configuration)
         split = self._predictor.split(members, configuration.strategy) if len(members) > 1 else None
         if split is None:
-            return self._planned(sorted(alone, key=self._order))
+            return self._choose_first(sorted(alone, key=self._order))
         choice = Choice(**vars(configuration), members=tuple(sorted(members)))
         best = self._predictor.unpredicted(choice, split)
-        return self._planned([best, *sorted(alone, key=self._order)])
+        return self._choose_first([best, *sorted(alone, key=self._order)])
 
     # ------------------------------------------------------------------------------------------------------- candidates
 
@@ -171,9 +168,8 @@ class _Planner:
             return error.problem
         if self._job.strategy != "auto":
             return ""
-        choice = Choice(
-            strategy=strategy, codec=costs.codecs[0], engine="mesh", members=self._predictor.measured_machines
-        )
+        members = self._predictor.measured_machines
+        choice = Choice(strategy=strategy, codec=costs.codecs[0], engine="mesh", members=members)
         return costs.unsound(self._predictor.run_spec(choice)) if choice.members else ""
 
     def _groups(self, configuration: _Configuration) -> Iterator[Candidate]:
@@ -193,13 +189,7 @@ class _Planner:
         for name in self._predictor.measured_machines:
             machine = self._cluster.machine(name)
             if not memory_model.largest_batch(self._job, machine, configuration.strategy):
-                if memory_model.largest_batch(
-                    self._job, machine, ""
-                ):  # otherwise the job does not fit at all, which has its own reason
-                    needed = memory_model.member_bytes(self._job, machine, configuration.strategy, 1)
-                    self._note(
-                        "strategy-does-not-fit", name, configuration.strategy, needed=needed, free=machine.memory_free
-                    )
+                self._note_strategy_does_not_fit(machine, configuration.strategy)
             elif configuration.engine == "mesh" and not (coordinator and self._cluster.reaches(name, coordinator)):
                 self._note("no-link", name, coordinator)
             elif configuration.engine == "nccl" and machine.device != "cuda":
@@ -208,6 +198,12 @@ class _Planner:
             else:
                 eligible.append(name)
         return tuple(eligible) if configuration.engine == "mesh" else self._connected(eligible)
+
+    def _note_strategy_does_not_fit(self, machine: ClusterMachine, strategy: str) -> None:
+        """Note that a strategy does not fit, unless the job itself does not: that has its own reason."""
+        if memory_model.largest_batch(self._job, machine, ""):
+            needed = memory_model.member_bytes(self._job, machine, strategy, 1)
+            self._note("strategy-does-not-fit", machine.name, strategy, needed=needed, free=machine.memory_free)
 
     def _connected(self, names: list[str]) -> tuple[str, ...]:
         """Drop machines without links to others until all that are left reach each other."""
@@ -228,12 +224,8 @@ class _Planner:
         best = whole_group
         while len(best.choice.members) > 2:
             members = best.choice.members
-            smaller_groups = [tuple(name for name in members if name != dropped) for dropped in self._suspects(members)]
-            outcomes = [
-                outcome
-                for group in smaller_groups
-                if (outcome := self._best_interval(configuration, group)) is not None
-            ]
+            groups = [tuple(name for name in members if name != dropped) for dropped in self._suspects(members)]
+            outcomes = filter(None, (self._best_interval(configuration, group) for group in groups))
             best_smaller = max(outcomes, key=value, default=best)
             if value(best_smaller) <= value(best):
                 return best
@@ -263,9 +255,7 @@ class _Planner:
             else:
                 self._note("no-interval", configuration.strategy, bound=self._job.max_loss_increase)
             return None
-        choices = [
-            base.model_copy(update={"interval": schedule.interval, "delay": schedule.delay}) for schedule in schedules
-        ]
+        choices = [base.model_copy(update={"interval": s.interval, "delay": s.delay}) for s in schedules]
         return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)
 
     def _interval_order(self, outcome: PredictedOutcome) -> tuple[float, ...]:
@@ -299,14 +289,8 @@ class _Planner:
         is_worthwhile = not choice.alone and candidate.useful_speed_up >= SIGNIFICANT_RATIO
         tier = (not candidate.fits, 0 if is_worthwhile else 1 if choice.alone else 2)
         exactness = (candidate.loss_increase, lossy)
-        tie_breakers = (
-            *exactness,
-            candidate.bytes_per_hour,
-            choice.members,
-            choice.engine,
-            choice.strategy,
-            choice.codec,
-        )
+        configuration = (choice.members, choice.engine, choice.strategy, choice.codec)
+        tie_breakers = (*exactness, candidate.bytes_per_hour, *configuration)
         if self._job.preference == "closest-to-exact":
             return (is_in_clear_unasked, *tier, *exactness, slowness, *tie_breakers)
         if self._job.preference == "least-traffic":
@@ -325,10 +309,10 @@ class _Planner:
         self._noted.setdefault((code, subject, detail), Reason.of(code, subject, detail, **numbers))
 
     def _faster_in_clear(self, best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
-        faster_candidates = [
+        candidates_in_clear = [
             candidate for candidate in ranking if candidate.fits and self._is_in_clear_unasked(candidate)
         ]
-        rival = max(faster_candidates, key=lambda candidate: candidate.useful_speed_up, default=best)
+        rival = max(candidates_in_clear, key=lambda candidate: candidate.useful_speed_up, default=best)
         if rival.useful_speed_up > best.useful_speed_up and not about_equal(rival, best):
             strategy = rival.choice.strategy
             yield Reason.of("faster-in-clear", strategy, open=rival.useful_speed_up, useful=best.useful_speed_up)

@@ -236,14 +236,9 @@ class Predictor:
         exchange = self._exchanges.forecast(choice)
         outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
-        bottleneck = exchange.slowest
-        slowest = Reason.of(
-            f"slowest-{bottleneck.kind}",
-            bottleneck.subject,
-            bottleneck.peer,
-            mbit=bottleneck.mbit,
-            seconds=bottleneck.seconds,
-        )
+        slowest = exchange.slowest
+        numbers = {"mbit": slowest.mbit, "seconds": slowest.seconds}
+        reason = Reason.of(f"slowest-{slowest.kind}", slowest.subject, slowest.peer, **numbers)
         moved = defaultdict(float, exchange.moved)
         hourly = _hourly(choice, outcome.step)
         busy = (seconds for seconds, _ in self._member_seconds(choice, split, exchange))
@@ -264,7 +259,7 @@ class Predictor:
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
             exposed=max(0.0, outcome.step - split.compute),
-            reasons=() if choice.alone else (slowest,),
+            reasons=() if choice.alone else (reason,),
         )
 
     def unpredicted(self, choice: Choice, split: BatchSplit) -> Candidate:

@@ -64,13 +64,8 @@ def about_equal(left: Candidate, right: Candidate) -> bool:
 
 def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
     """Yield the fastest other candidate if it is about as fast as the chosen one."""
-    others = [
-        candidate
-        for candidate in ranking
-        if candidate.fits
-        and candidate.choice.without_interval != best.choice.without_interval
-        and about_equal(candidate, best)
-    ]
+    own_configuration = best.choice.without_interval
+    others = (c for c in ranking if c.fits and c.choice.without_interval != own_configuration and about_equal(c, best))
     rival = max(others, key=lambda candidate: candidate.useful_speed_up, default=None)
     if rival is None:
         return
@@ -82,11 +77,11 @@ def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]
                     percent=100 * (SIGNIFICANT_RATIO - 1), members=len(choice.members))  # fmt: skip
 
 
-def _why_alone(best: Candidate, groups: Sequence[Candidate], measured_machines: int) -> Iterator[Reason]:
+def _why_alone(best: Candidate, groups: Sequence[Candidate], machine_count: int) -> Iterator[Reason]:
     name = best.choice.members[0]
     rival = max((group for group in groups if group.fits), key=lambda group: group.useful_speed_up, default=None)
     if rival is None:
-        yield Reason.of("only-machine" if measured_machines == 1 else "no-group", name)
+        yield Reason.of("only-machine" if machine_count == 1 else "no-group", name)
         return
     code = "alone-wins" if rival.useful_speed_up <= 1 else "alone-is-enough"
     yield Reason.of(code, name, rival.choice.strategy, useful=rival.useful_speed_up, speed_up=rival.speed_up,

@@ -200,9 +200,8 @@ class Machines:
         is_asynchronous = segment_steps_of(plan.profile.strategy) > 0
         if not plan.profile.run.shares and not is_asynchronous:
             speeds, overheads = [m.speed for m in machines], [m.overhead for m in machines]
-            batches = (
-                cost_model.split_samples(sum(batches), overheads, speeds, [sum(batches)] * len(batches)) or batches
-            )
+            caps = [sum(batches)] * len(batches)
+            batches = cost_model.split_samples(sum(batches), overheads, speeds, caps) or batches
         members = tuple(
             member.model_copy(update={"name": name, "batch_size": batch})
             for member, name, batch in zip(plan.members, self.names, batches, strict=True)
@@ -267,7 +266,7 @@ class ClusterClock:
             ranks_by_kind.setdefault(self._kind(rank), []).append(rank)
         key = tuple((kind, len(ranks)) for kind, ranks in ranks_by_kind.items())
         if key not in self._costs:
-            self._costs[key] = self._predicted(members)
+            self._costs[key] = self._predict_cost(members)
         cost = self._costs[key]
         if cost.busy.keys() != set(members):  # other members, but as many of each kind
             by_kind = {self._kind(rank): seconds for rank, seconds in cost.busy.items()}
@@ -281,7 +280,7 @@ class ClusterClock:
         batch = self._plan.members[rank].batch_size
         return (document.group_of_machine[rank].name, batch) if isinstance(document, Groups) else rank
 
-    def _predicted(self, members: tuple[int, ...]) -> Cost:
+    def _predict_cost(self, members: tuple[int, ...]) -> Cost:
         assert self._predictor is not None
         cluster, passes = self._machines.cluster, self._plan.profile.training.gradient_accumulation
         ranks = {self._machines.names[rank]: rank for rank in members}
