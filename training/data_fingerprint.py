@@ -1,8 +1,8 @@
-"""Whether all members hold the same: lengths, tables and a few samples of every split, and the model's frozen weights.
+"""Checks that all members hold the same data (lengths, tables and a few samples of every split) and frozen weights.
 
-Members may run different systems, whose decoders and vector units round differently. So texts and whole numbers are
-compared by hash, and what is measured or decoded by mean, spread and a projection, which tell another sample apart and
-forgive the last digits.
+Members may run different systems, whose decoders and vector units round differently. So texts and integers are compared
+by hash, and measured or decoded values by mean, spread and a projection, which detect another sample but tolerate
+differences in the last digits.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from training.outcome import NOT_THIS_RUN
 from training.tasks.base import Task
 
 LOOKS = 8
-"""Samples of a split that are looked at."""
+"""Number of samples of a split that are compared."""
 _LEAVES = 64
-"""Values of one sample that are looked at."""
+"""Number of values of one sample that are compared."""
 _NUMBERS = 1 << 16
-"""Numbers of one value that are looked at."""
+"""Number of elements of one value that are compared."""
 _FROZEN = 1 << 10
-"""Numbers of one frozen weight that are looked at."""
+"""Number of elements of one frozen weight that are compared."""
 _ROUNDING = "figures differ by rounding; for one precision set mixed_precision to off or bf16"
 _SAME = "give every machine the same data set in the same order, and the same model"
 BROUGHT_BACK = "bring back the data that were there, or start a new run"
 _CHANGES = "changes"
-"""Instead of a look: the sample is another one whenever it is read."""
+"""Instead of a look: the sample differs whenever it is read."""
 
 Leaf = str | tuple[str, float, float, float]
 """A hash; or shape, mean, spread and projection."""
 Look = str | dict[str, Leaf]
-"""The leaves of a sample by place; or the kind of error that reading it raises."""
+"""The leaves of a sample by path; or the name of the error that reading it raises."""
 
 
 class SplitDescription(BaseModel):
-    """What identifies one split."""
+    """Fingerprint of one split."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -58,7 +58,7 @@ class SplitDescription(BaseModel):
 
 
 class Description(BaseModel):
-    """What identifies the data of a task, and of its model what training does not make equal."""
+    """Fingerprint of a task's data, and of those parts of its model that training does not make equal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -66,14 +66,14 @@ class Description(BaseModel):
     shapes: str
     """Hash of the parameters' names and shapes."""
     frozen: Leaf
-    """A look at the frozen weights."""
+    """Fingerprint of the frozen weights."""
     precision: str = ""
-    """What the steps are computed in. It may differ: every member's gradient is one of the same loss."""
+    """Precision of the steps. It may differ between members: their gradients are of the same loss."""
     parts: str = ""
-    """Hash of who trains on which samples, where the data are split."""
+    """Hash of the members' partitions, if the data are split."""
 
     def without_samples(self) -> Description:
-        """Return the same of the model alone, where data stay on their machines."""
+        """Return the fingerprint of the model alone, for data that stay on their machines."""
         return self.model_copy(update={"splits": {}})
 
     @property
@@ -91,7 +91,7 @@ def describe(
     precision: str = "",
     split_fingerprint: str = "",
 ) -> Description:
-    """Look at the data of a task and at its model."""
+    """Return the fingerprint of a task's data and its model."""
     descriptions: dict[str, SplitDescription] = {}
     for split in ["train", *sorted(task.evaluation)]:
         size = len(task.train if split == "train" else task.evaluation[split])
@@ -114,10 +114,10 @@ def describe(
 def check_same(
     mine: Description, exchange: Exchange, names: Callable[[int], str], warn: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Compare the data of all members; the first one warns if they do not all compute in one precision.
+    """Compare the data of all members; the first member warns if they do not all compute in one precision.
 
     Raises:
-        BadInput: they differ; the message names who differs from most others. The same on every member.
+        BadInput: they differ; the message names a member that differs from the majority. The same on every member.
     """
     if exchange.engine == "solo":
         return
@@ -144,10 +144,12 @@ def _read(payload: bytes) -> Description | None:
 
 
 def check_unchanged(recorded: Any, mine: Description, whose: str, owner: str = "") -> None:
-    """Compare with a description of earlier, or of those who train already: ``whose`` is "the others have".
+    """Compare with the description in a snapshot, or with that of the members that train already.
 
     Args:
-        owner: the machine that has data of its own.
+        recorded: the other description, as JSON.
+        whose: names it in the message: "the others have".
+        owner: name of this machine, if it has its own data.
 
     Raises:
         BadInput: they differ.
@@ -169,7 +171,7 @@ def other_precision(recorded: Any, mine: Description) -> str:
 
 
 def difference(expected: Description | None, actual: Description | None) -> str:
-    """Return in words how ``other`` differs from ``one``; empty: not at all. ``None``: a report that cannot be read."""
+    """Return in words how ``actual`` differs from ``expected``; empty: not at all. ``None``: an unreadable report."""
     if expected is None or actual is None:
         return "" if expected is actual else "its report of its data cannot be read"
     if expected.splits.keys() != actual.splits.keys():
@@ -204,7 +206,7 @@ def _look(sample: Any) -> Look:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a sample holds, with its place in it."""
+    """Yield the leaves of a sample with their paths."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -218,7 +220,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _seen(value: Any) -> Leaf:
-    """A hash, or for what may be rounded its statistics."""
+    """Return the hash of a value, or its statistics if it may be rounded."""
     if isinstance(value, (str, bytes)):
         return _digest(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
     if isinstance(value, torch.Tensor):

@@ -1,11 +1,11 @@
-"""Where a resumed run goes on: at the newest step of which all who trained then have a snapshot, or any member where
-the snapshots of all hold the same.
+"""The step at which a resumed run goes on: the newest of which all members that trained then have a snapshot, or the
+newest of any member where the snapshots of all hold the same.
 
-A member that left or was lost has none of the steps that the others made without it: it takes over what a newcomer
-would, from one of them. Where no step is complete, because a disk is gone, the newest that anybody has is taken.
+A member that left or was lost has no snapshot of the steps that the others made without it: it receives the joining
+state from one of them. If no step is complete, because a disk is gone, the newest step of any member is taken.
 
-A machine that was away while the run went on from an earlier step may have snapshots of a course that was given up.
-Every snapshot says which attempts led to it; those of another course than the newest attempt's do not count.
+A machine that was away while the run went on from an earlier step may have snapshots of an abandoned attempt. Every
+snapshot records the attempts that led to it; only those that led to the newest attempt count.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from training.outcome import NOT_THIS_RUN
 from training.position import MOST_ATTEMPTS
 
 _STATE = "resume/state"
-"""What all members broadcast together, whatever they have."""
+"""Name of the broadcast, in which all members take part."""
 
 
 class HeldSnapshots(BaseModel):
-    """Which snapshots a member holds."""
+    """The snapshots that a member holds."""
 
     live: dict[Step, list[Rank]] = {}
-    """Who trained when each sound one was written, by step."""
+    """Ranks that trained when each sound snapshot was written, by step."""
     courses: dict[Step, Annotated[list[tuple[Count, Step]], Field(max_length=MOST_ATTEMPTS)]] = {}
-    """The attempts that led to each, with the steps at which they began."""
+    """Attempts that led to each snapshot, with the steps at which they began, by step."""
     damaged: list[Text] = []
     foreign: list[Text] = []
-    """A line about each that was made with another plan."""
+    """A line about each snapshot that was made with another plan."""
 
     @classmethod
     def of(cls, store: SnapshotStore, plan_hash: str) -> HeldSnapshots:
@@ -53,7 +53,7 @@ class HeldSnapshots(BaseModel):
         )
 
     def on(self, newest: list[tuple[int, int]]) -> dict[int, set[int]]:
-        """Return who trained at each snapshot of the course that these attempts took."""
+        """Return the ranks that trained at each snapshot that led to the attempts ``newest``, by step."""
         attempts = {step: course[-1][0] if course else 0 for step, course in self.courses.items()}
         given_up = {s for s in self.live for attempt, begun in newest if attempt > attempts.get(s, 0) and begun < s}
         return {step: set(live) for step, live in self.live.items() if step not in given_up}
@@ -61,7 +61,7 @@ class HeldSnapshots(BaseModel):
 
 @dataclass(frozen=True)
 class Agreed:
-    """Where the group goes on."""
+    """The step at which the group goes on."""
 
     step: int
     holders: tuple[int, ...]
@@ -87,7 +87,7 @@ def agree_on_snapshot(
     Args:
         plan_hash: of the run; snapshots of other plans do not count.
         alike: whether the snapshots of all members hold the same.
-        absent: names of members that are not there.
+        absent: names of absent members.
 
     Raises:
         BadInput: no member has a sound snapshot.

@@ -1,4 +1,4 @@
-"""Files of a run folder: written whole or not at all, held by one process at a time, failures put in words."""
+"""Files of a run folder: written atomically, locked by one process at a time, with explained failures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LOCK_PATIENCE = 1.0
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FEW_FILES, _SOME_SPACE = 64, 1 << 20
-"""Files that a disk without inodes may give again, and bytes that a full one has not: what failed is gone by then."""
+"""Free inodes below which a disk has run out of them, and free bytes above which it is not full."""
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
 def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, str]:
-    """Return message and hint for a file operation under ``path``, which ``option`` chose, that failed; empty: none."""
+    """Return message and hint for a failed file operation under ``path``, which ``option`` set; empty: no hint."""
     elsewhere = f"choose another place with {option}" if option else ""
     if error.errno in _FULL:
         reason, cure = why_full(error.errno, path)
@@ -46,8 +46,8 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
 
 
 def why_full(number: int, path: Path) -> tuple[str, str]:
-    """Return why nothing more can be written under ``path``, and the cure: the space, a quota, or the files that the
-    file system has room for; ``number`` is the error's."""
+    """Return why nothing more can be written under ``path`` (disk space, quota or inodes), and the cure; ``number`` is
+    the errno."""
     if number == errno.EDQUOT:
         return "your disk quota is used up", "free some of it (quota -s shows it; small files count, too)"
     folder = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
@@ -60,7 +60,7 @@ def why_full(number: int, path: Path) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def explained(path: Path, option: str = "--output", kind: type[MusterError] = BadInput) -> Iterator[None]:
-    """Let a file operation under ``path``, which ``option`` chose, fail with a message and a hint.
+    """Turn the failure of a file operation under ``path``, which ``option`` set, into an error with a hint.
 
     Raises:
         MusterError: of ``kind``, in place of an OSError.
@@ -72,10 +72,10 @@ def explained(path: Path, option: str = "--output", kind: type[MusterError] = Ba
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder, or take the one that is there, for this user only whatever the umask; its parent is there.
+    """Make a folder for this user only, whatever the umask, or take the existing one; its parent exists.
 
     Raises:
-        OSError: it cannot be made, or is somebody else's.
+        OSError: it cannot be made, or belongs to another user.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -126,7 +126,7 @@ def sha256(path: Path) -> str:
 
 
 def try_to_write(folder: Path, option: str) -> None:
-    """Make a folder and a file in it that is gone at once, so that long work does not end in a refusal.
+    """Make a folder and a temporary file in it, to find out before long work whether it is writable.
 
     Raises:
         BadInput: nothing can be written there.
@@ -138,7 +138,7 @@ def try_to_write(folder: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def whole_folder(parent: Path, name: str, option: str = "--output") -> Iterator[Path]:
-    """Fill a temporary folder that becomes ``parent/name`` at the end; ``option`` chose it.
+    """Fill a temporary folder that becomes ``parent/name`` at the end; ``option`` set the parent.
 
     Raises:
         BadInput: the folder cannot be made; nothing is left behind, not even parents made for it.

@@ -1,4 +1,4 @@
-"""The run folder ``output/<id>-<profile>/``: the one truth about a run, for whoever shows, resumes or compares it.
+"""The run folder ``output/<id>-<profile>/``: the single source of truth about a run, to show, resume or compare it.
 
 ::
 
@@ -7,7 +7,7 @@
     logs/  checkpoints/  model/                                         completed      marker of a finished run
     command.sh      starts the same once more, as a new run
 
-This is also the one place that removes run folders. One that holds a snapshot goes only when a person asked for that.
+Run folders are removed only here. One that holds a snapshot is removed only at the user's request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def folder_name(plan: RunPlan) -> str:
 
 
 class RunFolder:
-    """One run's folder. :meth:`open` only reads; the other ways to make one hold it for this process."""
+    """One run's folder. :meth:`open` only reads; the other constructors hold it for this process."""
 
     def __init__(self, path: Path, metadata: RunMetadata) -> None:
         self.path = path
@@ -116,7 +116,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, plan: RunPlan, command: list[str]) -> RunFolder:
-        """Hold an earlier run to continue it: events, logs and snapshots stay, numbers go on.
+        """Hold an earlier run to continue it: events, logs and snapshots stay, event numbers go on.
 
         Raises:
             BadInput: no run, a damaged one, one that is being worked on, or a folder that cannot be written.
@@ -146,7 +146,7 @@ class RunFolder:
 
     @classmethod
     def take_over(cls, path: Path) -> RunFolder:
-        """Hold a run that another process has prepared and let go.
+        """Hold a run that another process has prepared and released.
 
         Raises:
             BadInput: no run, a damaged one, or one that is being worked on.
@@ -161,7 +161,7 @@ class RunFolder:
 
     @property
     def live(self) -> bool:
-        """Whether some process works on this run."""
+        """Whether a process works on this run."""
         return self._folder_lock.held or is_live(self.path)
 
     @property
@@ -170,7 +170,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """Where the finished model goes; made by whoever saves it."""
+        """Folder of the finished model; made when the model is saved."""
         return self.path / "model"
 
     @property
@@ -223,7 +223,7 @@ class RunFolder:
             self._metadata = changed
 
     def begin(self, status: Status) -> None:
-        """Write that the run trains: from here on its end is that of this attempt.
+        """Record that the run trains: from now on its end is that of this attempt.
 
         Raises:
             RunFailed: see :meth:`update_metadata`.
@@ -231,7 +231,7 @@ class RunFolder:
         self.update_metadata(status=status, earlier=None)
 
     def put_back(self) -> None:
-        """Let the metadata say again what they said before an attempt that never began to train.
+        """Restore the metadata from before an attempt that never began to train.
 
         Raises:
             RunFailed: see :meth:`update_metadata`.
@@ -253,7 +253,7 @@ class RunFolder:
             self._write("completed", b"")
 
     def close(self) -> None:
-        """Remove the keys and let the folder go. Idempotent."""
+        """Remove the keys and release the folder. Idempotent."""
         if self._folder_lock.held:
             shutil.rmtree(self.path / "secrets", ignore_errors=True)
         if self._log is not None:
@@ -285,8 +285,8 @@ class RunFolder:
 
 
 def rerun_script(command: Sequence[str]) -> str:
-    """Return a shell script that starts ``command`` again from this folder, a Python program with this Python; what the
-    script is given comes after the command's own words."""
+    """Return a shell script that starts ``command`` again from this folder, a Python program with this Python;
+    arguments of the script are appended to those of the command."""
     words = [sys.executable, *command] if command[0].endswith(".py") else command
     return f'#!/bin/sh\ncd -- {shlex.quote(os.getcwd())} || exit\nexec {shlex.join(words)} "$@"\n'
 
@@ -304,7 +304,7 @@ def has_snapshots(folder: Path) -> bool:
 
 def remove_unused(folder: Path) -> bool:
     """Remove the folder of a run that never began; return whether it is gone. One with snapshots stays."""
-    with contextlib.suppress(OSError):  # what is in doubt, or cannot be removed, stays
+    with contextlib.suppress(OSError):  # a folder that cannot be read or removed stays
         if not has_snapshots(folder):
             shutil.rmtree(folder)
     return not folder.exists()

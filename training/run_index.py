@@ -1,6 +1,6 @@
-"""Which folders of this computer hold runs: a list in the user's state folder, of those that runs were started in.
+"""The folders of this computer that hold runs: a list in the user's state folder.
 
-It is a convenience: one that cannot be written or read keeps no run from starting or from being listed.
+It is a convenience: if it cannot be written or read, runs are started and listed all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MOST = 200
 
 
 def remember(output: Path) -> None:
-    """Note an output folder in which a run was made; one that is noted already stays where it is."""
+    """Add an output folder to the list, unless it is there already."""
     line = os.path.abspath(output)
     with contextlib.suppress(OSError, UnicodeError):
         index = _index()
@@ -29,7 +29,7 @@ def remember(output: Path) -> None:
 
 
 def other_folders(output: Path) -> list[Path]:
-    """Return the folders with runs beside ``output``, where that is the usual one; of another only that counts."""
+    """Return the other folders with runs if ``output`` is the usual one; else none."""
     if Path(output) != RUNS_FOLDER:
         return []
     with contextlib.suppress(OSError, UnicodeError):

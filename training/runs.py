@@ -20,7 +20,7 @@ from training.run_index import other_folders
 
 SHOWN_CANDIDATES = 8
 USUAL = RUNS_FOLDER
-"""Where runs are if nobody says otherwise."""
+"""Default folder of runs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunSummary:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Machines that a completed run had lost, and did not get back: the others did their work."""
+        """Machines that a completed run lost and did not get back: the others did their work."""
         return lost_in(self.metadata.metrics) if self.metadata and self.status == "completed" else ()
 
     @property
@@ -64,7 +64,7 @@ class RunSummary:
 
     @property
     def seconds(self) -> float | None:
-        """Of a run that has ended, in its attempts (:mod:`training.attempts`)."""
+        """Duration of a finished run, summed over its attempts (:mod:`training.attempts`)."""
         metadata = self.metadata
         if metadata is None or not metadata.end_time:
             return None
@@ -86,7 +86,7 @@ class RunComparison:
 
 
 def lost_in(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the members that a run's figures call lost."""
+    """Return the lost members in a run's figures."""
     lost = metrics.get("lost")
     return tuple(map(str, lost)) if isinstance(lost, list | tuple) else ()
 
@@ -100,7 +100,7 @@ def _time(text: str) -> datetime | None:
 
 
 def summarise(path: Path) -> RunSummary:
-    """Return what is known of the run in ``path``, also of a damaged one."""
+    """Return the summary of the run in ``path``, also of a damaged one."""
     match = RUN_ID.match(path.name)
     run_id = match.group() if match else path.name
     try:
@@ -141,8 +141,8 @@ def runs_anywhere(output_dir: Path) -> list[RunSummary]:
 
 
 def find_run(output_dir: Path, reference: str) -> Path:
-    """Return the run folder that ``reference`` means: a path, an id or its beginning, a profile (its newest run), or
-    the end of an id; of all runs the newest that is not damaged where it is empty.
+    """Return the run folder that ``reference`` denotes: a path, an id or its beginning, a profile (its newest run), or
+    the end of an id; if empty, the newest undamaged run.
 
     Raises:
         BadInput: no run, or several, fit.
@@ -172,7 +172,7 @@ def find_run(output_dir: Path, reference: str) -> Path:
 
 
 def plan_to_resume(path: Path) -> RunPlan:
-    """Return the plan with which the run in ``path`` goes on: exactly as it was planned.
+    """Return the plan to resume the run in ``path`` with: exactly as it was planned.
 
     Raises:
         BadInput: it is completed, or has no snapshot.
@@ -191,7 +191,7 @@ def plan_to_resume(path: Path) -> RunPlan:
 def find_model(output_dir: Path, reference: str) -> Path:
     """Return the folder of a trained model: a model's folder, or a run as :func:`find_run` takes it.
 
-    A profile's name means its newest run that has a model, nothing the newest of all of them.
+    A profile's name denotes its newest run with a model, an empty reference the newest run with a model.
 
     Raises:
         BadInput: nothing fits, or the run has no model.
@@ -205,10 +205,10 @@ def find_model(output_dir: Path, reference: str) -> Path:
     run = newest.path if newest else find_run(output_dir, reference)
     if not finished_model(run):
         state = summarise(run)
-        name = state.run_id if output_dir == USUAL else run  # a path says too where the run is
+        name = state.run_id if output_dir == USUAL else run  # a path also tells where the run is
         live = f"the model is written at the end; watch the run with: {program('attach', str(name))}"
         what_next = live if state.live else f"resume it with: {program('distributed-train', '--resume', str(name))}"
-        if state.status == "completed":  # of the tour, or its model was removed
+        if state.status == "completed":  # a run of the tour, or its model was removed
             what_next = f"train one with: {program('distributed-train', 'PROFILE')}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
@@ -217,10 +217,10 @@ def find_model(output_dir: Path, reference: str) -> Path:
 def find_models(output_dir: Path, reference: str, limit: int = 1) -> list[Path]:
     """Return the model of a run as :func:`find_model` finds it, then of its profile's other runs with the same data.
 
-    Newest first, at most ``most``.
+    Newest first, at most ``limit``.
 
     Raises:
-        BadInput: nothing fits, the run has no model, or the folder is none of a run.
+        BadInput: nothing fits, the run has no model, or the folder is not that of a run.
     """
     model = find_model(output_dir, reference)
     named_run = summarise(model.parent)
@@ -376,7 +376,7 @@ def size_of(path: Path) -> int:
 
 
 def remove_run(output_dir: Path, run: RunSummary) -> None:
-    """Delete a run folder, holding it meanwhile; what links inside it point to stays.
+    """Delete a run folder while holding it; targets of links inside it stay.
 
     Raises:
         BadInput: it is not a folder of ``output_dir``, a process works on it, or it cannot be deleted.

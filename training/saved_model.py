@@ -1,4 +1,4 @@
-"""The model in a run folder: saved by the member that delivers it, and by others in case that one is lost."""
+"""The model in a run folder: saved by the member that delivers it, and by others in case that member is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def save_model(task: Task, model: nn.Module, run_dir: Path) -> None:
 
 
 def save_copy(task: Task, model: nn.Module, run_dir: Path) -> str:
-    """Save a model that is needed only if the machine that delivers it is lost; return why not, empty: it is saved."""
+    """Save a model that is needed only if the machine that delivers it is lost; return the error, empty if it was
+    saved."""
     try:
         save_model(task, model, run_dir)
     except (MusterError, OSError, RuntimeError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""The learning rate: its course over the steps, and how it follows the global batch."""
+"""The learning rate: its schedule over the steps, and its scaling with the global batch."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def warm_up_of(training: TrainingSettings, total_steps: int) -> int:
 
 
 def steps_in(steps_per_epoch: float, epochs: float, drop_last: bool = False) -> int:
-    """Return the optimizer steps of a run: whole epochs, then the part of the last one; at least 1.
+    """Return the optimizer steps of a run: full epochs, then the part of the last one; at least 1.
 
-    An epoch ends with a step of what is left, which is smaller, unless such steps are dropped.
+    An epoch ends with a smaller step of the remaining samples, unless such steps are dropped.
 
     Args:
-        each: steps that an epoch is long: its samples by those of one step of the whole group.
+        steps_per_epoch: samples of an epoch over those of one step of the whole group.
     """
     full_epochs = math.floor(epochs)
     full = math.floor(steps_per_epoch + _ROUNDING) if drop_last else math.ceil(steps_per_epoch - _ROUNDING)

@@ -1,9 +1,9 @@
-"""Runs a person's script in this process, as ``python script.py`` would, and puts the mesh where it asks for a group.
+"""Runs a user's script in this process, as ``python script.py`` would, and gives it the mesh as its process group.
 
 ``python script_start.py RUN KIND TARGET ARGUMENTS``: the id of the run, by which its processes are known, and ``file``
-or ``module``. Standard input is a socket: an uncaught error goes out there as one JSON object, and where its other end
-closes nobody watches any more, and the process group ends. Standard library only, until the script itself loads torch:
-what it sets before that still counts.
+or ``module``. Standard input is a socket: an uncaught error is written to it as one JSON object, and when its other end
+closes, the script is no longer supervised and the process group is killed. Standard library only, until the script
+itself loads torch: what it sets before that still counts.
 
 ``torch.distributed.init_process_group``, ``new_group`` and ``monitored_barrier`` are replaced as soon as
 ``torch.distributed`` is loaded, and so before the script can take hold of them. A ``sitecustomize`` would do it in the
@@ -42,20 +42,20 @@ ROOT = str(Path(__file__).resolve().parents[1])
 OURS = ("training", "profiles")
 PACKAGES = (*OURS, "app", "distributed", "muster")
 _HOLD = 5.0
-"""Seconds in which one that only lost its connections lets the one that failed speak first."""
+"""Seconds for which a rank that only lost its connections waits, so that the failed rank reports first."""
 _PATIENCE = 1800.0
-"""Seconds until all ranks are there, where the script says nothing: as torch does."""
+"""Seconds to wait for all ranks if the script sets no timeout: as torch does."""
 _LOSSES = (
     "PeerLost", "the connection with", "no connection with", "rendezvous store",
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError",
 )  # fmt: skip
-"""In the error of a rank that only lost another: of the mesh, of gloo, of NCCL."""
+"""Parts of the error of a rank that only lost another: of the mesh, of gloo, of NCCL."""
 
 
 class Finder(importlib.machinery.PathFinder):
-    """Finds ``torch.distributed``, and gives it the mesh as soon as it is loaded. Packages that have a name of Muster's
-    are the script's, even folders without ``__init__.py``, which Python would look for last; Muster's are not on the
-    path, where what the script starts would find them, too."""
+    """Finds ``torch.distributed``, and gives it the mesh as soon as it is loaded. Packages with the name of one of
+    Muster's are the script's, even folders without ``__init__.py``, which Python would look for last; Muster's are not
+    on the path, where children of the script would find them, too."""
 
     @classmethod
     def find_spec(
@@ -79,7 +79,7 @@ class Finder(importlib.machinery.PathFinder):
 
 
 def give_group(distributed: Any) -> None:
-    """Replace what makes groups."""
+    """Replace the functions that make process groups."""
     if not distributed.is_available():
         return
     c10d = distributed.distributed_c10d
@@ -118,11 +118,11 @@ def give_group(distributed: Any) -> None:
 
 
 def backend_for(requested: str | None) -> str | None:
-    """Return the backend to use for a group for which the script asks for ``said``.
+    """Return the backend of a group for which the script requests ``requested``.
 
-    On one machine with a GPU for each process NCCL stays: nothing leaves the machine, and nothing is faster between
-    them. Processes that share a GPU cannot use it. Where the script leaves the choice to torch, which would take NCCL
-    alone, tensors of the CPU have gloo: torch takes a group that is written in Python, as the mesh's, for all devices.
+    On one machine with a GPU for each process NCCL stays: nothing leaves the machine, and nothing is faster there.
+    Processes that share a GPU cannot use it. If the script leaves the choice to torch, which would take NCCL alone, CPU
+    tensors use gloo: torch would use a group written in Python, like the mesh's, for all devices.
     """
     setting = os.environ["MUSTER_BACKEND"]
     if setting == "script" or requested == "muster":
@@ -136,11 +136,11 @@ def backend_for(requested: str | None) -> str | None:
 
 
 _stores: list[Any] = []
-"""torch holds only the C++ half of each."""
+"""Keeps the stores alive: torch holds only the C++ half of each."""
 
 
 def _store(seconds: float) -> Any:
-    """Return the run's store, with keys of their own for every first group that is made one after the other."""
+    """Return the run's store, with a new key prefix for every default group that the script makes."""
     token = ours("training.exchange.store_server").read_token(Path(os.environ["MUSTER_CERTIFICATES"]))
     client = ours("training.exchange.store_client").StoreClient
     _stores.append(client(os.environ["MUSTER_STORE"], token, seconds, prefix=f"{len(_stores)}/"))
@@ -148,7 +148,7 @@ def _store(seconds: float) -> Any:
 
 
 def ours(name: str) -> Any:
-    """Import a module of Muster, whatever modules of the same name the script has; those stay the script's."""
+    """Import a module of Muster even if the script has modules of the same name, which it keeps."""
     loaded = sys.modules.get(name)
     if loaded is not None and (loaded.__file__ or "").startswith(ROOT):
         return loaded
@@ -179,7 +179,7 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def leave_group() -> None:
-    """Leave the group properly, where the script has not."""
+    """Leave the process group properly if the script has not."""
     distributed: Any = sys.modules.get("torch.distributed")
     with contextlib.suppress(Exception):  # it is the end anyway
         if distributed is not None and distributed.is_initialized():
@@ -187,7 +187,7 @@ def leave_group() -> None:
 
 
 def end_with(watcher: socket.socket) -> None:
-    """End this process and its whole process group when the watching process is gone."""
+    """Kill this process and its process group when the watching process is gone."""
     with contextlib.suppress(OSError):
         while watcher.recv(1):
             continue
@@ -200,7 +200,7 @@ def is_loss(text: str) -> bool:
 
 
 def tell(watcher: socket.socket, error: BaseException) -> None:
-    """Report an uncaught error, in the log and to whoever watches."""
+    """Report an uncaught error in the log and to the watching process."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
@@ -210,7 +210,7 @@ def tell(watcher: socket.socket, error: BaseException) -> None:
 
 
 def report(watcher: socket.socket, problem: str, traceback_text: str = "") -> None:
-    """Tell whoever watches why the script ends; one that only lost the others lets their reasons come first."""
+    """Tell the watching process why the script ends; a rank that only lost others lets them report first."""
     if is_loss(problem + traceback_text):
         time.sleep(_HOLD)
     with contextlib.suppress(OSError):
@@ -218,7 +218,7 @@ def report(watcher: socket.socket, problem: str, traceback_text: str = "") -> No
 
 
 def run(kind: str, target: str) -> None:
-    """Run the script as the module ``__main__``, which it stays: threads and ``atexit`` may need it later."""
+    """Run the script as the module ``__main__`` and keep that: threads and ``atexit`` may need it later."""
     main = sys.modules["__main__"] = ModuleType("__main__")
     if kind == "module":
         runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what python -m calls

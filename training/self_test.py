@@ -1,6 +1,6 @@
-"""What this machine's device does, measured in minutes, as a report that a person can send in.
+"""Measures this machine's device in minutes, as a report that the user can send in.
 
-Every part stands by itself: what fails is a row of the report, with its error.
+The sections are independent: one that fails becomes a row of the report with its error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.trainer import Trainer
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODECS = ("fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05", "topk2bit:0.03")
 _CLOSE = 0.02
-"""Of a loss after some steps, relative to that of the processor in fp32."""
+"""Tolerance of a loss after some steps, relative to that of the processor in fp32."""
 
 
 class SelfTestRow(NamedTuple):
@@ -47,10 +47,10 @@ def self_test(
     size: ProbeSize | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[SelfTestRow]:
-    """Measure the device for ``auto``, ``cpu``, ``cuda`` or ``mps``; ``tell`` hears each row.
+    """Measure the device for ``auto``, ``cpu``, ``cuda`` or ``mps``; ``tell`` is called with each row.
 
     Args:
-        size: ``None``: one that takes a device of this kind about a minute.
+        size: ``None``: one that takes about a minute on a device of this kind.
 
     Raises:
         BadInput: there is no such device here.
@@ -105,7 +105,7 @@ def _copies(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfT
 
 
 def _steps(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTestRow]:
-    """Train the small model in each precision, without a loss scale, beside the loss of the processor."""
+    """Train the small model in each precision, without a loss scale, and compare with the loss of the processor."""
     expected = ProbeSteps(torch.device("cpu"), None, size).take(steps).loss
     for name, dtype in PRECISIONS.items():
         try:

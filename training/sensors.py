@@ -1,4 +1,5 @@
-"""What a machine tells an ordinary user of its heat, power, battery and load. What cannot be read is ``None``, never 0.
+"""Temperature, power, battery and load of a machine, as an ordinary user can read them; unreadable is ``None``, never
+0.
 
 - Processor, Linux: temperature from the kernel's sensors; energy from the RAPL counters of its packages, which most
   systems let only root read.
@@ -27,14 +28,14 @@ _SLOWED_BY_HEAT = 0x20 | 0x40
 MOST_WATTS = 5000.0
 """No single meter measures more: a counter that seems to has been reset."""
 LONGEST_GAP = 60.0
-"""Seconds between two readings of power over which nobody can say what was drawn."""
+"""Seconds between two readings of power above which the energy between them is unknown."""
 BUSY = 0.2
-"""Share of the processors from which others are worth a word."""
+"""Share of the processors from which the load of others is reported."""
 _FULL = 0.9
 
 
 def plausible(celsius: float | None) -> float | None:
-    """Return a temperature unless it is nonsense, as that of a sensor that is off."""
+    """Return a temperature unless it is implausible, like that of a sensor that is off."""
     return celsius if celsius is not None and 5 <= celsius <= 125 else None
 
 
@@ -53,7 +54,7 @@ def battery(machine: Any = psutil) -> Any:
 
 
 def _query(machine: Any, question: str) -> Any:
-    """Ask psutil, which has not every question on every system and trips over what some kernels answer."""
+    """Query psutil, which lacks some functions on some systems and fails on the answers of some kernels."""
     try:
         return getattr(machine, question)()
     except Exception:  # noqa: BLE001 - a sensor that cannot be read is unknown, whatever the reason
@@ -68,7 +69,7 @@ class Packages:
     """
 
     name = "processor"
-    """What they measure."""
+    """Name of the meter."""
 
     def __init__(self, folder: Path | None = None) -> None:
         zones = sorted((folder or RAPL).glob("intel-rapl:*"))
@@ -84,7 +85,7 @@ class Packages:
         return sum(counter.joules for counter in self.zones.values()) if self._read else None
 
     def watts(self, at: float) -> float | None:
-        """Read them at a time in seconds, and return the power; one that cannot be read makes the sum unknown."""
+        """Read the counters at a time in seconds, and return the power; an unreadable one makes the sum unknown."""
         counted = {zone: _microjoules(zone / "energy_uj") for zone in self.zones}
         if not counted or None in counted.values():
             return None
@@ -110,7 +111,7 @@ def _microjoules(path: Path) -> int | None:
 
 
 def nvidia_library() -> Any | None:
-    """Return NVML, ready to be asked; ``None`` where bindings or driver are missing."""
+    """Return NVML, initialised; ``None`` if bindings or driver are missing."""
     try:
         import pynvml  # only machines with such a GPU need it
 
@@ -124,7 +125,7 @@ class Gpu:
     """One NVIDIA GPU.
 
     Args:
-        uuid: as CUDA says it, without the kind in front.
+        uuid: as CUDA reports it, without the prefix.
     """
 
     name = "gpu"
@@ -164,7 +165,7 @@ class Gpu:
         return None if self._handle is None else self._call(question, self._handle, *arguments)
 
     def _call(self, question: str, *arguments: Any) -> Any:
-        """Ask NVML; what this GPU or its driver does not know is ``None``."""
+        """Call NVML; ``None`` if this GPU or its driver does not support it."""
         try:
             return getattr(self._library, question)(*arguments)
         except self._library.NVMLError:
@@ -172,12 +173,12 @@ class Gpu:
 
 
 class Claim:
-    """Makes one member of a run the only one to count a meter that several could read: two would count it twice.
+    """Lets only one member of a run count a meter that several could read.
 
     The claim ends with its process, and another member's then takes its place.
 
     Args:
-        folder: the run's private folder on this machine; where there is none, no other member is here either.
+        folder: the run's private folder on this machine; if it does not exist, no other member is here either.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -185,7 +186,7 @@ class Claim:
         self._lock = FileLock(folder / f"meter-{name}", mode=0o600, thread_local=False)
 
     def mine(self) -> bool:
-        """Whether this process counts the meter; it takes it if nobody does."""
+        """Whether this process counts the meter; it takes a free one."""
         if not self._lock.is_locked and self._folder.is_dir():
             with contextlib.suppress(Timeout, OSError):  # another has it, or the file system knows no locks
                 self._lock.acquire(timeout=0)
@@ -212,8 +213,8 @@ class Counter:
     def add(self, counted: float, at: float) -> float | None:
         """Take a reading at a time in seconds; return the mean watts since the one before, if it tells them.
 
-        It may wrap once between two readings. A counter that was reset, as a driver does that is loaded again, tells
-        nothing about the time before.
+        It may wrap once between two readings. A counter that was reset, as by reloading a driver, tells nothing
+        about the time before.
         """
         before = self._previous
         if before is not None and at <= before[1]:
@@ -231,7 +232,7 @@ class Counter:
 
 
 class Integral:
-    """Energy of a meter that only tells its power: by the trapezoidal rule."""
+    """Energy of a meter that only reports power, by the trapezoidal rule."""
 
     def __init__(self) -> None:
         self.joules = 0.0
@@ -239,7 +240,7 @@ class Integral:
         self._previous: tuple[float, float] | None = None
 
     def add(self, watts: float, at: float) -> float | None:
-        """Take a reading at a time in seconds; return its watts if they make sense."""
+        """Take a reading at a time in seconds; return its watts if they are plausible."""
         if not 0 <= watts <= MOST_WATTS:
             return None
         before, self._previous = self._previous, (watts, at)
@@ -249,10 +250,10 @@ class Integral:
 
 
 class OtherLoad:
-    """Tells, at every look, what others have used since the look before.
+    """Measures the processor load of other programs between two calls.
 
     Args:
-        run_seconds: returns the processor seconds of what is not theirs, by process.
+        run_seconds: returns the processor seconds of the run's own processes, by process id.
     """
 
     def __init__(self, run_seconds: Callable[[], dict[int, float]]) -> None:
@@ -261,7 +262,8 @@ class OtherLoad:
         self._previous_seconds = run_seconds()
 
     def share(self) -> float | None:
-        """Return a number from 0 to 1; ``None`` where no time has passed by the system's count."""
+        """Return the share of others since the last call, 0 to 1; ``None`` if no time has passed by the system's
+        count."""
         total, busy = _processors()
         run_seconds = self._run_seconds()
         spent = sum(max(0.0, seconds - self._previous_seconds.get(pid, 0.0)) for pid, seconds in run_seconds.items())
@@ -271,13 +273,13 @@ class OtherLoad:
 
 
 class RunProcesses:
-    """Those of a run on this machine.
+    """The processes of a run on this machine.
 
-    Workers and coordinator are its own, and who shows it where it was begun: what has its id in its command line, what
-    the process that started this one has started, all that these start in turn, and the processes above.
+    These are its workers, its coordinator and the program that shows it: processes with its id in their command line,
+    siblings of this process, the descendants of all these, and the ancestors of this process.
 
     Args:
-        inside: whether this process is one of them; else only those count that name the run, and what they start.
+        inside: whether this process is one of them; else only processes with the run's id and their descendants count.
     """
 
     def __init__(self, run_id: str, inside: bool = True) -> None:
@@ -287,10 +289,10 @@ class RunProcesses:
         self._is_of_run: dict[int, bool] = {}
 
     def seconds(self) -> dict[int, float]:
-        """Return the processor seconds of every process of the run, by its number."""
+        """Return the processor seconds of every process of the run, by process id."""
         seconds_by_pid: dict[int, float] = {}
         alive = psutil.pids()
-        for pid in alive:  # in rising order, so that who starts others mostly comes before them
+        for pid in alive:  # in rising order, so that parents mostly come before their children
             try:
                 process = psutil.Process(pid)
                 if pid not in self._is_of_run:
@@ -301,7 +303,7 @@ class RunProcesses:
                 if self._is_of_run[pid]:
                     times = process.cpu_times()
                     seconds_by_pid[pid] = times.user + times.system
-            except (psutil.Error, OSError):  # it has just ended, or belongs to somebody else
+            except (psutil.Error, OSError):  # it has just ended, or belongs to another user
                 continue
         self._is_of_run = {pid: is_of_run for pid, is_of_run in self._is_of_run.items() if pid in set(alive)}
         return seconds_by_pid
@@ -317,7 +319,7 @@ def _processors() -> tuple[float, float]:
 
 
 def slows(others_percent: float | None, cpu_percent: float | None) -> bool:
-    """Whether what others use of the processors is missed: it is much, and no processor is left.
+    """Whether the load of others slows the run: it is high, and no processor is idle.
 
     Args:
         others_percent: used by others, from 0 to 100.

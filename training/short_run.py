@@ -1,7 +1,7 @@
-"""What one machine makes of a task: ``python -m training.short_run``, with the arguments of :mod:`training.worker`.
+"""Measures a task on one machine: ``python -m training.short_run``, with the arguments of :mod:`training.worker`.
 
-Alone and without any exchange: the trainer of a real run takes a few steps at two batch sizes. Nothing is evaluated and
-nothing is kept. Standard output: one JSON object a line, in this order unless something goes wrong::
+Alone and without any exchange, the trainer of a real run takes a few steps at two batch sizes. Nothing is evaluated and
+nothing is saved. Standard output: one JSON object a line, in this order unless something goes wrong::
 
     {"kind": "progress", "phase": ..., "done": ..., "total": ...}        every now and then
     {"kind": "facts", "system": ..., "device": ..., "cores": ..., "memory_total": ..., "memory_free": ..., ...}
@@ -10,7 +10,7 @@ nothing is kept. Standard output: one JSON object a line, in this order unless s
                                               once a batch size; a very slow machine has one
     {"kind": "failure", "message": ..., "hint": ...}                     as the last line
 
-The exit code is 0 in either case: whoever asked has the line, and the machine keeps no folder of it.
+The exit code is 0 in either case: the last line reports a failure, and the machine keeps no folder of it.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from training.trainer import Trainer
 from training.worker import take_over_stdout, worker_arguments
 
 WARM_UP, LEAST_STEPS = 2, 6
-"""Steps that do not count, and those that have to."""
+"""Steps that do not count, and the least number of steps that do."""
 LEAST_SECONDS, MORE_SECONDS, MOST_SECONDS = 2.0, 10.0, 20.0
-"""Of the steps that count: at least; at most where their mean is not known well enough; of all steps of a slow machine,
-which takes fewer than :data:`LEAST_STEPS`, but one after its first."""
+"""Seconds of the counted steps: at least; at most, if their mean is not known well enough; of all steps of a slow
+machine, which takes fewer than :data:`LEAST_STEPS`, but at least one after its first."""
 WELL_KNOWN = 0.02
 """Standard error of the mean over the mean."""
 _LEAST_BLOCKS = 6
 _BLOCK = 0.25
 _PERIODS = 5
-"""Of a quota in a block: a block ends with a step, up to one period early or late."""
+"""Periods of a quota in a block: a block ends with a step, up to one period early or late."""
 _STALL = 3.0
-"""A single step so much longer than the usual one was held up by something that a run is not. Where there are several,
-the machine is like that."""
+"""Ratio to the median from which a single step was delayed by something outside the run. If there are several, the
+machine is like that."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StepTime:
 
 
 class StepTimer:
-    """Takes the times of steps that follow each other.
+    """Collects the times of consecutive steps.
 
     Args:
         period: seconds over which a quota of processor time is counted; 0: there is none.
@@ -91,7 +91,7 @@ class StepTimer:
         self._begun = 0
         self._begun_at = 0.0
         self._blocks: list[float] = []
-        """The mean step of each."""
+        """Mean step of each block."""
 
     def add(self, seconds: float) -> None:
         """Take the time of one step."""
@@ -114,7 +114,7 @@ class StepTimer:
 
     @property
     def seconds(self) -> float:
-        """Of all steps so far."""
+        """Seconds of all steps so far."""
         return sum(self._warm_up) + self._time
 
     def _error(self) -> float:
@@ -123,7 +123,7 @@ class StepTimer:
         return statistics.stdev(self._blocks) / math.sqrt(count) if count >= _LEAST_BLOCKS else math.inf
 
     def step_time(self) -> StepTime | None:
-        """Return what the steps tell; ``None`` where none was taken."""
+        """Return the time of a step; ``None`` if none was taken."""
         counted = self._counted or self._warm_up[1:] or self._warm_up
         if not counted:
             return None
@@ -154,9 +154,10 @@ def _without_a_stall(steps: list[float]) -> list[float]:
 
 
 MOST_STEPS = 100_000
-"""Of one batch size; :mod:`training.short_run` ends it sooner."""
+"""Limit of the steps at one batch size; the timer ends them sooner."""
 SAMPLES = 128
-"""That are made ready, twice the larger batch at least: to make all of a large data set ready takes hours."""
+"""Least number of samples that are prepared, at least twice the larger batch: preparing a large data set takes
+hours."""
 _DEFAULT_LAYERS = 12
 
 Tell = Callable[[dict[str, Any]], None]
@@ -166,16 +167,16 @@ class ShortRun(Trainer):
     """A run that ends without an evaluation and without a model."""
 
     def _finish(self) -> ExitCode:
-        """Nothing is kept."""
+        """Save nothing."""
         return ExitCode.DONE
 
 
 class _EnoughTime(Exception):
-    """The steps that were taken have to do."""
+    """The steps taken so far suffice."""
 
 
 class _Steps:
-    """Takes the events of a short run, and ends it when they tell enough."""
+    """Takes the events of a short run, and ends it when there are enough steps."""
 
     def __init__(self) -> None:
         limit = quota()
@@ -209,7 +210,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
 
 
 def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[nn.Module, float]:
-    """Take the steps at one batch size, tell what they cost, and return the model and the seconds of all steps."""
+    """Take the steps at one batch size, report their cost, and return the model and the seconds of all steps."""
     tell({"kind": "progress", "phase": f"steps of {batch} samples", "done": 0, "total": None})
     steps, others = _Steps(), OtherLoad(RunProcesses(plan.run_id).seconds)
     if device.type == "cuda":
@@ -227,7 +228,7 @@ def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: T
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the bytes in use at the highest, on the device that trains."""
+    """Return the peak of bytes in use on the training device."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     if device.type == "mps":
@@ -241,7 +242,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Return what the machine is, without what this process itself takes of it."""
+    """Return the facts of the machine; memory of this process counts as free."""
     memory, power = psutil.virtual_memory(), battery()
     free, total = memory.available + psutil.Process().memory_info().rss, total_memory()[0]
     if device.type == "cuda":
@@ -259,7 +260,7 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 
 def workload(model: nn.Module, samples: int) -> dict[str, Any]:
-    """Return what only the loaded model and data can tell."""
+    """Return the facts that need the loaded model and data."""
     parameters = list(model.parameters())
     return {
         "kind": "workload",
@@ -271,7 +272,7 @@ def workload(model: nn.Module, samples: int) -> dict[str, Any]:
 
 
 def blocks(model: nn.Module) -> int:
-    """Return how many blocks a model has: the members of its outermost lists of modules."""
+    """Return the number of blocks of a model: the members of its outermost module lists."""
     lists = {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     return sum(count for name, count in lists.items() if not any(name.startswith(f"{other}.") for other in lists))
 
@@ -292,7 +293,7 @@ def carry_out(
 
     Args:
         rank: of the member in the run.
-        wait: called when all is imported, before anything is computed.
+        wait: called after all imports, before anything is computed.
         measured: measures it at one batch size.
 
     Raises:
@@ -304,7 +305,7 @@ def carry_out(
     machine_facts = facts(device)
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
-    # Any number of broken samples is borne: in a few of them their share is a matter of luck.
+    # Any number of broken samples is tolerated: in a small selection their share is a matter of luck.
     profile = plan.profile_of(0)
     task = task_of(profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})}))
     task.group_position = GroupPosition(rank, plan.world_size)
@@ -320,7 +321,7 @@ def carry_out(
         if not number:
             tell(workload(model, samples))
         del model
-        if seconds > MOST_SECONDS:  # twice the samples would take twice as long: nobody waits for that to plan
+        if seconds > MOST_SECONDS:  # twice the samples would take twice as long: too long for planning
             break
 
 
@@ -337,7 +338,7 @@ def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
         carry_out(read_plan(arguments.plan), tell, wait, arguments.rank)
     except MusterError as error:
         tell({"kind": "failure", "message": error.message, "hint": error.hint})
-    except Exception as error:  # noqa: BLE001 - the process boundary: whoever asked must hear of it
+    except Exception as error:  # noqa: BLE001 - the process boundary: the caller must hear of it
         traceback.print_exc()
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         tell({"kind": "failure", "message": message, "hint": ""})

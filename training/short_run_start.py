@@ -1,6 +1,6 @@
 """A short run that waits for a line on its standard input before it computes: ``python -m training.short_run_start``.
 
-Links are measured meanwhile, and importing takes one core: a machine that has not two waits before that.
+Links are measured meanwhile, and importing takes one core: a machine with fewer than two cores waits before it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _measure(wait: Wait) -> None:
 def main(
     cores: Callable[[], float] = free_cores, word: Wait = sys.stdin.readline, measure: Callable[[Wait], None] = _measure
 ) -> None:
-    """Measure, with the arguments of :mod:`training.short_run`; one line of ``word`` is one word."""
+    """Measure, with the arguments of :mod:`training.short_run`; ``word`` reads the line to wait for."""
     wait = functools.cache(word)
     if cores() < _LEAST_CORES:
         wait()

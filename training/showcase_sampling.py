@@ -1,4 +1,4 @@
-"""What a run shows of its model: a few held-out samples before and after training (:mod:`training.tasks.showcase`)."""
+"""The showcase of a run: a few held-out samples before and after training (:mod:`training.tasks.showcase`)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from training.tasks.predictions import BEFORE, Prediction, read_predictions
 from training.tasks.showcase import FIRST, NAME, SampleOutput, Showcase, of_items, of_texts, read_showcase
 
 SECONDS = 10.0
-"""After which no further sample is looked at: the other members wait for this one."""
+"""Seconds after which no further sample is computed: the other members wait for this one."""
 
 
 class ShowcaseSampler:
-    """Writes what is shown; of a group only the member that evaluates first does.
+    """Writes the showcase; in a group only the member with the lowest rank does.
 
     Args:
-        folder: of what an evaluation writes; the first file there is of the first start, whoever resumes.
+        folder: of the files of evaluations; the first one there is of the first start, also after a resume.
         stops: asked between two samples whether this member is to stop.
-        warn: takes the one line that says why nothing is shown.
+        warn: called with the reason if nothing is shown.
         seconds: see :data:`SECONDS`.
     """
 
@@ -48,7 +48,7 @@ class ShowcaseSampler:
         self._seconds, self._gives_up = seconds, False
 
     def texts(self, split: str, step: int, answers: Sequence[Answer], after: Sequence[Prediction]) -> None:
-        """Choose among the clips of a whole split, whose texts are all kept.
+        """Choose among the clips of a whole split, whose texts are all available.
 
         Args:
             answers: in the order of ``after``.
@@ -61,7 +61,7 @@ class ShowcaseSampler:
         self._write(of_texts(split, step, before, after), split, indices)
 
     def items(self, split: str, step: int) -> None:
-        """Look at some samples of a split: before the first step, and again after it."""
+        """Compute some samples of a split: before the first step, and again after training."""
         if self._gives_up or self._stops():
             return
         try:
@@ -100,7 +100,7 @@ class ShowcaseSampler:
 
     @torch.no_grad()
     def _shown(self, split: str, indices: dict[str, int]) -> dict[str, SampleOutput]:
-        """Return what the model makes of samples, as many of them as there is time for."""
+        """Return the model's results for samples, as many as there is time for."""
         shown, end = dict[str, SampleOutput](), time.monotonic() + self._seconds
         with evaluating(self._model):
             for name, index in indices.items():

@@ -1,5 +1,5 @@
-"""Training from Python: ``LocalTrainer`` uses several workers of this machine, and its sister ``NetworkTrainer``
-(:mod:`distributed.network_trainer`) those of other machines, through the very same trainer, exchange and strategies.
+"""Training from Python: ``LocalTrainer`` uses several workers of this machine, ``NetworkTrainer``
+(:mod:`distributed.network_trainer`) those of other machines, through the same trainer, exchange and strategies.
 
 ::
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from training.tasks.custom import CustomJob
 
 CALLER, OBJECTS = "caller.pickle", "objects.pt"
-"""What the workers of a :class:`LocalTrainer` are given, in the private folder of their run: how the classes of the
-caller's script are found, and the job."""
+"""Files for the workers of a :class:`LocalTrainer` in the private folder of their run: how to find the classes of the
+caller's script, and the job."""
 _WORKER = "training.api_worker"
 
 _CLUSTER = 'write LocalTrainer(..., simulate=4, cluster=Machines.read(Path("machines.json")))'
@@ -55,12 +55,12 @@ class TimedMachines(Protocol):
     """Machines that are simulated."""
 
     def with_clock(self, plan: RunPlan) -> RunPlan:
-        """Return the plan of a simulated run, as it goes on these machines."""
+        """Return the plan of a simulated run with the clock of these machines."""
         ...
 
 
 class ObjectTrainer(ABC):
-    """Trains what a person has in Python.
+    """Trains a model given as Python objects.
 
     Args:
         model: a module, or a function (also as text, ``module:name``) that takes nothing and returns one. Its forward
@@ -116,7 +116,7 @@ class ObjectTrainer(ABC):
             BadInput: an unknown option or strategy, objects that cannot be used, or a run that cannot be resumed.
             MachinesNotReady: a machine cannot take part.
             RunFailed: the run failed; the message names the first cause.
-            StoppedByUser: somebody stopped it.
+            StoppedByUser: the user stopped it.
         """
         if getattr(sys.modules["__main__"].__spec__, "name", "") == _WORKER:
             hint = 'put what calls fit() under: if __name__ == "__main__":'
@@ -162,19 +162,19 @@ class ObjectTrainer(ABC):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Options that the trainer was made with."""
+        """Options that the trainer was constructed with."""
         return {}
 
     @abstractmethod
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
-        """Carry a new run out and say how it ended."""
+        """Carry out a new run and return its outcome."""
 
     @abstractmethod
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
-        """Let the run in ``path`` go on and say how it ended."""
+        """Resume the run in ``path`` and return its outcome."""
 
     def _check(self, job: CustomJob) -> None:
-        """Raise BadInput for what can never work, before anything is made."""
+        """Raise BadInput for a job that can never work, before anything is made."""
 
 
 class LocalTrainer(ObjectTrainer):
@@ -187,7 +187,7 @@ class LocalTrainer(ObjectTrainer):
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
         workers: how many processes train together; a resumed run has as many as it began with.
         simulate: if not 0, so many members train in one process that takes turns, with the same result.
-        cluster: machines whose time a simulated run tells
+        cluster: machines whose time a simulated run computes
             (``distributed.planning.simulated.Machines.read(Path("machines.json"))``).
     """
 
@@ -244,7 +244,7 @@ class LocalTrainer(ObjectTrainer):
 
 
 def failure_of(outcome: RunOutcome) -> MusterError:
-    """Return what :meth:`ObjectTrainer.fit` raises; it says how to go on where there is something to go on from."""
+    """Return the error that :meth:`ObjectTrainer.fit` raises, with a hint to resume if there is a snapshot."""
     hints = [outcome.hint] if outcome.hint else []
     if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:
         hints.append(f'resume with: fit(resume="{outcome.run_dir}")')
@@ -252,11 +252,12 @@ def failure_of(outcome: RunOutcome) -> MusterError:
 
 
 def write_objects(job: CustomJob, folder: Path) -> None:
-    """Write the job for the run's workers. What tensors share is written once, which plain pickle does not do."""
+    """Write the job for the run's workers. Storage that tensors share is written once, which plain pickle does not
+    do."""
     import torch
 
     caller = multiprocessing.spawn.get_preparation_data("worker")
-    del caller["authkey"]  # nobody talks over what it is for
+    del caller["authkey"]  # for connections that are not used
     with explained(folder, kind=RunFailed):
         with open(folder / CALLER, "wb", opener=private_file) as file:
             pickle.dump(caller, file)

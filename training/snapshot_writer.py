@@ -1,7 +1,7 @@
-"""Writes a member's snapshots beside its training, which waits for a copy of its state only.
+"""Writes a member's snapshots in the background of its training, which waits only for a copy of its state.
 
-The copy is hashed, written and fsynced in a thread. Whoever has to know that it is on the disk waits for it: the next
-snapshot, an order, the end of the training. What failed there fails the training at its next step.
+The copy is hashed, written and fsynced in a thread. The next snapshot, an order and the end of the training wait until
+it is on the disk. A failure there fails the training at its next step.
 
 The copy takes as many bytes as a snapshot, from memory of the host. Where less than twice as much is free, snapshots
 are written from the tensors themselves while the training waits: a machine does not run out of memory by this.
@@ -30,9 +30,9 @@ class SnapshotWriter:
     Args:
         device: that holds what is saved.
         name: of this machine, for messages.
-        emit: told of each that is on the disk, in the writing thread.
-        run_dir: of which the paths in events are parts.
-        free: gives the bytes of memory that are free.
+        emit: takes the event of each snapshot on the disk, in the writing thread.
+        run_dir: paths in events are relative to it.
+        free: returns the bytes of free memory.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class SnapshotWriter:
             pending.result()
 
     def release(self) -> None:
-        """Give the memory of the copy back: the machine is short of it, and has no room for one from now on."""
+        """Free the memory of the copy, which the machine is short of; no copies are made from now on."""
         if self._device.type == "cpu":
             self._settle()
             self._copy.release()
             self._is_short = True
 
     def newest_in_words(self) -> str:
-        """Say from where the run can go on."""
+        """Return a sentence on the newest snapshot."""
         self._settle()
         return self._store.newest_in_words()
 
     def close(self) -> None:
-        """Wait for what is being written; whoever has to know whether it failed has waited before."""
+        """Wait for a pending snapshot; its failure is reported by :meth:`wait`, not here."""
         self._settle()
         self._pool.shutdown()
         self._copy.release()

@@ -1,6 +1,6 @@
-"""Parts of one data set, a part for each member: the option ``split``, for experiments with non-IID data.
+"""Partitions of one data set, one for each member: the option ``split``, for experiments with non-IID data.
 
-Every member deals the same parts from the labels of all samples and the seed, so nothing of them has to be sent. They
+Every member computes the same partitions from the labels of all samples and the seed, so nothing has to be sent. They
 hold each sample once. With the usual names:
 
 * ``label:K``: samples sorted by label and cut into K shards of equal size for each member, which are dealt at random
@@ -30,11 +30,11 @@ Partition = NDArray[np.int64]
 _DEAL, _ORDER = 7, 8
 """Tags that keep these random streams apart from others of the seed."""
 _DRAWS = 1000
-"""How often shares are drawn until every member has a sample."""
+"""Attempts to draw shares such that every member has a sample."""
 
 
 def schedule_of(plan: RunPlan, task: Task) -> SampleSchedule | SplitSchedule:
-    """Return who trains on which samples, as a plan says.
+    """Return the schedule of the samples of a plan.
 
     Raises:
         BadInput: there are no samples, or none can be split in this way.
@@ -59,17 +59,17 @@ def schedule_of(plan: RunPlan, task: Task) -> SampleSchedule | SplitSchedule:
 
 
 class SplitSchedule:
-    """Members that train on parts of their own.
+    """Members that train on their own partitions.
 
-    Each part has an order of its own and is gone through again and again, as fast as its holder takes samples: the last
-    step through it takes what is left. An epoch ends when everybody has been through its part at least once, the
-    largest part, or the slowest member's, that is; who has less has begun anew. A part whose member is lost is not
-    trained on until that is back, and goes on where it stood. The planned members hold a part each. Whoever comes
-    besides holds that of one of them with it: they share its samples as members share all of them without a split.
+    Each partition has its own order and is passed through repeatedly, as fast as its holder takes samples; the last
+    step of a pass takes the remaining samples. An epoch ends when every member has passed through its partition at
+    least once; members with less data have started again by then. The partition of a lost member is not trained on
+    until the member is back, and continues where it stopped. The planned members hold one partition each. A member that
+    joins later shares that of one of them, as members share all samples without a split.
 
     Args:
-        parts: of the samples, by rank.
-        streams: order of each part.
+        partitions: of the samples, by rank.
+        streams: order of each partition.
         lengths: of all samples, where a step costs as much as its longest one.
     """
 
@@ -86,14 +86,14 @@ class SplitSchedule:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the parts."""
+        """Hash of the partitions."""
         hashed = hashlib.blake2b(digest_size=8)
         for partition in self.partitions:
             hashed.update(np.asarray([len(partition), *partition], dtype="<i8").tobytes())
         return hashed.hexdigest()
 
     def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
-        """Return where the step at ``cursor`` begins in every part: see :meth:`SampleSchedule.start`."""
+        """Return where the step at ``cursor`` begins in every partition: see :meth:`SampleSchedule.start`."""
         if cursor.parts and not self._drop_last:
             return cursor
         cursors = [self._partition_cursor(cursor, partition) for partition in range(self._partition_count)]
@@ -121,12 +121,12 @@ class SplitSchedule:
         )
 
     def epoch_of(self, cursor: Cursor, rank: int) -> int:
-        """Return how often ``rank``'s part has been gone through."""
+        """Return the number of completed passes through the partition of ``rank``."""
         return self._partition_cursor(cursor, self._partition_of(rank)).epoch
 
     def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_indices: Sequence[int]) -> int:
-        """Return the length of the longest sample of the step in ``rank``'s part, and of ``own``; 0 where all are
-        alike."""
+        """Return the length of the longest sample of the step in the partition of ``rank``, and of ``own_indices``; 0
+        where all samples have the same length."""
         if self._lengths is None:
             return 0
         partition, held = self._partition_of(rank), self._holders(batch_sizes)
@@ -139,12 +139,12 @@ class SplitSchedule:
         )
 
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
-        """Return the steps until the last member has been through its part ``epochs`` times."""
+        """Return the steps until the last member has passed through its partition ``epochs`` times."""
         held = self._holders(batch_sizes).items()
         return max(self._streams[partition].total_steps(holders, epochs) for partition, holders in held)
 
     def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
-        """Return how often the part has been gone through that is the furthest behind of those trained on."""
+        """Return the passes through that live partition which is furthest behind."""
         return min(
             self._passes(self._partition_cursor(cursor, number), number) for number in self._holders(batch_sizes)
         )
@@ -157,12 +157,12 @@ class SplitSchedule:
         return rank % len(self.partitions)
 
     def _sample_indices(self, partition: int, batch: list[int]) -> list[int]:
-        """Return what samples of a part are called by the task."""
+        """Return the task's indices of samples of a partition."""
         indices: list[int] = self.partitions[partition][batch].tolist()
         return indices
 
     def _holders(self, batch_sizes: Mapping[int, int]) -> dict[int, dict[int, int]]:
-        """Return the batch sizes of the live members that hold a part, for each part that somebody holds."""
+        """Return the batch sizes of the live members by rank, for each partition that they hold."""
         held: dict[int, dict[int, int]] = defaultdict(dict)
         for rank, size in batch_sizes.items():
             held[self._partition_of(rank)][rank] = size
@@ -181,14 +181,14 @@ class SplitSchedule:
 
 
 Schedule = SampleSchedule | SplitSchedule
-"""Who takes which sample in which step."""
+"""Assigns samples to members and steps."""
 
 
 def deal_samples(split: DataSplit, labels: Sequence[str], members: int, seed: int) -> list[Partition]:
     """Return each member's samples: every sample is one member's, and every member has some.
 
     Args:
-        labels: of each sample; empty where nobody knows.
+        labels: of each sample; empty where unknown.
 
     Raises:
         BadInput: there are too few samples, labels or speakers.
@@ -238,7 +238,7 @@ def _shares(by_label: Sequence[Partition], members: int, alpha: float, rng: np.r
 
 
 def _whole_groups(groups: Sequence[Partition], members: int) -> list[Partition]:
-    """The largest first, each to who has the least."""
+    """Assign the groups, the largest first, each to the member with the fewest samples."""
     if len(groups) < members:
         message = f"the training data have {counted(len(groups), 'speaker')}, fewer than the {members} workers"
         raise BadInput(message, "take fewer workers, or another split")
@@ -252,5 +252,5 @@ def _whole_groups(groups: Sequence[Partition], members: int) -> list[Partition]:
 
 
 def stream_seed(seed: int, partition: int) -> int:
-    """Return the seed of the order of a part."""
+    """Return the seed of the order of a partition."""
     return int(np.random.SeedSequence((seed, _ORDER, partition)).generate_state(1, np.uint64)[0])

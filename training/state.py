@@ -1,4 +1,4 @@
-"""The complete state of one member, for snapshots and for newcomers, and how members make it equal."""
+"""The complete state of one member, for snapshots and newcomers, and its synchronisation."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class TrainingState:
         self._scaler, self._device = precision.scaler, precision.device
 
     def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
-        """Return the snapshot after ``step`` optimizer steps; ``others`` go with it as they are named."""
+        """Return the snapshot after ``step`` optimizer steps, with the tensors ``others`` under their names."""
         tensors = self._tensors() | dict(others) | prefixed("rng", rng_state(self._device))
         return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict()})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take a snapshot back, random state included."""
+        """Restore a snapshot, random state included."""
         self.adopt(snapshot)
         restore_rng(tensors_under("rng", snapshot.tensors), self._device)
 
     def joining(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> JoiningState:
-        """Return what a newcomer needs; random state stays each member's own."""
+        """Return the joining state of a newcomer; each member keeps its own random state."""
         return JoiningState(self._tensors() | dict(others), {**state, "scaler": self._scaler.state_dict()})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -83,7 +83,7 @@ def check_finite(
 
     Args:
         name: of this machine.
-        newest: says from where the run can go on.
+        describe_snapshot: returns a sentence on the newest snapshot.
 
     Raises:
         RunFailed: there is one.
@@ -96,7 +96,7 @@ def check_finite(
 
 
 def longest_vector(model: nn.Module) -> int:
-    """Return a bound for the elements of anything that members of a run exchange at once; equal on all of them."""
+    """Return a bound for the elements of any vector that members exchange; equal on all of them."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     values = [*trained, *persistent_buffers(model).values()]
     return sum(value.numel() for value in values) + len(values) + 1024
@@ -109,7 +109,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def synchronise_buffers(model: nn.Module, exchange: Exchange, name: str) -> None:
-    """Average the floating-point buffers in which members differ; one that all hold alike keeps its bits."""
+    """Average the floating-point buffers in which members differ; equal ones keep their bits."""
     buffers = {n: b for n, b in persistent_buffers(model).items() if b.is_floating_point()}
     if exchange.engine == "solo" or not buffers:
         return
@@ -121,7 +121,7 @@ def synchronise_buffers(model: nn.Module, exchange: Exchange, name: str) -> None
     narrow = [buffers[n] for n in different if buffers[n].dtype != torch.float64]
     if narrow:
         result = exchange.mean(f"buffers/{name}", flatten(narrow), 1.0, codec_by_name("fp32"))
-        if result.weight:  # else nobody's are finite, and each keeps its own
+        if result.weight:  # else no member's are finite, and each keeps its own
             unflatten_into(narrow, result.mean)
     for number, buffer in enumerate(wide):
         _average_wide(buffer, exchange, f"buffers/{name}/{number}")

@@ -1,4 +1,4 @@
-"""How a run ends before its work is done: signals, orders to its members, and what is kept. Imports no torch."""
+"""Ending a run early: signals, orders to its members, and the remaining snapshot. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.outcome import kept_step, kept_text
 from training.strategies.registry import segment_steps_of, strategy_class
 
 ANSWER_WITHIN = 30.0
-"""Seconds to wait for a member's answer to an order: a connection may have to be made again."""
+"""Seconds to wait for a member's answer to an order: it may have to reconnect."""
 LEAST_PATIENCE = 120.0
 """Seconds without any sign of progress after which members that are to stop are called stuck, at least ..."""
 PATIENT_STEPS = 20
@@ -30,13 +30,13 @@ PATIENT_STEPS = 20
 PATIENT_SNAPSHOTS = 10
 """... and this many times what the longest snapshot took."""
 FIRST_STEP_PATIENCE = 900.0
-"""While no step has been measured: the first one may compile the model."""
+"""Patience while no step has been measured: the first one may compile the model."""
 MOST_PATIENCE = 3600.0
-"""Whatever a member says of its pace."""
+"""Upper limit, whatever pace a member reports."""
 FAILED_GRACE = 4.0
-"""Seconds that the others have to end when one has failed."""
+"""Seconds that the other members have to end when one has failed."""
 SCRIPT_GRACE = 30.0
-"""Seconds that a launched script has to save what it wants to save, when it is stopped."""
+"""Seconds that a launched script has to save its work when it is stopped."""
 _LONGEST_END = 900.0
 _WINDOW = 16
 _MOST_INTERVALS = 20
@@ -44,22 +44,23 @@ _MOST_INTERVALS = 20
 _LEAST_SPREAD = 1000
 """Steps that it may be in any case."""
 _LOOK, _STALL = 0.2, 5.0
-"""Seconds between two looks at members that are to stop, and after which the one who looks was stopped itself."""
+"""Seconds between two checks of members that are to stop, and after which this process itself must have been
+stopped."""
 ONE_PRESS = 1.0
-"""Seconds in which signals count as one: what starts us may pass on what the terminal has sent us already."""
+"""Seconds within which signals count as one: our parent may pass on one that the terminal has sent us already."""
 STOPPING = "stopping at the next step that all reach, with a snapshot (press again to end at once, without one)"
 
 
 class OrderCoordinator:
-    """Gives orders to all members, each after the same step. Any thread may call it, a signal's handler may not."""
+    """Gives orders to all members, each after the same step. Any thread may call it, but no signal handler."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members
         self.stop_step: float = math.inf
-        """The step after which all stop at the latest; infinite: nobody has named it."""
+        """The step after which all stop at the latest; infinite: not chosen yet."""
         self._lock = threading.Lock()
         settings = members.plan.profile.strategy
-        # This process runs nobody's own code, and does not know what only that tells.
+        # This process runs no user code, so it does not know the schedule of a user's own strategy.
         interval = 1 if settings.user_strategy else strategy_class(settings.strategy).sync_schedule(settings).interval
         spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
         self._segment_steps = segment_steps_of(settings)
@@ -68,7 +69,7 @@ class OrderCoordinator:
         self._callbacks: dict[int, Callable[[int], None]] = {}
 
     def give(self, action: OrderAction, on_done: Callable[[int], None] | None = None, **words: Any) -> None:
-        """Give an order; ``then`` is called with the step when all have carried it out."""
+        """Give an order; ``on_done`` is called with the step when all have carried it out."""
         with self._turn() as group:
             number = group.give(action, **words)
             if on_done is not None:
@@ -80,13 +81,14 @@ class OrderCoordinator:
             group.heard(rank, answer)
 
     def look(self) -> None:
-        """Somebody has gone, or is to be waited for no more."""
+        """Check the orders after a member has gone or need not be waited for."""
         with self._turn() as group:
             group.look()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[GroupOrders]:
-        """Have the orders; then call what waits for the end of one, without the lock: it may give the next one."""
+        """Use the group's orders under the lock; then call the callbacks of finished ones without it: they may give the
+        next."""
         with self._lock:
             yield self._group
             ended, self._ended = self._ended, []
@@ -111,17 +113,17 @@ class OrderCoordinator:
 
 @dataclass
 class ProgressMonitor:
-    """What a run's events tell of its pace and of its snapshots. Give it every event."""
+    """Pace and snapshots of a run, from all its events."""
 
     newest_step: int = 0
     last_step: float = math.inf
-    """Where all are to stop: whoever goes on beyond it makes no progress towards the end."""
+    """The step at which all are to stop: steps beyond it are no progress towards the end."""
     _steps: dict[int, deque[float]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     _longest_snapshot: float = 0.0
     least_patience: float = LEAST_PATIENCE
     clock: Callable[[], float] = time.monotonic
-    """Gives the time in seconds."""
+    """Returns the time in seconds."""
 
     def __post_init__(self) -> None:
         self.sign()
@@ -141,7 +143,7 @@ class ProgressMonitor:
                 self._longest_snapshot = max(self._longest_snapshot, event.seconds)
 
     def sign(self) -> None:
-        """Something went on."""
+        """Record a sign of progress."""
         self._sign = self.clock()
 
     @property
@@ -159,7 +161,7 @@ class ProgressMonitor:
 
     @property
     def time_to_end(self) -> float:
-        """Seconds, with some to spare, in which a member ends the step under way and writes a snapshot."""
+        """Seconds, with a margin, in which a member finishes its step and writes a snapshot."""
         return min(_LONGEST_END, 3 * ((self.pace or 0.0) + self._longest_snapshot))
 
     @property
@@ -169,57 +171,56 @@ class ProgressMonitor:
 
     @property
     def resumable_step(self) -> int | None:
-        """The step from which the run can go on."""
+        """The step from which the run can be resumed."""
         return kept_step(self._snapshots)
 
     @property
     def metrics(self) -> dict[str, int | None]:
-        """What is kept at the end of a run that was stopped, as figures."""
+        """Figures on the progress that a stopped run keeps and loses."""
         return {"kept_step": self.resumable_step, "lost_steps": max(0, self.newest_step - (self.resumable_step or 0))}
 
     @property
     def last_words(self) -> str:
-        """What is kept at the end of a run that was stopped, as a sentence."""
+        """A sentence on the progress that a stopped run keeps and loses."""
         return kept_text(self.resumable_step, self.newest_step)
 
 
 class Stopping:
-    """The end of all members before their work is done. They have the time that they need: only who makes no progress
-    at all is killed."""
+    """Ends all members early. They have the time that they need: only members without any progress are killed."""
 
     def __init__(self, members: Membership, orders: OrderCoordinator, progress: ProgressMonitor) -> None:
         self._members, self._orders, self._progress = members, orders, progress
         self._over = threading.Event()
         self.reason = ""
-        """Why all are to end; empty: they are not."""
+        """Why all members are to end; empty: they are not."""
 
     def stop(self, reason: str, begun: bool) -> None:
         """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it.
 
         Args:
-            begun: whether there is something to keep.
+            begun: whether there is progress to save.
         """
         if not self.reason:
             self.reason = reason
             _in_thread(self._stop if begun else self._members.kill)
 
     def end(self, reason: str, grace: float) -> None:
-        """End all within ``grace`` seconds. They write no snapshot: the state may be what made one of them fail; and a
-        launched script has its own way."""
+        """End all within ``grace`` seconds. They write no snapshot: the state may have caused the failure, and a
+        launched script saves its own files."""
         if not self.reason:
             self.reason = reason
             self._members.send({"command": "stop", "reason": reason, "snapshot": False})
             _in_thread(lambda: self._kill_in(grace))
 
     def note_end(self) -> None:
-        """A member has ended."""
+        """Record that a member has ended."""
         self._progress.sign()
         self._orders.look()
         if self._members.only_joining_left() or (self.reason and not self._members.taking_part):
             self._members.kill()
 
     def over(self) -> None:
-        """Watch no more."""
+        """Stop watching the members."""
         self._over.set()
 
     def _stop(self) -> None:
@@ -228,7 +229,7 @@ class Stopping:
         looked_at = self._progress.clock()
         while not self._over.wait(_LOOK):
             before, looked_at = looked_at, self._progress.clock()
-            if looked_at - before > _STALL:  # this process stood still: what the members said meanwhile is still unread
+            if looked_at - before > _STALL:  # this process stood still: events of the members are still unread
                 self._progress.sign()
             self._progress.last_step = self._orders.stop_step
             if self._progress.silence > self._progress.patience:
@@ -270,7 +271,7 @@ class StopSignals:
             self._act(self._run)
 
     def watch(self, run: Stoppable) -> None:
-        """The run has started: carry out what was asked for meanwhile."""
+        """Direct signals to the started run, also one that has arrived already."""
         self._run = run
         if self._asked:
             self._act(run)
@@ -284,7 +285,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def stopped_by(signals: Sequence[int], say: Callable[[str], None]) -> Iterator[StopSignals]:
-    """Let signals stop the run that :meth:`StopSignals.watch` is given; only the main thread hears any."""
+    """Let signals stop the run that :meth:`StopSignals.watch` is given; only the main thread receives any."""
     stop = StopSignals(say)
     heard = signals if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, stop) for number in heard}

@@ -1,7 +1,7 @@
-"""The bytes of a safetensors file in the order in which they are written: so they can be hashed on their way, and come
-from a copy as well as from the tensors themselves.
+"""The bytes of a safetensors file in writing order, so that they can be hashed on the way, and come from a copy or from
+the tensors themselves.
 
-A file is the length of its header, the header (JSON: type, shape and place of each tensor), and the tensors one behind
+A file is the length of its header, the header (JSON: type, shape and offsets of each tensor), and the tensors one after
 another (https://github.com/huggingface/safetensors, "Format"), the widest types first, so that each is aligned.
 """
 
@@ -17,7 +17,7 @@ from profiles.errors import RunFailed
 from training.exchange.staging import is_asynchronous, pinned, when_done
 
 PIECE = 1 << 26
-"""Bytes of memory that are taken at once: torch pins whole powers of two."""
+"""Bytes of one piece of memory: torch pins whole powers of two."""
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -28,7 +28,7 @@ DTYPES = {
 
 
 class TensorFile:
-    """What a file of these tensors holds. Weights under two names are in it twice, and views of one another apart.
+    """The content of a file of these tensors. Weights with two names are in it twice, and views are separate tensors.
 
     Raises:
         RunFailed: a file cannot hold one of these types.
@@ -41,13 +41,13 @@ class TensorFile:
         self.body_bytes = sum(tensor.nbytes for tensor in self._tensors)
 
     def flat_tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors as flat bytes, each where it is."""
+        """Yield the tensors as flat bytes, each on its device."""
         for tensor in self._tensors:
             contiguous = tensor if tensor.is_contiguous() else tensor.to("cpu").contiguous()
             yield contiguous.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the file piece by piece, from the tensors as they are then."""
+        """Yield the file piece by piece, from the present values of the tensors."""
         yield memoryview(self.header)
         for tensor in self.flat_tensors():
             yield tensor.to("cpu").numpy().data
@@ -66,7 +66,7 @@ def _header(names: Sequence[str], tensors: Sequence[Tensor]) -> bytes:
 
 
 class HostCopy:
-    """Memory of the host for copies of tensors: taken with the first of them, and used again for all others."""
+    """Host memory for copies of tensors: allocated with the first copy, and reused for all others."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

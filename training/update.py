@@ -1,4 +1,4 @@
-"""The end of a step: its loss is looked at, gradients are final and clipped, the optimizer steps."""
+"""The end of a step: the loss is checked, gradients are made final and clipped, the optimizer steps."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from training.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a step tells of itself."""
+    """Loss and gradient norms of a step."""
 
     loss: float
     norm: float | None
-    """Of the gradient, before it was clipped; ``None``: nothing is."""
+    """Of the gradient before clipping; ``None`` without clipping."""
     own_norm: float | None
-    """Of this member's own gradient, where it becomes part of a mean; ``None``: it does not, or is not finite."""
+    """Of this member's own gradient, if it becomes part of a mean; ``None``: it does not, or is not finite."""
 
 
 @dataclass
 class Update:
     """Steps with the gradients that the strategy makes final.
 
-    Everything that a device computes is queued before the host looks at it, so it waits for the device once: for loss
-    and norm together. Where members merge gradients it looks at the loss before they do, and at the norm of what came
-    of it afterwards.
+    All work of the device is queued before the host reads results, so it waits for the device once, for loss and norm
+    together. If members merge gradients, it reads the loss before the merge and the norm of the result after it.
     """
 
     parameters: list[nn.Parameter]
@@ -47,8 +46,8 @@ class Update:
         """Make the step.
 
         Args:
-            losses: parts of the loss, whose sum it is.
-            check: refuses a loss that is not finite, by raising; the weights are as they were then.
+            losses: of the micro-batches; their sum is the loss.
+            check: raises for a loss that is not finite; the weights are unchanged then.
         """
         total = torch.stack(losses).sum() if losses else torch.zeros(())
         together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1

@@ -1,7 +1,7 @@
 """Process entry of one worker: ``python -m training.worker --plan plan.json --rank 0 --run-dir DIR --secrets DIR``.
 
 Standard input: one JSON object a line. The first is a :class:`Rendezvous`, all further ones are
-:class:`training.orders.Command`; its end means that nobody watches the worker any more.
+:class:`training.orders.Command`; its end means that the worker is no longer supervised.
 Standard output: events. Standard error: the log. Exit codes: :class:`profiles.errors.ExitCode`.
 """
 
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
 
 START_DEADLINE = 3600.0
-"""Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
+"""Seconds to wait for the other members; the supervisor watches their processes meanwhile."""
 
 
 class Rendezvous(NamedTuple):
-    """Where members meet: ``host:port`` of the coordinator, or of a launched script's store, and of the relay."""
+    """Meeting point of the members: ``host:port`` of the coordinator, or of a launched script's store, and of the
+    relay."""
 
     address: str
     relay: str = ""
@@ -47,7 +48,7 @@ def connect(
     """Join the group of the run through the engine of its plan.
 
     Args:
-        rendezvous: gives the addresses of the moment.
+        rendezvous: returns the present addresses.
     """
     if plan.world_size == 1:
         from training.exchange.base import SoloExchange
@@ -101,7 +102,7 @@ def run_worker(
 ) -> ExitCode:
     """Prepare, join, train, leave; every failure becomes one ``error`` event.
 
-    ``address`` blocks until it is known where to meet; it is called when the data are ready.
+    ``address`` blocks until the meeting point is known; it is called when the data are ready.
     """
     seat = plan.seats[rank]
 
@@ -122,14 +123,14 @@ def run_worker(
 
 
 def take_over_stdout() -> TextIO:
-    """Keep the real standard output for events; whatever libraries print goes to the log."""
+    """Keep the real standard output for events; output of libraries goes to the log."""
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return events
 
 
 def worker_arguments(module: str) -> argparse.Namespace:
-    """Return what a worker is started with."""
+    """Return the arguments of a worker."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="One worker of a run.")
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -142,15 +143,15 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
     """Run one worker.
 
     Args:
-        make_task: makes the task of a plan, given the run's private folder; default: the one that the plan names.
-        module: what this process was started as.
+        make_task: makes the task of a plan, given the run's private folder; default: the task that the plan names.
+        module: name of the module that this process runs.
     """
     arguments = worker_arguments(module)
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit = EventSink(take_over_stdout(), arguments.rank)
 
-    def expected(member: MemberPlan) -> None:  # this member counts on another one from now on
+    def expected(member: MemberPlan) -> None:  # this member knows of another one from now on
         emit(RequestEvent(request="expect", action="expect", machine=member.name, outcome="done"))
 
     phases, control = PhaseTimer(emit), Control(expected, emit)
@@ -172,7 +173,7 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
         emit(ErrorEvent.of(error))
         return int(error.exit_code)
 
-    gc.freeze()  # what was imported stays: later searches for garbage pass over it
+    gc.freeze()  # imported objects stay: later garbage collections skip them
     gc.enable()
     phases.end("worker: imports")
 
@@ -195,7 +196,7 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
 
 
 def _timed(emit: Emit, phases: PhaseTimer) -> Emit:
-    """Add the parts of the start that can be told from the events."""
+    """Add the phases of the start that the events mark."""
     begun = False
 
     def timed(event: Event) -> None:
