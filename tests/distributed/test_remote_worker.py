@@ -177,7 +177,7 @@ def test_the_lowest_rank_that_counts_delivers_the_model(
 ) -> None:
     (tmp_path / "model").mkdir() if there else None
     lowest = SimpleNamespace(exit_code=None)
-    members = SimpleNamespace(workers={0: lowest, 1: SimpleNamespace(exit_code=None)}, apart=lost, done=done)
+    members = SimpleNamespace(workers={0: lowest, 1: SimpleNamespace(exit_code=None)}, detached=lost, done=done)
     supervisor = SimpleNamespace(
         _run=SimpleNamespace(members=members), _folder=SimpleNamespace(model=tmp_path / "model")
     )
