@@ -103,8 +103,8 @@ class DemoServices(Services):
         planned = choices(request, CONFIG).planned
         if planned is None:
             raise BadInput("nothing fits these machines", "pick others")
-        if isinstance(request.planning, Forecast) and request.planning.found.speeds:
-            return replace(planned, figures=request.planning.found.figures)
+        if isinstance(request.planning, Forecast) and request.planning.measurements.speeds:
+            return replace(planned, figures=request.planning.measurements.figures)
         return planned
 
     def close(self) -> None:

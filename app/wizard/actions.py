@@ -30,7 +30,7 @@ def _to(state: State, step: Step) -> State:
     """Show a step; runs and profiles are read anew for Home."""
     reached = step if ORDER.index(step) > ORDER.index(state.reached) else state.reached
     state = replace(state, step=step, reached=reached)
-    return _again(state, TaskKind.HOME) if step is Step.HOME else state
+    return _redo(state, TaskKind.HOME) if step is Step.HOME else state
 
 
 @action
@@ -72,8 +72,8 @@ def new_setup(state: State) -> State:
 @action
 def rerun(state: State, profile: str) -> State:
     """From Home: a profile with its machines, at the Plan."""
-    kept = state.answers
-    answers = Answers(typed=kept.typed, trusted=kept.trusted, profile=profile)
+    answers_before = state.answers
+    answers = Answers(typed=answers_before.typed, trusted=answers_before.trusted, profile=profile)
     state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=None)
     return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.PLAN)
 
@@ -92,7 +92,7 @@ def retry(state: State, key: str = "") -> State:
     """Do the step's work again: of a row, or of all rows that did not go well. Takes a skipped machine back in."""
     match state.step:
         case Step.HOME:
-            return _again(state, TaskKind.HOME)
+            return _redo(state, TaskKind.HOME)
         case Step.MACHINES:
             return state.noting("the search for machines never stops")
         case Step.ACCESS:
@@ -105,7 +105,7 @@ def retry(state: State, key: str = "") -> State:
         case Step.LINKS:
             return state.noting(UNDER_WAY) if state.links.status is ItemStatus.WORKING else _anew(state, TaskKind.LINKS)
         case Step.JOB:
-            return _again(state, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS)
+            return _redo(state, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS)
         case Step.STRATEGY if state.strategy.status is ItemStatus.WORKING:
             return state.noting(UNDER_WAY)
         case Step.STRATEGY:  # after a failure once more; otherwise with new figures
@@ -118,10 +118,10 @@ def retry(state: State, key: str = "") -> State:
     return confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # as it was confirmed before
 
 
-def _again(state: State, *kinds: TaskKind) -> State:
+def _redo(state: State, *kinds: TaskKind) -> State:
     """Have parts worked out once more; what is shown stays meanwhile."""
     for kind in kinds:
-        state = state.putting(kind, part=state.part(kind).again())
+        state = state.putting(kind, state_part=state.part(kind).outdated())
     return state
 
 
@@ -149,8 +149,8 @@ def pick(state: State, key: str, to: bool | None = None) -> State:
         return state.noting("that machine is no longer listed")
     picked = state.answers.picked
     to = row.key not in picked if to is None else to
-    rest = _without(picked, row.key)
-    return _unskipped(state.answering(picked=(*rest, row.key) if to else rest), row.key)
+    others = _without(picked, row.key)
+    return _unskipped(state.answering(picked=(*others, row.key) if to else others), row.key)
 
 
 @action
@@ -180,9 +180,9 @@ def remove_machine(state: State, text: str) -> State:
     """Take a typed machine away again."""
     key, rows = f"typed:{text}", state.machines.rows
     gone = {row.key for row in rows if key in (row.key, *row.aliases) and row.found_by == ("typed",)}
-    kept = tuple(row for row in rows if row.key not in gone)
+    remaining = tuple(row for row in rows if row.key not in gone)
     pinned = tuple(row for row in state.pinned if row.key != key)
-    state = replace(state, machines=replace(state.machines, rows=kept), pinned=pinned)
+    state = replace(state, machines=replace(state.machines, rows=remaining), pinned=pinned)
     return state.answering(typed=_without(state.answers.typed, text), picked=_without(state.answers.picked, *gone))
 
 
@@ -269,9 +269,9 @@ def choose_profile(state: State, name: str) -> State:
 def set_option(state: State, name: str, text: str) -> State:
     """Any option of a profile, or ``model`` or ``dataset``, as text. The profile's own value takes the change back."""
     text = " ".join(text.splitlines()).strip()
-    own = any(option.name == name and option.default == text for option in state.job.found.options)
+    is_default = any(option.name == name and option.default == text for option in state.job.found.options)
     others = tuple(pair for pair in state.answers.options if pair[0] != name)
-    return state.answering(options=others if own else (*others, (name, text)))
+    return state.answering(options=others if is_default else (*others, (name, text)))
 
 
 @action
@@ -283,12 +283,12 @@ def reset_option(state: State, name: str) -> State:
 @action
 def choose_strategy(state: State, index: int) -> State:
     """A way of the Strategy screen."""
-    way = next((way for way in state.ways if way.index == index), None)
-    if way is None:
+    candidate = next((way for way in state.ways if way.index == index), None)
+    if candidate is None:
         return state.noting("there is no such way to train")
-    if way.problem:
-        return state.noting(f"{way.choice.name}: {way.problem}")
-    return state.answering(strategy="" if way.recommended else way.identity)
+    if candidate.problem:
+        return state.noting(f"{candidate.choice.name}: {candidate.problem}")
+    return state.answering(strategy="" if candidate.recommended else candidate.identity)
 
 
 @action
@@ -316,35 +316,35 @@ def save_as(state: State, name: str) -> State:
     return state.answering(save_as=name.strip())
 
 
-def _not_yet(state: State, said: str) -> tuple[str, ...]:
-    """Return why the Plan cannot be carried out; ``said``: what the person typed."""
+def _not_yet(state: State, consent: str) -> tuple[str, ...]:
+    """Return why the Plan cannot be carried out; ``consent``: what the person typed."""
     if state.step is not Step.PLAN:
         return ("there is no plan yet",)
-    open_ = state.plan.found.in_clear if said.strip().casefold() != IN_CLEAR else ()
+    open_ = state.plan.found.in_clear if consent.strip().casefold() != IN_CLEAR else ()
     return (*blockers(state), *(f"not encrypted: {text}; nothing was started" for text in open_[:1]))
 
 
 @action
-def save_only(state: State, said: str = "") -> State:
-    """Write the profile and its files, and start nothing; ``said`` as for :func:`confirm`."""
-    reasons = _not_yet(state, said)
+def save_only(state: State, consent: str = "") -> State:
+    """Write the profile and its files, and start nothing; ``consent`` as for :func:`confirm`."""
+    reasons = _not_yet(state, consent)
     return state.noting(reasons[0]) if reasons else state.ordering(TaskKind.SAVE, inputs=state.plan.inputs)
 
 
 @action
-def confirm(state: State, said: str = "", another: bool = False) -> State:
+def confirm(state: State, consent: str = "", another: bool = False) -> State:
     """Carry out the Plan: save the profile, start the run.
 
     Args:
-        said: :data:`IN_CLEAR`, where the Plan sends training traffic that others can read.
+        consent: :data:`IN_CLEAR`, where the Plan sends training traffic that others can read.
         another: where a run was started from this Plan already: whether another one is meant.
     """
     if state.step is Step.PLAN and state.started and not another:
         return _to(state, Step.LAUNCH)
-    reasons = _not_yet(state, said)
+    reasons = _not_yet(state, consent)
     if reasons:
         return state.noting(reasons[0])
-    state = state.putting(TaskKind.LAUNCH, part=StatePart(LaunchProgress(), status=ItemStatus.WORKING))
+    state = state.putting(TaskKind.LAUNCH, state_part=StatePart(LaunchProgress(), status=ItemStatus.WORKING))
     return _to(state.ordering(TaskKind.LAUNCH), Step.LAUNCH)
 
 

@@ -67,8 +67,8 @@ def of_report(report: AccessReport) -> Assessment:
 def _fix(report: AccessReport, need: AccessNeed) -> str:
     host, _, port = report.where.rpartition(":")
     if need is AccessNeed.PASSWORD:
-        place = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"
-        return f"give its password once, to install a key (or install it yourself: ssh-copy-id {place})"
+        destination = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"
+        return f"give its password once, to install a key (or install it yourself: ssh-copy-id {destination})"
     if report.unknown_key is not None:
         return f"compare on that machine: {report.unknown_key.compare_command}"
     if report.cause == "host_key_changed" and not report.fix:
@@ -124,8 +124,8 @@ def path_of(pair: PairFigures) -> str:
     figures = pair.figures
     if figures is None:
         return ""
-    ways = f", the fastest of {len(figures.paths)} paths" if len(figures.paths) > 1 else ""
-    return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){ways}"
+    alternatives = f", the fastest of {len(figures.paths)} paths" if len(figures.paths) > 1 else ""
+    return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){alternatives}"
 
 
 def warnings_of(pair: PairFigures) -> list[str]:
@@ -133,20 +133,20 @@ def warnings_of(pair: PairFigures) -> list[str]:
     figures = pair.figures
     if figures is None:
         return []
-    found = []
+    warnings = []
     wireless = [n for n, on in ((pair.source, figures.wireless), (pair.target, figures.wireless_back)) if on]
     if wireless:
-        found.append(f"Wi-Fi: {' and '.join(wireless)}")
+        warnings.append(f"Wi-Fi: {' and '.join(wireless)}")
     slow, fast = sorted((figures.mbit, figures.mbit_back))
     if fast > _ASYMMETRIC * slow:
-        found.append(f"asymmetric: {rate_text(fast)} one way, {rate_text(slow)} the other")
+        warnings.append(f"asymmetric: {rate_text(fast)} one way, {rate_text(slow)} the other")
     if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
-        found.append("goes through a VPN")
+        warnings.append("goes through a VPN")
     if figures.loses_large:
-        found.append("small packets pass, large ones are lost: give both ends the same MTU")
+        warnings.append("small packets pass, large ones are lost: give both ends the same MTU")
     if pair.busy:
-        found.append(f"other traffic of {rate_text(figures.other_mbit)} at that time: measure again when it is idle")
+        warnings.append(f"other traffic of {rate_text(figures.other_mbit)} at that time: measure again when it is idle")
     lost = max(figures.loss, figures.loss_back)
     if lost > _LOST:
-        found.append(f"{100 * lost:.1f} % was lost and sent again")
-    return found
+        warnings.append(f"{100 * lost:.1f} % was lost and sent again")
+    return warnings

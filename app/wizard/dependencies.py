@@ -39,13 +39,13 @@ DEPENDENT = (
 
 def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
     """Return the answers on which a part depends; ``None`` where on none."""
-    answers, members = state.answers, tuple(map(_place, state.members))
+    answers, members = state.answers, tuple(map(_login_of, state.members))
     match kind:
         case TaskKind.ACCESS:
             trusted = tuple(pair for pair in answers.trusted if pair[0] == key)
-            return next(((*_place(row), trusted) for row in state.picked if row.key == key), None)
+            return next(((*_login_of(row), trusted) for row in state.picked if row.key == key), None)
         case TaskKind.CHECKS:
-            return tuple(map(_place, state.picked))
+            return tuple(map(_login_of, state.picked))
         case TaskKind.LINKS:
             return members
         case TaskKind.JOB:
@@ -59,8 +59,8 @@ def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
         case TaskKind.INTERVAL:
             return _interval(state)
         case TaskKind.PLAN:
-            way = (state.chosen.identity, state.chosen.interval) if state.chosen is not None else ()
-            return members, answers.job, answers.preference, way, state.strategy.status, answers.save_as
+            selection = (state.chosen.identity, state.chosen.interval) if state.chosen is not None else ()
+            return members, answers.job, answers.preference, selection, state.strategy.status, answers.save_as
     return None
 
 
@@ -69,7 +69,7 @@ def is_current(state: WizardState, task: ServiceTask) -> bool:
     return task.kind not in DEPENDENT or task.inputs == inputs(state, task.kind, task.key)
 
 
-def _place(row: MachineRow) -> tuple[object, ...]:
+def _login_of(row: MachineRow) -> tuple[object, ...]:
     return row.key, row.entry.host, row.entry.port, row.entry.user
 
 
@@ -87,21 +87,21 @@ def settle(state: WizardState) -> WizardState:
     """Return the state with every part that its answers no longer fit put back to ``waiting``."""
     for kind in DEPENDENT:
         for key in [row.key for row in state.picked if not row.here] if kind is TaskKind.ACCESS else [""]:
-            wanted, part = inputs(state, kind, key), state.part(kind, key)
-            if part.inputs != wanted:
-                state = state.putting(kind, key, _fresh(state, kind, part, wanted))
+            current, part = inputs(state, kind, key), state.part(kind, key)
+            if part.inputs != current:
+                state = state.putting(kind, key, _fresh(state, kind, part, current))
     return state
 
 
-def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], wanted: object) -> StatePart[Any]:
+def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], current: object) -> StatePart[Any]:
     """Return a part to be worked out. What a form shows stays until then: it must not flicker."""
     if kind is TaskKind.PLAN and state.strategy.status is ItemStatus.FAILED:
         failed = state.strategy  # where no way can be predicted, there is no plan for the same reason
-        return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=wanted)
+        return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=current)
     stays = kind is TaskKind.JOB
-    if kind is TaskKind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(wanted, tuple):
-        stays = old.inputs[0] == wanted[0]  # the same way with another H
-    return replace(old.again() if stays else state.empty(kind), inputs=wanted)
+    if kind is TaskKind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(current, tuple):
+        stays = old.inputs[0] == current[0]  # the same way with another H
+    return replace(old.outdated() if stays else state.empty(kind), inputs=current)
 
 
 # --------------------------------------------------------------------------------------------------------------- apply
@@ -119,26 +119,26 @@ def begin() -> WizardState:
     return settle(WizardState())
 
 
-def told_as(kind: type[C]) -> Callable[[Callable[Concatenate[WizardState, P], WizardState]], Callable[P, C]]:
+def as_transition(kind: type[C]) -> Callable[[Callable[Concatenate[WizardState, P], WizardState]], Callable[P, C]]:
     """Make a rule a value of a kind: it is called without the state, for ``Wizard.do`` or ``apply``."""
 
     def wrap(rule: Callable[Concatenate[WizardState, P], WizardState]) -> Callable[P, C]:
-        def told(*words: P.args, **named: P.kwargs) -> C:
+        def transition(*words: P.args, **named: P.kwargs) -> C:
             return kind(rule, words, named)
 
-        return told
+        return transition
 
     return wrap
 
 
-action, observation = told_as(Action), told_as(Transition)
+action, observation = as_transition(Action), as_transition(Transition)
 """What a person can do, and what the machines' side can tell."""
 
 
 # -------------------------------------------------------------------------------------------------------------- wanted
 
 
-def wanted(state: WizardState) -> tuple[ServiceTask, ...]:
+def tasks_to_start(state: WizardState) -> tuple[ServiceTask, ...]:
     """Return what is to be asked for: what a person ordered, and what the step shown needs and is still waiting."""
     needed = (ServiceTask(kind, key, inputs(state, kind, key)) for kind, key in _needed(state))
     return (*state.orders, *needed)
@@ -229,10 +229,10 @@ def blockers(state: WizardState) -> tuple[str, ...]:
     return ()
 
 
-def _not_done(part: StatePart[Any], doing: str) -> tuple[str, ...]:
-    if part.status is ItemStatus.FAILED:
-        return (part.cause,)
-    return (doing,) if part.status in UNSETTLED else ()
+def _not_done(state_part: StatePart[Any], doing: str) -> tuple[str, ...]:
+    if state_part.status is ItemStatus.FAILED:
+        return (state_part.cause,)
+    return (doing,) if state_part.status in UNSETTLED else ()
 
 
 def measures(state: WizardState) -> str:
@@ -246,13 +246,13 @@ def measures(state: WizardState) -> str:
 
 def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str) -> tuple[str, ...]:
     """What keeps the members among ``rows`` from going on."""
-    kept = [row for row in rows if row.status is not ItemStatus.SKIPPED]
-    needy = [row for row in kept if isinstance(row, Access) and row.need is not AccessNeed.NOTHING]
-    failed = [row for row in kept if row.status is ItemStatus.FAILED and row not in needy]
+    included = [row for row in rows if row.status is not ItemStatus.SKIPPED]
+    needy = [row for row in included if isinstance(row, Access) and row.need is not AccessNeed.NOTHING]
+    failed = [row for row in included if row.status is ItemStatus.FAILED and row not in needy]
     nobody = () if state.members else ("every selected machine was skipped: include one again, or select others",)
     return (
         *nobody,
         *(f"{row.name}: {_ASKED[row.need]}" for row in needy),
         *(f"{row.name}: {row.cause or row.label}; fix it, or skip it" for row in failed),
-        *(f"{row.name} is still being {doing}" for row in kept if row.status in UNSETTLED),
+        *(f"{row.name} is still being {doing}" for row in included if row.status in UNSETTLED),
     )

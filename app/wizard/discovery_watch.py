@@ -52,10 +52,10 @@ class DiscoveryWatch:
         self._outside = outside
         self._begin = outside.now()
         self._saved = {name: (path, hosts) for name, path in saved.items() if (hosts := _hosts(path)) is not None}
-        own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
-        self._hosts = [*([own] if own else []), *(hosts for _, hosts in self._saved.values())]
+        default_hosts = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
+        self._hosts = [*([default_hosts] if default_hosts else []), *(hosts for _, hosts in self._saved.values())]
         self._files = (
-            *([(SightingOrigin.HOSTS_FILE, HOSTS_FILE)] if own else []),
+            *([(SightingOrigin.HOSTS_FILE, HOSTS_FILE)] if default_hosts else []),
             *((SightingOrigin.PROFILE, path) for path, _ in self._saved.values()),
         )
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
@@ -101,29 +101,29 @@ class DiscoveryWatch:
 
     def _sight(self, typed: Mapping[str, Search]) -> DiscoveredMachines:
         state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
-        found = machines(state)
-        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(found)
+        discovered = machines(state)
+        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(discovered)
         seconds = self._outside.now() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
         advice = (*problems, *((*self._of_neighbours(), *ADVICE) if alone else ()))
-        where, present = _searched(state, self._files), self._presence(found)
-        return DiscoveredMachines(rows, where, seconds, advice, present, self._outside.picks_all)
+        searched, present = _searched(state, self._files), self._presence(discovered)
+        return DiscoveredMachines(rows, searched, seconds, advice, present, self._outside.picks_all)
 
     def _of_neighbours(self) -> tuple[str, ...]:
         """Say which addresses were met on these networks, and how a machine without Bonjour shows itself."""
         if self._outside.now() - self._met_at > _MEET_EVERY:
             self._met, self._met_at = self._outside.neighbours(), self._outside.now()
-        more = " ..." if len(self._met) > _SHOWN else ""
-        named = f"this network also has {', '.join(self._met[:_SHOWN])}{more}: a adds one of them"
+        ellipsis = " ..." if len(self._met) > _SHOWN else ""
+        named = f"this network also has {', '.join(self._met[:_SHOWN])}{ellipsis}: a adds one of them"
         return (*((named,) if self._met else ()), ANNOUNCE)
 
-    def _presence(self, found: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
+    def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
         """Looked up only when other machines are here than before: every look asks ``ssh -G`` for each machine."""
-        online = [machine for machine in found if machine.status is Reachability.ONLINE]
-        here = frozenset((machine.id, machine.names) for machine in online)
-        if here != self._online:
-            self._online = here
+        online = [machine for machine in discovered if machine.status is Reachability.ONLINE]
+        identities = frozenset((machine.id, machine.names) for machine in online)
+        if identities != self._online:
+            self._online = identities
             self._present = {
                 name: tuple(Presence(m.name, is_present(m, hosts, online), not m.here) for m in hosts.machines)
                 for name, (_, hosts) in self._saved.items()
@@ -143,20 +143,20 @@ def is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -
 
 def _together(states: Sequence[State]) -> State:
     """The first one browses and knows the files; the others each look for one typed machine."""
-    first, *others = states
-    sightings, paths = dict(first.sightings), dict(first.paths)
-    for other in others:
-        sightings.update({key: one for key, one in other.sightings.items() if key.origin is SightingOrigin.TYPED})
-        for endpoint, path in other.paths.items():
+    browsing, *searches = states
+    sightings, paths = dict(browsing.sightings), dict(browsing.paths)
+    for search in searches:
+        sightings.update({key: one for key, one in search.sightings.items() if key.origin is SightingOrigin.TYPED})
+        for endpoint, path in search.paths.items():
             if endpoint not in paths or paths[endpoint].status is not Reachability.ONLINE:
                 paths[endpoint] = path
-    return replace(first, sightings=sightings, paths=paths)
+    return replace(browsing, sightings=sightings, paths=paths)
 
 
 def _searched(state: State, files: Iterable[tuple[SightingOrigin, Path]]) -> tuple[str, ...]:
-    where = ", ".join(state.browsed.interfaces) or "no interface with multicast"
+    interfaces = ", ".join(state.browsed.interfaces) or "no interface with multicast"
     named = tuple(f"{path} ({origin.value})" for origin, path in files)
-    return (f"{SSH}, {SFTP} and {MUSTER} on {where}", "~/.ssh/config, known hosts and private networks", *named)
+    return (f"{SSH}, {SFTP} and {MUSTER} on {interfaces}", "~/.ssh/config, known hosts and private networks", *named)
 
 
 def _hosts(path: Path) -> Hosts | None:

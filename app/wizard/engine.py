@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from app.wizard.actions import install_key, rerun
-from app.wizard.dependencies import apply, begin, inputs, wanted
-from app.wizard.observations import begun, done, failed, launch_seen, sighted, told, watch_failed
+from app.wizard.dependencies import apply, begin, inputs, tasks_to_start
+from app.wizard.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
 from app.wizard.records import SENT, Access, ItemStatus, RankedCandidate
 from app.wizard.services import Services
 from app.wizard.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
@@ -58,7 +58,7 @@ class Wizard:
         self._services = services
         self._retry_every = retry_every
         self._state = begin()
-        self._told = self._state
+        self._published = self._state
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._listeners: list[Listener] = []
@@ -133,12 +133,12 @@ class Wizard:
                 return
             if change is not None:
                 self._state = apply(self._state, change)
-            for task in wanted(self._state):
+            for task in tasks_to_start(self._state):
                 if task not in self._running:
                     self._start(task)
             self._look_for_typed()
-            listeners = () if self._state is self._told else tuple(self._listeners)
-            self._told = self._state
+            listeners = () if self._state is self._published else tuple(self._listeners)
+            self._published = self._state
             self._wake.notify_all()
         for listener in listeners:
             listener()
@@ -180,11 +180,11 @@ class Wizard:
         machines, request = {row.key: row for row in state.picked}, state.request
 
         def tell(line: str) -> None:
-            self._change(told(task, line))
+            self._change(log_line(task, line))
 
         def moved() -> RankedCandidate:
-            way, steps = cast("tuple[RankedCandidate, int]", task.inputs)
-            return services.with_interval(request.planning, way.index, steps)
+            candidate, steps = cast("tuple[RankedCandidate, int]", task.inputs)
+            return services.with_interval(request.planning, candidate.index, steps)
 
         calls: Mapping[TaskKind, Callable[[], Any]] = {
             TaskKind.HOME: services.home,

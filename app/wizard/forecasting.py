@@ -42,7 +42,7 @@ class Forecast:
     profile: Profile
     machines: tuple[Ready, ...]
     """As they were asked; their connections are closed."""
-    found: MeasurementResult
+    measurements: MeasurementResult
     planning: Planning | None
     """``None``: one machine of which no figures are known yet; there is nothing to choose."""
 
@@ -55,13 +55,13 @@ class Forecast:
         planning = self.planning
         assert planning is not None  # one machine that trains alone has no H
         choice, predictor = planning.ranking[index].choice, self._predictor(planning)
-        other = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
-        if why := known_costs(other, planning.job).refused(predictor.run_spec(other), sync_schedule_of(other)):
+        moved = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
+        if why := known_costs(moved, planning.job).refused(predictor.run_spec(moved), sync_schedule_of(moved)):
             raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
-        return way_of(planning, index, predictor.predict(other))
+        return way_of(planning, index, predictor.predict(moved))
 
     def _predictor(self, planning: Planning) -> Predictor:
-        cluster, job = self.found.figures.cluster, planning.job
+        cluster, job = self.measurements.figures.cluster, planning.job
         return Predictor(cluster, job, corrections(cluster, job), coordinators(cluster, self.machines))
 
     def planning_of(self, row: RankedCandidate | None) -> Planning | None:
@@ -71,7 +71,7 @@ class Forecast:
             return planning
         ranking = (*planning.ranking[: row.index], row.candidate, *planning.ranking[row.index + 1 :])
         settings = settings_of(row.candidate, self._predictor(planning))
-        settings = with_best_paths(settings, self.found, self.machines)
+        settings = with_best_paths(settings, self.measurements, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
     def planned(self, planning: Planning | None, profile: Profile) -> Planned:
@@ -99,34 +99,36 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
     profile = fit(profile, memory_budgets(profile, machines), tell)
     plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
-    wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
+    must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age
     try:
-        found = outside.measure(machines, profile, MeasureOptions(wanted, wanted, max_age, tell=tell))
+        measurements = outside.measure(
+            machines, profile, MeasureOptions(must_measure, must_measure, max_age, tell=tell)
+        )
     finally:
         for link, _ in machines:
             link.close()
-    if found.problems:
-        raise NotReady(found.problems)
-    planning = choose(found, machines, profile, plan_options) if found.speeds else None
-    return Forecast(profile, tuple(machines), found, planning)
+    if measurements.problems:
+        raise NotReady(measurements.problems)
+    planning = choose(measurements, machines, profile, plan_options) if measurements.speeds else None
+    return Forecast(profile, tuple(machines), measurements, planning)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-def strategy_of(found: Forecast) -> StrategyRanking:
+def strategy_of(forecast: Forecast) -> StrategyRanking:
     """Return what the screen shows: the best of every way, the best first; one machine alone is a way too."""
-    if found.planning is not None:
-        return ranked(found.planning, found)
-    name = found.found.names[0]
-    way = RankedCandidate(
+    if forecast.planning is not None:
+        return ranked(forecast.planning, forecast)
+    name = forecast.measurements.names[0]
+    candidate = RankedCandidate(
         Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True
     )
-    return StrategyRanking((way,), (f"{name} is the only machine: it trains alone",), planning=found)
+    return StrategyRanking((candidate,), (f"{name} is the only machine: it trains alone",), planning=forecast)
 
 
-def ranked(planning: Planning, found: object) -> StrategyRanking:
+def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
     """Return a ranking as the screen shows it; ``found`` is what the services go on from."""
     rows: dict[object, RankedCandidate] = {}
     for index, candidate in enumerate(planning.ranking):
@@ -134,13 +136,15 @@ def ranked(planning: Planning, found: object) -> StrategyRanking:
         if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
             rows[choice.without_interval] = way_of(planning, index, candidate)
     plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in FOR_EXPERTS)
-    details, said = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
+    details, assessment = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
     if planning.chosen is None:
         cause = sentence(planning.reasons[0]) if planning.reasons else "the job fits none of these machines"
         fix = "choose a smaller model, or a machine with more memory"
-        said = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
+        assessment = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
     cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
-    return StrategyRanking(tuple(rows.values()), plain, details, cables, planning=found, assessment=said)
+    return StrategyRanking(
+        tuple(rows.values()), plain, details, cables, planning=planning_handle, assessment=assessment
+    )
 
 
 def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:

@@ -45,13 +45,13 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
     Raises:
         BadInput: it cannot be used.
     """
-    given = dict(answers.options)
+    overrides = dict(answers.options)
     library = Library.open(config)
-    kept = library.find("profile", answers.profile)
-    saved = kept is not None and kept.file.path != library.config.path
+    entry = library.find("profile", answers.profile)
+    saved = entry is not None and entry.file.path != library.config.path
     if not saved and load_profile(answers.profile, {}, config, complete=False).origins["hosts"] == DEFAULT:
-        given = {**WAYS, **given}
-    return usable_profile(answers.profile, given, config, complete=complete)
+        overrides = {**WAYS, **overrides}
+    return usable_profile(answers.profile, overrides, config, complete=complete)
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -66,41 +66,42 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
     library = Library.open(config)
     plain = resolved(JobAnswers(answers.profile), config, complete=False)
     strategy = dict(answers.options).get("strategy", plain.value("strategy"))
-    given = {name: text for written, text in answers.options for name in option_names(written, strategy)}
-    problems = {name: problem for name, text in given.items() if (problem := _problem(name, text))}
-    current, whole = plain, ""
+    overrides = {name: text for written, text in answers.options for name in option_names(written, strategy)}
+    problems = {name: problem for name, text in overrides.items() if (problem := _problem(name, text))}
+    current, problem_of_all = plain, ""
     try:
-        fitting = tuple(pair for pair in given.items() if pair[0] not in problems)
+        fitting = tuple(pair for pair in overrides.items() if pair[0] not in problems)
         current = resolved(JobAnswers(answers.profile, fitting), config, complete=False)
     except BadInput as error:
-        guilty = error.option if error.option in given else ""
-        whole = "" if guilty else str(error)
-        named = f"'{given[guilty]}': " if guilty in ("model", "dataset") else ""  # an option's row has it beside it
+        guilty = error.option if error.option in overrides else ""
+        problem_of_all = "" if guilty else str(error)
+        named = f"'{overrides[guilty]}': " if guilty in ("model", "dataset") else ""  # an option's row has it beside it
         problems[guilty] = f"{named}{error.problem}" if guilty else error.message
     rows = [
         JobOption(
             spec,
-            given.get(spec.name, current.value(spec.name)),
+            overrides.get(spec.name, current.value(spec.name)),
             plain.value(spec.name),
             problems.get(spec.name, ""),
-            spec.name in given,
+            spec.name in overrides,
         )
         for spec in options()
-        if spec.name not in _OWN and (_is_read(spec, current.profile) or spec.name in given)
+        if spec.name not in _OWN and (_is_read(spec, current.profile) or spec.name in overrides)
     ]
-    profile, said, fix = current.profile, "", ""
+    profile, remark, fix = current.profile, "", ""
     if profile.name != answers.profile:  # another one stands in for it
-        said = f"the model of {answers.profile} cannot be downloaded (no internet)"
+        remark = f"the model of {answers.profile} cannot be downloaded (no internet)"
         fix = f"a small new model is trained instead, by the profile {profile.name}"
     return JobForm(
         options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
         models=tuple(library.names("model")),
         datasets=tuple(library.names("dataset")),
-        model=given.get("model") or profile.model_name or profile.model.model_path,
-        dataset=given.get("dataset") or profile.dataset_name or profile.data.dataset_path,
+        model=overrides.get("model") or profile.model_name or profile.model.model_path,
+        dataset=overrides.get("dataset") or profile.dataset_name or profile.data.dataset_path,
         assessment=Assessment(
-            status=ItemStatus.FAILED if whole or problems.keys() & {"model", "dataset", ""} else ItemStatus.OK,
-            cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), said),
+            status=ItemStatus.FAILED if problem_of_all or problems.keys() & {"model", "dataset", ""} else ItemStatus.OK,
+            cause=problem_of_all
+            or next((problems[name] for name in ("model", "dataset", "") if name in problems), remark),
             fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
         ),
     )
@@ -128,14 +129,14 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
         return _unusable("none", "no data set is chosen",
                          "choose one: a folder with train.csv inside, or the name of one on the hub; "
                          "prepare and segment make such a folder of other recordings")  # fmt: skip
-    said = outside.look_at_data(profile)
-    if "error" in said:
-        return _unusable("cannot be used", str(said["error"]), str(said.get("hint", "")))
-    splits = tuple((str(split), int(count)) for split, count in dict(said.get("splits", {})).items())
+    summary = outside.look_at_data(profile)
+    if "error" in summary:
+        return _unusable("cannot be used", str(summary["error"]), str(summary.get("hint", "")))
+    splits = tuple((str(split), int(count)) for split, count in dict(summary.get("splits", {})).items())
     samples = dict(splits).get("train", 0)
-    broken, total = int(said.get("broken_count", 0)), max(1, int(said.get("looked_at", 0)))
+    broken, total = int(summary.get("broken_count", 0)), max(1, int(summary.get("looked_at", 0)))
     too_many = broken / total > profile.data.max_broken_share
-    too_long = dict(said.get("too_long", {}))
+    too_long = dict(summary.get("too_long", {}))
     if too_long:
         return replace(
             _unusable("too long", str(too_long["error"]), str(too_long["hint"])),
@@ -143,15 +144,15 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
         )  # fmt: skip
     return DataSummary(
         samples=samples,
-        hours=float(said["hours"]) if "hours" in said else None,
-        columns=tuple(map(str, said.get("columns", ()))),
+        hours=float(summary["hours"]) if "hours" in summary else None,
+        columns=tuple(map(str, summary.get("columns", ()))),
         splits=splits,
-        broken=tuple(map(str, said.get("broken", ()))),
+        broken=tuple(map(str, summary.get("broken", ()))),
         broken_count=broken,
-        notes=tuple(_notes(dict(said.get("history", {})), profile)),
+        notes=tuple(_notes(dict(summary.get("history", {})), profile)),
         assessment=Assessment(
             status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken else ItemStatus.OK,
-            words=f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found")),
+            words=f"{samples:,} {summary.get('unit', 'samples')}" if samples else str(summary.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
             fix=REPAIR_HINT if too_many else "they are left out" if broken else "",
         ),
@@ -204,18 +205,18 @@ def _memory(row: MachineRow, profile: Profile, health: Mapping[str, Health]) -> 
     return FreeMemory(int(psutil.virtual_memory().available), total_memory()[0])
 
 
-def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, room: FreeMemory) -> Fit:
-    needed, free = room.need(profile, size) if size is not None else 0, room.free
+def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, memory: FreeMemory) -> Fit:
+    needed, free = memory.need(profile, size) if size is not None else 0, memory.free
     fit = Fit(row.key, row.name, needed, free, status=ItemStatus.OK)
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
         return replace(fit, words="not known yet", cause=f"{missing} is not known before it has been measured")
     try:
-        found = fit_to_budgets(profile, size, [room.budget(row.name)], alone=False)
+        fitted = fit_to_budgets(profile, size, [memory.budget(row.name)], alone=False)
     except BadInput as error:
         return replace(fit, status=ItemStatus.FAILED, words="does not fit", cause=error.message, fix=error.hint)
-    fit = replace(fit, needed=found.bytes_after or needed, words="fits", cause=found.line)
-    if memory_level(fit.needed, free, room.total, estimated=True) == "warning":
+    fit = replace(fit, needed=fitted.bytes_after or needed, words="fits", cause=fitted.line)
+    if memory_level(fit.needed, free, memory.total, estimated=True) == "warning":
         less = ", ".join(["a smaller batch_size", *memory_saving_settings(profile.model.task)])
         cause, fix = "other programs use the memory that it needs", f"close programs there, or {less}"
         return replace(fit, status=ItemStatus.WARNING, words="tight", cause=cause, fix=fix)

@@ -41,33 +41,33 @@ def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = Non
         RunFailed: the run ended before its first step.
         BadInput: something does not fit; nothing was started.
     """
-    kept = saving(request, config)
-    names = [machine.name for machine in kept.hosts.machines]
+    saved = saving(request, config)
+    names = [machine.name for machine in saved.hosts.machines]
     see(refused(names, ()))
-    kept.write(config)
+    saved.write(config)
     try:
-        path, plan = start(kept, request, tell, config)
+        path, plan = start(saved, request, tell, config)
     except NotReady as error:
         see(refused(names, error.problems))
         raise
     return follow(path, plan, see)
 
 
-def start(kept: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
+def start(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
     """Plan and start what was saved: what its command line does too.
 
     Raises:
         MusterError: nothing was started.
     """
-    profile = usable_profile(kept.name, {}, config).profile
+    profile = usable_profile(saved.name, {}, config).profile
     trackers = checked_trackers(profile.run.trackers)
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints))
-    plan_options = PlanOptions(planning=kept.planning)
-    launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, prepare_options, plan_options)
+    plan_options = PlanOptions(planning=saved.planning)
+    launcher = DistributedLauncher(load_hosts(saved.hosts_file), profile, prepare_options, plan_options)
     planned = launcher.plan()
-    if kept.planning is not None and isinstance(request.planning, Forecast):
-        planned = replace(planned, figures=request.planning.found.figures)
-    path = launcher.start(planned, [program_words()[-1], *kept.arguments])
+    if saved.planning is not None and isinstance(request.planning, Forecast):
+        planned = replace(planned, figures=request.planning.measurements.figures)
+    path = launcher.start(planned, [program_words()[-1], *saved.arguments])
     start_trackers(path, trackers)
     return path, planned.plan
 
@@ -151,11 +151,11 @@ def _row(
 
 def tail(logs: Path, member: str) -> tuple[str, ...]:
     """Return the last lines that a member has logged, in its newest attempt."""
-    found = sorted(logs.glob(f"{glob.escape(member)}*.log"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    log_files = sorted(logs.glob(f"{glob.escape(member)}*.log"), key=lambda path: path.stat().st_mtime)
+    if not log_files:
         return ()
-    with found[-1].open("rb") as stream:
-        stream.seek(max(0, found[-1].stat().st_size - _LONGEST_LOG))
+    with log_files[-1].open("rb") as stream:
+        stream.seek(max(0, log_files[-1].stat().st_size - _LONGEST_LOG))
         lines = stream.read().decode(errors="replace").splitlines()
     return tuple(line for line in lines if line.strip())[-_LOG_LINES:]
 
@@ -164,6 +164,13 @@ def refused(names: Sequence[str], problems: Sequence[MusterError]) -> LaunchProg
     """Put every problem into the row of its machine; none so far: all are being checked."""
     rows = []
     for name in names:
-        own = next(((problem.problem, problem.hint) for problem in problems if problem.machine == name), None)
-        rows.append(_row(name, 0, ItemStatus.FAILED if own else ItemStatus.OK if problems else ItemStatus.WORKING, own))
+        problem_here = next(((problem.problem, problem.hint) for problem in problems if problem.machine == name), None)
+        rows.append(
+            _row(
+                name,
+                0,
+                ItemStatus.FAILED if problem_here else ItemStatus.OK if problems else ItemStatus.WORKING,
+                problem_here,
+            )
+        )
     return LaunchProgress(STEPS, tuple(rows))

@@ -86,8 +86,8 @@ def linux(root: Path = Path("/")) -> tuple[str, str]:
 
 def _value(path: Path, pattern: str) -> str:
     """Return the first match of a pattern in a file of the system."""
-    found = re.search(pattern, read(str(path)), re.MULTILINE)
-    return found[1].strip() if found else ""
+    match = re.search(pattern, read(str(path)), re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- machines
@@ -107,31 +107,34 @@ class Naming:
         self,
         typed: Iterable[str],
         files: Iterable[Hosts],
-        here: Callable[[], ThisComputer] = this_computer,
+        this_machine: Callable[[], ThisComputer] = this_computer,
     ) -> None:
-        self._here = here
+        self._this_machine = this_machine
         self._typed = {str(split_address(text)["name"]).casefold(): text for text in typed}
         self._entries: dict[str, tuple[Machine, str]] = {}
         for hosts in files:
             for machine in hosts.machines:
                 self._entries.setdefault(machine.name.casefold(), (machine, hosts.ssh_config))
 
-    def rows(self, found: Sequence[FoundMachine]) -> tuple[MachineRow, ...]:
+    def rows(self, discovered: Sequence[FoundMachine]) -> tuple[MachineRow, ...]:
         """Return one row a machine."""
-        local = ([name.casefold() for name in machine.names if name.casefold().endswith(".local")] for machine in found)
+        local = (
+            [name.casefold() for name in machine.names if name.casefold().endswith(".local")] for machine in discovered
+        )
         hosts = [names[0] if names else "" for names in local]
         claimed = {host for host in hosts if host and hosts.count(host) > 1}
         return tuple(
-            self._row(machine, host if host not in claimed else "") for machine, host in zip(found, hosts, strict=True)
+            self._row(machine, host if host not in claimed else "")
+            for machine, host in zip(discovered, hosts, strict=True)
         )
 
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
         """``host``: its name in the local network, unless two machines claim it."""
         names = tuple(name.casefold() for name in machine.names)
         entry, ssh_config = self._entry(machine, names, host)
-        details = self._here() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
+        details = self._this_machine() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
         if machine.here:
-            entry = _here(entry.name, entry.python or details.python)
+            entry = _local_entry(entry.name, entry.python or details.python)
         problem = machine.problem
         return MachineRow(
             key=HERE_KEY if machine.here else machine.id,
@@ -159,9 +162,9 @@ class Naming:
         if typed and SightingOrigin.TYPED in machine.found_by:
             as_typed = typed_machine(typed)
             return as_typed.model_copy(update={"name": plain_name(machine.name) or as_typed.name}), ""
-        known = next((self._entries[name] for name in names if name in self._entries), None)
-        if known is not None and {SightingOrigin.HOSTS_FILE, SightingOrigin.PROFILE} & set(machine.found_by):
-            return known
+        listed = next((self._entries[name] for name in names if name in self._entries), None)
+        if listed is not None and {SightingOrigin.HOSTS_FILE, SightingOrigin.PROFILE} & set(machine.found_by):
+            return listed
         return _found_entry(machine, host), ""
 
 
@@ -181,7 +184,7 @@ def _is_host(text: str) -> bool:
     return re.fullmatch(r"[\w:][\w.:%-]{0,200}", text, re.ASCII) is not None
 
 
-def _here(name: str, python: str = "") -> Machine:
+def _local_entry(name: str, python: str = "") -> Machine:
     return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python)
 
 
@@ -212,16 +215,26 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
     return accept
 
 
-def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> MachineRow:
+def row_of(machine: Machine, computer: ThisComputer, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
     if machine.here:
-        return replace(this_row(here), name=machine.name, entry=_here(machine.name, machine.python or here.python))
+        return replace(
+            this_row(computer), name=machine.name, entry=_local_entry(machine.name, machine.python or computer.python)
+        )
     return MachineRow(f"saved:{machine.host}:{machine.port or 22}", machine.name, words="searching", entry=machine,
                       ssh_config=ssh_config, found_by=(SightingOrigin.PROFILE.value,))  # fmt: skip
 
 
-def this_row(here: ThisComputer) -> MachineRow:
+def this_row(computer: ThisComputer) -> MachineRow:
     """Return the row of this computer."""
-    return MachineRow(HERE_KEY, here.name, status=ItemStatus.OK, words="online", entry=_here(here.name, here.python),
-                      chip=here.chip, memory=here.memory, system=here.system,
-                      unequipped=not here.python)  # fmt: skip
+    return MachineRow(
+        HERE_KEY,
+        computer.name,
+        status=ItemStatus.OK,
+        words="online",
+        entry=_local_entry(computer.name, computer.python),
+        chip=computer.chip,
+        memory=computer.memory,
+        system=computer.system,
+        unequipped=not computer.python,
+    )

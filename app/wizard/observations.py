@@ -45,7 +45,7 @@ def begun(state: State, task: ServiceTask) -> State:
 
 
 @observation
-def told(state: State, task: ServiceTask, line: str) -> State:
+def log_line(state: State, task: ServiceTask, line: str) -> State:
     """A line about what goes on."""
     state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
     if task.kind is TaskKind.REPAIR and (machine := getattr(line, "machine", "")):
@@ -74,8 +74,8 @@ def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
 
 
 def _at_rest(state: State, task: ServiceTask) -> State:
-    rest = tuple(pair for pair in state.under_way if pair[0] != task)
-    return state if rest == state.under_way else replace(state, under_way=rest)
+    remaining = tuple(pair for pair in state.under_way if pair[0] != task)
+    return state if remaining == state.under_way else replace(state, under_way=remaining)
 
 
 def _as_before(state: State) -> State:
@@ -91,7 +91,7 @@ def _as_before(state: State) -> State:
 
 
 @observation
-def done(state: State, task: ServiceTask, found: Any) -> State:
+def done(state: State, task: ServiceTask, result: Any) -> State:
     """A task's result, of the type that the service's method returns."""
     state = _at_rest(state, task)
     if not is_current(state, task):
@@ -99,35 +99,37 @@ def done(state: State, task: ServiceTask, found: Any) -> State:
     row = state.access_of(task.key)
     match task.kind:
         case TaskKind.SAVED_MACHINES:
-            return _with_machines_of(state, task.key, found)
+            return _with_machines_of(state, task.key, result)
         case TaskKind.ACCESS if (
             row is None or row.status is ItemStatus.OK or state.is_under_way(TaskKind.INSTALL_KEY, task.key)
         ):
             return state  # a look that was under way while a key was being installed tells of the time before
         case TaskKind.INSTALL_KEY if row is not None:
-            words = "accepts the login: a key is installed there" if found.ok else found.problem
-            part = ServiceTask(TaskKind.ACCESS, task.key, inputs(state, TaskKind.ACCESS, task.key))
-            return _found(state, part, found).noting(f"{row.name}: {words}")
+            words = "accepts the login: a key is installed there" if result.ok else result.problem
+            access_task = ServiceTask(TaskKind.ACCESS, task.key, inputs(state, TaskKind.ACCESS, task.key))
+            return _with_result(state, access_task, result).noting(f"{row.name}: {words}")
         case TaskKind.INSTALL_KEY:
             return state
         case TaskKind.REPAIR:
             return _to_be_examined(state)
         case TaskKind.SAVE:
-            return _found(state, task, found).noting(f"saved: {', '.join(found)}")
-        case TaskKind.DATA if found.instead and _is_free(state):
-            return _with_profile_that_hears(state, found)
+            return _with_result(state, task, result).noting(f"saved: {', '.join(result)}")
+        case TaskKind.DATA if result.instead and _is_free(state):
+            return _with_profile_that_hears(state, result)
         case TaskKind.LAUNCH:
             return state.putting(
-                TaskKind.LAUNCH, status=ItemStatus.OK, found=replace(state.launch.found, run=str(found))
+                TaskKind.LAUNCH, status=ItemStatus.OK, found=replace(state.launch.found, run=str(result))
             )
-    return _found(state, task, found)
+    return _with_result(state, task, result)
 
 
-def _found(state: State, task: ServiceTask, found: Any) -> State:
+def _with_result(state: State, task: ServiceTask, result: Any) -> State:
     judged: Mapping[TaskKind, Callable[[Any], Assessment]] = {TaskKind.ACCESS: of_report, TaskKind.LINKS: of_pairs}
-    said: Assessment = judged[task.kind](found) if task.kind in judged else getattr(found, "assessment", FINE)
-    part = StatePart(found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs, **vars(said))
-    return state.putting(task.kind, task.key, part)
+    assessment: Assessment = judged[task.kind](result) if task.kind in judged else getattr(result, "assessment", FINE)
+    state_part = StatePart(
+        result, progress=state.part(task.kind, task.key).progress, inputs=task.inputs, **vars(assessment)
+    )
+    return state.putting(task.kind, task.key, state_part)
 
 
 def _is_free(state: State) -> bool:
@@ -137,29 +139,29 @@ def _is_free(state: State) -> bool:
 
 def _with_profile_that_hears(state: State, data: DataSummary) -> State:
     """Take the profile whose model hears these recordings, in the language of the one before."""
-    given = dict(state.answers.options)
+    options_set = dict(state.answers.options)
     language = next((row.value for row in state.job.found.options if row.name == "language" and row.value), "")
-    options = state.answers.options if "language" in given or not language else (
+    options = state.answers.options if "language" in options_set or not language else (
         *state.answers.options, ("language", language)
     )  # fmt: skip
     taken = state.answering(profile=data.instead, options=options)
     return taken.noting(f"{data.instead} is taken: the model of {state.answers.profile} does not hear such long clips")
 
 
-def _with_machines_of(state: State, profile: str, found: Iterable[MachineRow]) -> State:
+def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRow]) -> State:
     """A profile brings its machines along."""
     if state.answers.profile != profile:
         return state
-    pinned = tuple({row.key: row for row in (*state.pinned, *found)}.values())
-    rows = _with_pinned(state.machines.rows, found)
-    picked = tuple(next((row.key for row in rows if _same(one, row)), one.key) for one in found)
+    pinned = tuple({row.key: row for row in (*state.pinned, *saved_rows)}.values())
+    rows = _with_pinned(state.machines.rows, saved_rows)
+    picked = tuple(next((row.key for row in rows if _is_same_machine(one, row)), one.key) for one in saved_rows)
     return replace(state, pinned=pinned, machines=replace(state.machines, rows=rows)).answering(picked=picked)
 
 
 def _to_be_examined(state: State) -> State:
     """Mended or not, all is looked at again."""
     return state.putting(
-        TaskKind.CHECKS, part=replace(state.empty(TaskKind.CHECKS), inputs=inputs(state, TaskKind.CHECKS))
+        TaskKind.CHECKS, state_part=replace(state.empty(TaskKind.CHECKS), inputs=inputs(state, TaskKind.CHECKS))
     )
 
 
@@ -207,32 +209,36 @@ def _order_in(rows: Sequence[MachineRow]) -> Callable[[str], int]:
 
 def _with_pinned(rows: Iterable[MachineRow], pinned: Iterable[MachineRow]) -> tuple[MachineRow, ...]:
     """Typed and saved machines stay listed until they are seen."""
-    found = tuple(rows)
-    return (*found, *(row for row in pinned if not any(_same(row, other) for other in found)))
+    listed = tuple(rows)
+    return (*listed, *(row for row in pinned if not any(_is_same_machine(row, other) for other in listed)))
 
 
-def _same(row: MachineRow, other: MachineRow) -> bool:
-    if row.key in (other.key, *other.aliases) or (row.here and other.here):
+def _is_same_machine(first: MachineRow, second: MachineRow) -> bool:
+    if first.key in (second.key, *second.aliases) or (first.here and second.here):
         return True
-    if row.fingerprint and other.fingerprint:
-        return row.fingerprint == other.fingerprint
-    here, there = row.entry, other.entry
+    if first.fingerprint and second.fingerprint:
+        return first.fingerprint == second.fingerprint
+    here, there = first.entry, second.entry
     return not (here.here or there.here) and (here.host, here.port or 22) == (there.host, there.port or 22)
 
 
-def _is_now(row: MachineRow, other: MachineRow) -> bool:
+def _is_now(row: MachineRow, seen: MachineRow) -> bool:
     """Whether a machine without a host key is one that shows it: on the same way, else under its name."""
-    ways = {path.endpoint for path in row.paths}
-    met = not ways.isdisjoint(path.endpoint for path in other.paths) if ways else row.name.casefold() in other.names
+    endpoints = {path.endpoint for path in row.paths}
+    met = (
+        not endpoints.isdisjoint(path.endpoint for path in seen.paths)
+        if endpoints
+        else row.name.casefold() in seen.names
+    )
     return met and not row.fingerprint and not row.here
 
 
 def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
     """A machine whose host key was seen since has another key: choices made ``before`` still mean it."""
     rows, answers = state.machines.rows, state.answers
-    here = {row.key for row in rows}
-    now = {row.key: other.key for row in state.pinned for other in rows if _same(row, other)}
-    now |= {row.key: other.key for row in before if row.key not in here for other in rows if _is_now(row, other)}
+    listed_keys = {row.key for row in rows}
+    now = {row.key: other.key for row in state.pinned for other in rows if _is_same_machine(row, other)}
+    now |= {row.key: other.key for row in before if row.key not in listed_keys for other in rows if _is_now(row, other)}
     now |= {alias: row.key for row in rows for alias in row.aliases}
 
     def moved(keys: Iterable[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from profiles.installation import training_code, training_python
 from training.lazy import lazy
 
 if TYPE_CHECKING:
-    from app.wizard import machines as own
+    from app.wizard import machines as machine_rows
     from app.wizard.machines import ThisComputer
     from distributed.checks import examination
     from distributed.checks.examination import Examined
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from profiles.schema import Profile
     from training.plan import RunPlan
 else:  # loaded when they are used, so that Home is painted at once
-    own, examination = lazy("app.wizard.machines"), lazy("distributed.checks.examination")
+    machine_rows, examination = lazy("app.wizard.machines"), lazy("distributed.checks.examination")
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
     access, neighbour_table = lazy("distributed.ssh.access"), lazy("distributed.discovery.neighbours")
@@ -69,7 +69,7 @@ class Outside:
         return time.monotonic()
 
     def this_computer(self) -> ThisComputer:
-        return own.this_computer()
+        return machine_rows.this_computer()
 
     def search(self, sources: Sources, browse: bool = True) -> Search:
         """Look for machines until the search is closed."""
@@ -95,9 +95,9 @@ class Outside:
         """Look at all machines side by side; their connections are closed again."""
         return examination.examine(hosts, task, trust)
 
-    def repair(self, found: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
+    def repair(self, examined: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
         """Install packages, ``send``: those of this computer; return what did not go."""
-        return examination.repair(found, tell, offline_wheels=send)
+        return examination.repair(examined, tell, offline_wheels=send)
 
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         """Make all machines ready, and return them connected.
@@ -141,8 +141,8 @@ def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
     except subprocess.TimeoutExpired:
         return {"splits": {}, "note": f"not read completely within {_PATIENCE:.0f} s"}
     except ValueError:
-        last = done.stderr.decode(errors="replace").strip().splitlines()
-        return {"error": f"it could not be read: {last[-1] if last else 'no answer'}", "hint": ""}
+        error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return {"error": f"it could not be read: {error_lines[-1] if error_lines else 'no answer'}", "hint": ""}
 
 
 OUTSIDE = Outside()

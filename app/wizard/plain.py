@@ -73,8 +73,8 @@ class PlainWizard:
     def __init__(self, wizard: Wizard, ask: BareLines, look_for: float = LOOK_FOR) -> None:
         self._wizard = wizard
         self._ask, self._look_for = ask, look_for
-        self._told = 0
-        self._whole = False
+        self._lines_told = 0
+        self._in_full = False
         """Whether every way to train is shown, with all figures."""
 
     @property
@@ -93,16 +93,16 @@ class PlainWizard:
                 steps[self._state.step]()
         run = Path(self._state.launch.found.run)
         self._ask.say(f"the run trains in the background; watch it with: {command_line('attach', run.name[:20])}")
-        here = may_watch and self._ask.line("Watch it here? y or n", "y").casefold() in ("y", "yes")
-        return run if here else None
+        watches_here = may_watch and self._ask.line("Watch it here? y or n", "y").casefold() in ("y", "yes")
+        return run if watches_here else None
 
     # ------------------------------------------------------------------------------------------------------ tools
 
     def _head(self) -> None:
         step, shown = self._state.step, visited(self._state.far, self._state.unequipped)
-        place = f"{shown.index(step) + 1} of {len(shown)}" if step in shown else ""
+        progress = f"{shown.index(step) + 1} of {len(shown)}" if step in shown else ""
         self._ask.say("")
-        self._ask.say(f"{step.heading}, {place}. {step.question}")
+        self._ask.say(f"{step.heading}, {progress}. {step.question}")
 
     def _say(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -113,7 +113,7 @@ class PlainWizard:
         if self._state.notice:
             self._ask.say(self._state.notice)
 
-    def _choose(self, question: str, answers: Mapping[str, Action], other: Answered | None = None) -> None:
+    def _choose(self, question: str, answers: Mapping[str, Action], otherwise: Answered | None = None) -> None:
         """Ask, and do what belongs to the answer; going back and leaving are the same everywhere."""
         answer = self._ask.line(f"{question}; {_EVERYWHERE}:")
         if answer.casefold() in ("q", "quit"):
@@ -121,17 +121,17 @@ class PlainWizard:
         if answer.casefold() in ("b", "back"):
             action: Action | None = do.go_back()
         else:
-            action = answers.get(answer) or (other(answer) if other is not None else None)
+            action = answers.get(answer) or (otherwise(answer) if otherwise is not None else None)
         if action is not None:
             self._do(action)
 
     def _until(self, condition: Callable[[WizardState], bool], patience: float = PATIENCE) -> None:
         """Wait, and say meanwhile what is being done; ``patience``: seconds in which nothing is said."""
-        while self._wizard.wait(lambda state: condition(state) or state.logged != self._told, patience):
+        while self._wizard.wait(lambda state: condition(state) or state.logged != self._lines_told, patience):
             state = self._state
-            new = min(state.logged - self._told, len(state.log))
+            new = min(state.logged - self._lines_told, len(state.log))
             self._say(f"  {line}" for line in state.log[len(state.log) - new :])
-            self._told = state.logged
+            self._lines_told = state.logged
             if condition(state):
                 return
 
@@ -150,8 +150,8 @@ class PlainWizard:
         if answer == "d":
             self._do(do.doctor())
             self._until(lambda state: bool(state.doctor.found) or bool(state.notice))
-            found = self._state.doctor.found
-            self._say(f"  {finding.check}: {of_finding(finding).label}, {finding.seen}" for finding in found)
+            findings = self._state.doctor.found
+            self._say(f"  {finding.check}: {of_finding(finding).label}, {finding.seen}" for finding in findings)
         elif answer == "1":
             self._do(do.new_setup())
         else:
@@ -226,12 +226,12 @@ class PlainWizard:
     def _checks(self) -> None:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.checks))
         self._say(words.check_lines(self._state.checks))
-        again = do.retry()
+        check_again = do.retry()
         if not blockers(self._state):
-            self._choose("Enter: continue, r: check again", {"": do.go_on()}, lambda answer: again)
+            self._choose("Enter: continue, r: check again", {"": do.go_on()}, lambda answer: check_again)
             return
         question = "f: install what is missing, i: send it from here, r or Enter: check again, s NUMBER: skip it"
-        answers = {"f": do.fix_all(), "i": do.send_packages(), "": again, "r": again}
+        answers = {"f": do.fix_all(), "i": do.send_packages(), "": check_again, "r": check_again}
         self._choose(question, answers, partial(self._skipped, self._state.checks))
 
     def _links(self) -> None:
@@ -241,8 +241,8 @@ class PlainWizard:
         self._choose("Enter: continue, r: measure again", {"": onwards, "r": do.retry()})
 
     def _job(self) -> None:
-        parts = (TaskKind.JOB, TaskKind.DATA, *((TaskKind.FITS,) if self._state.members else ()))
-        self._until(lambda state: all(state.part(kind).status not in UNSETTLED for kind in parts))
+        kinds = (TaskKind.JOB, TaskKind.DATA, *((TaskKind.FITS,) if self._state.members else ()))
+        self._until(lambda state: all(state.part(kind).status not in UNSETTLED for kind in kinds))
         job = self._state.job
         self._say(words.job_lines(self._state))
         if job.cause:
@@ -264,26 +264,28 @@ class PlainWizard:
     def _strategy(self) -> None:
         self._until(lambda state: state.strategy.status not in UNSETTLED or not blockers(state))
         self._until(lambda state: state.strategy.status not in UNSETTLED, self._look_for)
-        self._say(words.strategy_lines(self._state, self._whole))
+        self._say(words.strategy_lines(self._state, self._in_full))
         question = "A number, every=STEPS between merges, fastest, closest-to-exact or least-traffic, m: measure again"
-        question += ", x: fewer" if self._whole else ", x: every way with its figures"
+        question += ", x: fewer" if self._in_full else ", x: every way with its figures"
         onwards = do.retry() if self._state.strategy.status is ItemStatus.FAILED else do.go_on()
         preferences = {name: do.set_preference(name) for name in do.PREFERENCES}
-        self._choose(f"{question}, Enter: continue", {"": onwards, "m": do.retry(), **preferences}, self._way)
+        self._choose(
+            f"{question}, Enter: continue", {"": onwards, "m": do.retry(), **preferences}, self._strategy_answer
+        )
 
-    def _way(self, answer: str) -> Action | None:
+    def _strategy_answer(self, answer: str) -> Action | None:
         name, _, steps = answer.casefold().partition("=")
         if name.strip() in ("every", "h") and steps.strip().isdecimal():
             self._do(do.set_interval(int(steps)))
             self._until(lambda state: not state.is_under_way(TaskKind.INTERVAL), 10.0)
             return None
         if answer == "x":
-            self._whole = not self._whole
+            self._in_full = not self._in_full
             return None
-        way = words.numbered_way(self._state, int(answer), self._whole) if answer.isdecimal() else None
-        if way is None:
+        candidate = words.numbered_way(self._state, int(answer), self._in_full) if answer.isdecimal() else None
+        if candidate is None:
             self._ask.say("no such way to train")
-        return do.choose_strategy(way.index) if way is not None else None
+        return do.choose_strategy(candidate.index) if candidate is not None else None
 
     def _plan(self) -> None:
         self._until(lambda state: state.plan.status not in UNSETTLED)

@@ -26,10 +26,10 @@ def home_lines(state: WizardState) -> Iterator[str]:
         entry, machines = profile.entry, state.presence_of(profile)
         present = sum(machine.present is True for machine in machines)
         asked = machines and all(machine.present is not None for machine in machines)
-        here = f"; online: {present} of {counted(len(machines), 'machine')}" if asked else ""
+        online = f"; online: {present} of {counted(len(machines), 'machine')}" if asked else ""
         words = entry.error or (f"needs a {entry.needs}" if entry.needs else "ready")
         yield f"{number:>3}  {'saved profile' if profile.saved else 'profile'} {profile.name}: " + (
-            f"{entry.description or words}{here}"
+            f"{entry.description or words}{online}"
         )
         if any(machine.far for machine in machines):
             yield f"     this {MEASURES.format(names='its machines')}"
@@ -51,15 +51,15 @@ def _about(row: MachineRow) -> Iterator[str]:
     yield f"found by {', '.join(row.found_by)}" if row.found_by else ""
     online = [path for path in row.paths if path.online] or list(row.paths)
     if online and not row.here:
-        more = f" and {counted(len(online) - 1, 'more path')}" if len(online) > 1 else ""
-        yield f"{online[0].endpoint.where} over {online[0].endpoint.kind.value}{more}"
+        details = f" and {counted(len(online) - 1, 'more path')}" if len(online) > 1 else ""
+        yield f"{online[0].endpoint.where} over {online[0].endpoint.kind.value}{details}"
 
 
 def access_lines(rows: Iterable[Access]) -> Iterator[str]:
-    said = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
+    status_text = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
     for number, row in enumerate(rows, 1):
         stages = row.report.stages.items() if row.report is not None else ()
-        reached = ", ".join(f"{stage.value} {said[passed].value}" for stage, passed in stages)
+        reached = ", ".join(f"{stage.value} {status_text[passed].value}" for stage, passed in stages)
         yield f"{number:>3}  {row.name}: {row.label}{f' ({reached})' if reached else ''}"
         yield from _trouble(row)
 
@@ -81,8 +81,8 @@ def link_lines(state: WizardState) -> Iterator[str]:
         if figures is None:
             yield f"{ends}: {of_pair(pair).label}"
         else:
-            there, back = rate_text(figures.mbit), rate_text(figures.mbit_back)
-            speed = f"{there} there, {back} back, {time_text(figures.rtt_ms / 1000)}"
+            reached, back = rate_text(figures.mbit), rate_text(figures.mbit_back)
+            speed = f"{reached} there, {back} back, {time_text(figures.rtt_ms / 1000)}"
             yield f"{ends}: {speed}, over {path_of(pair)}"
         yield from (f"     warning: {text}" for text in warnings_of(pair))
     yield from _trouble(state.links, "  ")
@@ -115,59 +115,63 @@ def _option(option: JobOption) -> str:
     return f"  {option.name} = {option.value}{unit}{', changed' if option.changed else ''}{wrong}"
 
 
-def strategy_lines(state: WizardState, whole: bool = False) -> Iterator[str]:
-    """The ways that are offered, with their numbers; ``whole``: every way by its name, with all figures."""
-    found, chosen = state.strategy.found, state.chosen
+def strategy_lines(state: WizardState, in_full: bool = False) -> Iterator[str]:
+    """The ways that are offered, with their numbers; ``in_full``: every candidate by its name, with all figures."""
+    ranking, chosen = state.strategy.found, state.chosen
     if chosen is not None:
         yield from (f"  {text}" for text in about(chosen))
-    yield from (f"  {text}" for text in (*found.reasons[:3], *(found.details if whole else ())))
+    yield from (f"  {text}" for text in (*ranking.reasons[:3], *(ranking.details if in_full else ())))
     better = advised(state.ways, state.answers.preference)
-    for number, (label, way) in enumerate(_choices(state, whole), 1):
-        mark = "chosen, " if way is chosen else ""
-        mark += "recommended, " if way is better else ""
-        words = way_words(way) if whole else plain_way_words(way)
+    for number, (label, candidate) in enumerate(_choices(state, in_full), 1):
+        mark = "chosen, " if candidate is chosen else ""
+        mark += "recommended, " if candidate is better else ""
+        words = way_words(candidate) if in_full else plain_way_words(candidate)
         yield f"{number:>3}  {label}: {mark}{words}"
     yield from _trouble(state.strategy, "  ")
 
 
-def _choices(state: WizardState, whole: bool) -> list[tuple[str, RankedCandidate]]:
-    if not whole:
+def _choices(state: WizardState, in_full: bool) -> list[tuple[str, RankedCandidate]]:
+    if not in_full:
         return offered(state.ways, state.chosen)
     return [(f"{way.choice.name} over {way.choice.over}", way) for way in state.ways]
 
 
-def numbered_way(state: WizardState, number: int, whole: bool) -> RankedCandidate | None:
+def numbered_way(state: WizardState, number: int, in_full: bool) -> RankedCandidate | None:
     """Return the way of a number of :func:`strategy_lines`."""
-    choices = _choices(state, whole)
+    choices = _choices(state, in_full)
     return choices[number - 1][1] if 1 <= number <= len(choices) else None
 
 
-def plain_way_words(way: RankedCandidate) -> str:
+def plain_way_words(candidate: RankedCandidate) -> str:
     """Who trains, for how long, and how often they merge."""
-    if way.problem:
-        return way.problem
-    takes = duration_text(way.seconds) if way.seconds else "not measured"
-    return ", ".join(filter(None, (together_text(way.choice.members), takes, rhythm_text(way))))
+    if candidate.problem:
+        return candidate.problem
+    takes = duration_text(candidate.seconds) if candidate.seconds else "not measured"
+    return ", ".join(filter(None, (together_text(candidate.choice.members), takes, rhythm_text(candidate))))
 
 
-def way_words(way: RankedCandidate) -> str:
-    found = way.candidate
-    if way.problem:
-        return way.problem
-    if not found.step:
+def way_words(candidate: RankedCandidate) -> str:
+    predicted = candidate.candidate
+    if candidate.problem:
+        return candidate.problem
+    if not predicted.step:
         return "not measured"
-    parts = [
-        duration_text(way.seconds),
-        f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}, {time_text(found.step)} each",
+    phrases = [
+        duration_text(candidate.seconds),
+        f"{counted(predicted.steps, 'step')} of {counted(predicted.global_batch, 'sample')}, "
+        f"{time_text(predicted.step)} each",
     ]
-    if not way.choice.alone:
-        parts += [f"same loss after {duration_text(way.same_loss_seconds)}", f"{share_text(found.waiting)} waiting",
-                  f"{bytes_text(found.bytes_per_hour)} an hour"]  # fmt: skip
-    return ", ".join([*parts, *([f"H = {way.interval}"] if way.periodic else [])])
+    if not candidate.choice.alone:
+        phrases += [
+            f"same loss after {duration_text(candidate.same_loss_seconds)}",
+            f"{share_text(predicted.waiting)} waiting",
+            f"{bytes_text(predicted.bytes_per_hour)} an hour",
+        ]
+    return ", ".join([*phrases, *([f"H = {candidate.interval}"] if candidate.periodic else [])])
 
 
-def plan_lines(part: StatePart[Plan]) -> Iterator[str]:
-    plan = part.found
+def plan_lines(plan_part: StatePart[Plan]) -> Iterator[str]:
+    plan = plan_part.found
     yield f"  way: {plan.way}"
     for row in plan.changes:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
@@ -181,7 +185,7 @@ def plan_lines(part: StatePart[Plan]) -> Iterator[str]:
     yield f"  command: {plan.command}"
     yield "  (with --plan-only it starts nothing; with --try it really runs a few steps and saves nothing)"
     yield from (f"  network: {text}" for text in plan.network)
-    yield from _trouble(part, "  ")
+    yield from _trouble(plan_part, "  ")
 
 
 _SIGNS = {"+": "new", "~": "changed", "-": "removed"}

@@ -97,8 +97,8 @@ def saving(request: PlanRequest, config: Path | None = None) -> Saving:
     Raises:
         BadInput: the profile cannot be used, or the name cannot be a profile's.
     """
-    found = request.planning if len(request.machines) > 1 else None
-    planning = found.planning_of(request.chosen) if isinstance(found, Forecast) else None
+    taken = request.planning if len(request.machines) > 1 else None
+    planning = taken.planning_of(request.chosen) if isinstance(taken, Forecast) else None
     library = Library.open(config)
     folder = saved_folder(library.config.path.resolve())
     hosts = hosts_of(request.machines)
@@ -138,12 +138,12 @@ def _values(request: PlanRequest, planning: Planning | None, library: Library, c
     recommended = taken is None or (taken.recommended and taken.interval == taken.best_interval)
     if planning is not None and not recommended and planning.settings is not None:
         chosen = planning.settings.options
-        values |= {name: as_text(chosen[name]) for name in _ways() if name in chosen}
+        values |= {name: as_text(chosen[name]) for name in _chosen_options() if name in chosen}
     strategy = values.get("strategy", profile.strategy.strategy)
     return {name: value for name, value in values.items() if has_effect(name, strategy)}
 
 
-def _ways() -> tuple[str, ...]:
+def _chosen_options() -> tuple[str, ...]:
     """Return the options of a plan that a profile keeps with a way that was chosen by hand."""
     return (*WAYS, "error_feedback", *interval_options())
 
@@ -164,16 +164,16 @@ def _free_name(request: PlanRequest, values: Mapping[str, str], hosts: Hosts, li
 
 
 def _is_the_same(name: str, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> bool:
-    found = library.find("profile", name)
-    if found is None or found.file.path.parent != folder:
+    saved = library.find("profile", name)
+    if saved is None or saved.file.path.parent != folder:
         return False
     try:
         before = load_profile(name, {}, library.config.path).profile
-        wanted = load_profile(name, {**values, "hosts": before.run.hosts}, library.config.path).profile
-        keys = found.section.entries.keys() - {"description", "hosts"}
+        expected = load_profile(name, {**values, "hosts": before.run.hosts}, library.config.path).profile
+        keys = saved.section.entries.keys() - {"description", "hosts"}
         return (
             keys == values.keys()
-            and before == wanted
+            and before == expected
             and dump_hosts(load_hosts(Path(before.run.hosts))) == dump_hosts(hosts)
         )
     except BadInput:
@@ -201,21 +201,23 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
     Raises:
         BadInput: the choices do not fit together.
     """
-    kept, found, planned = saving(request, config), request.planning, None
-    names = _ways() if kept.planning is not None else ()
+    saved, forecast, planned = saving(request, config), request.planning, None
+    names = _chosen_options() if saved.planning is not None else ()
     options = {
         **dict(request.answers.job.options),
-        **{name: kept.values[name] for name in names if name in kept.values},
+        **{name: saved.values[name] for name in names if name in saved.values},
     }
     chosen = options.get("strategy", "auto")
     options = {name: value for name, value in options.items() if has_effect(name, chosen)}
     profile = resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile
-    as_in_its_file = {f"{kind}_name": kept.values.get(kind, "") for kind in _REFERENCES}  # paths are options there
-    profile = profile.model_copy(update={"name": kept.name, **as_in_its_file})
+    as_in_its_file = {f"{kind}_name": saved.values.get(kind, "") for kind in _REFERENCES}  # paths are options there
+    profile = profile.model_copy(update={"name": saved.name, **as_in_its_file})
     lines: list[str] = []
-    if isinstance(found, Forecast):
-        planned = found.planned(kept.planning, fit(profile, memory_budgets(profile, found.machines), lines.append))
-    return Choices(kept, profile, planned, tuple(lines))
+    if isinstance(forecast, Forecast):
+        planned = forecast.planned(
+            saved.planning, fit(profile, memory_budgets(profile, forecast.machines), lines.append)
+        )
+    return Choices(saved, profile, planned, tuple(lines))
 
 
 def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
@@ -224,13 +226,13 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
     Raises:
         BadInput: the choices do not fit together.
     """
-    kept, profile, planned, fitted = choices(request, config)
+    saved, profile, planned, fitted = choices(request, config)
     run, far, size = planned.plan if planned is not None else None, any(not row.here for row in request.machines), 0
     if run is not None and far:
         with suppress(MusterError, OSError):  # starting will say why
             size = outside.input_bytes(run)
     changes = (
-        *_changes(request, kept, size, profile.data.local_data),
+        *_changes(request, saved, size, profile.data.local_data),
         *(MachineChange("fit", "every machine", line, "~") for line in fitted),
     )
     engine = run.engine if run is not None else "mesh"
@@ -238,15 +240,15 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
     return Plan(
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
-        network=tuple(_network(far, profile, engine if together else "", coordinator_place(request, kept))),
+        network=tuple(_network(far, profile, engine if together else "", coordinator_place(request, saved))),
         time=request.chosen.time.sentences if request.chosen is not None and request.chosen.time is not None else (),
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
         staying=DATA_STAY if profile.data.local_data else "",
-        profile=kept.name,
-        files=tuple(map(relative_path, kept.files)),
-        command=command_line(*kept.arguments),
+        profile=saved.name,
+        files=tuple(map(relative_path, saved.files)),
+        command=command_line(*saved.arguments),
         hash=run.hash() if run is not None else "",
     )
 
@@ -258,18 +260,18 @@ def way_in_words(chosen: RankedCandidate | None, request: PlanRequest) -> str:
     return ", ".join(filter(None, (together_text(members), rhythm)))
 
 
-def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
+def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
     """Yield what changes where; ``size``: bytes of code, data and model, of which a machine gets what is missing.
 
     Args:
         stay: data stay on their machines.
     """
-    for path in kept.files:
+    for path in saved.files:
         yield MachineChange(f"file:{path.name}", "this computer", relative_path(path), "~" if path.exists() else "+")
     run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
     yield MachineChange("run", "this computer", run)
-    settings = kept.planning.settings if kept.planning is not None else None
-    for machine, row in zip(kept.hosts.machines, request.machines, strict=True):
+    settings = saved.planning.settings if saved.planning is not None else None
+    for machine, row in zip(saved.hosts.machines, request.machines, strict=True):
         name = machine.name
         if settings is not None and not any(one.name.partition(":")[0] == name for one in settings.members):
             yield MachineChange(f"out:{row.key}", name, "nothing: it is not part of the chosen strategy", "~")
@@ -281,10 +283,10 @@ def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Itera
             yield MachineChange(f"awake:{row.key}", name, "is kept awake while it trains", "~")
 
 
-def coordinator_place(request: PlanRequest, kept: Saving) -> str:
+def coordinator_place(request: PlanRequest, saved: Saving) -> str:
     """Return the coordinator's machine, as the plan names it; this computer where it names none of the others."""
-    settings = kept.planning.settings if kept.planning is not None else None
-    others = (machine.name for machine, row in zip(kept.hosts.machines, request.machines, strict=True) if not row.here)
+    settings = saved.planning.settings if saved.planning is not None else None
+    others = (machine.name for machine, row in zip(saved.hosts.machines, request.machines, strict=True) if not row.here)
     return settings.coordinator if settings is not None and settings.coordinator in others else "this computer"
 
 

@@ -129,9 +129,9 @@ class Services:
         return self._examine(rows, self._profile(job).model.task)
 
     def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[tuple[Finding, ...]]:
-        found = self.outside.examine(machines.hosts_of(rows), task, machines.trust_in(self._trusted))
-        self._health |= {row.key: one.health for row, one in zip(rows, found, strict=True) if one.health is not None}
-        return [tuple(one.findings) for one in found]
+        examined = self.outside.examine(machines.hosts_of(rows), task, machines.trust_in(self._trusted))
+        self._health |= {row.key: one.health for row, one in zip(rows, examined, strict=True) if one.health is not None}
+        return [tuple(one.findings) for one in examined]
 
     def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
         """Install the packages on machines that lack them, in an environment of Muster's.
@@ -143,8 +143,8 @@ class Services:
             MachinesNotReady: where that did not go; ``tell`` has heard why, machine by machine.
         """
         hosts = machines.hosts_of(rows)
-        found = self.outside.examine(hosts, self._profile(job).model.task, machines.trust_in(self._trusted))
-        problems = self.outside.repair(found, tell, send)
+        examined = self.outside.examine(hosts, self._profile(job).model.task, machines.trust_in(self._trusted))
+        problems = self.outside.repair(examined, tell, send)
         for problem in problems:
             machine = getattr(problem, "machine", "")
             tell(provision.InstallProgress(problem.message_for(machine), 0.0, machine))
@@ -216,11 +216,11 @@ class Services:
 
     def _check_code(self, job: JobAnswers) -> None:
         """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
-        found = job_view.resolved(job, self._config)
+        resolved = job_view.resolved(job, self._config)
         hint = f"read it, then: {command_line('plan', job.profile, '--trust-code')}"
-        for option in found.profile.user_code:
-            source = found.origins[option].file
-            custom_code.check_code(found.profile, source, hint, is_named=source is None, option=option)
+        for option in resolved.profile.user_code:
+            source = resolved.origins[option].file
+            custom_code.check_code(resolved.profile, source, hint, is_named=source is None, option=option)
 
     def close(self) -> None:
         """Let go of everything that is still held: nothing is, between calls."""
@@ -235,13 +235,13 @@ def saved_hosts(config: Path | None = None) -> dict[str, Path]:
         library = Library.open(config)
     except BadInput:
         return {}
-    found = {}
+    paths = {}
     for file in library.saved:
         for heading, section in file.sections.items():
             kind, _, name = heading.partition(":")
             if kind == "profile" and "hosts" in section.entries and section.entries["hosts"].value:
-                found[name] = Path(absolute_path(section.entries["hosts"].value, file.path.parent))
-    return found
+                paths[name] = Path(absolute_path(section.entries["hosts"].value, file.path.parent))
+    return paths
 
 
 def known_profiles(config: Path | None = None) -> tuple[KnownProfile, ...]:
@@ -251,11 +251,11 @@ def known_profiles(config: Path | None = None) -> tuple[KnownProfile, ...]:
         BadInput: ``config.ini`` cannot be read.
     """
     library, hosts = Library.open(config), saved_hosts(config)
-    found = [_known(entry, library, hosts.get(entry.name)) for entry in list_profiles(config)]
-    return tuple(sorted(found, key=lambda one: -one.entry.source.stat().st_mtime if one.saved else 1.0))
+    profiles = [_known_profile(entry, library, hosts.get(entry.name)) for entry in list_profiles(config)]
+    return tuple(sorted(profiles, key=lambda one: -one.entry.source.stat().st_mtime if one.saved else 1.0))
 
 
-def _known(entry: ProfileEntry, library: Library, hosts: Path | None) -> KnownProfile:
+def _known_profile(entry: ProfileEntry, library: Library, hosts: Path | None) -> KnownProfile:
     saved = entry.source != library.config.path
     try:
         return KnownProfile(entry, saved, hosts_file.load_hosts(hosts).machines if hosts is not None else ())

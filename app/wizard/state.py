@@ -1,7 +1,5 @@
-"""One moment of the guided set-up: what a person chose, and for each part what was worked out from that.
-
-Screens and prompts draw it; :func:`app.wizard.dependencies.apply` makes the next one.
-"""
+"""State of the guided set-up: a person's answers, and for each part what was worked out from them. Screens and prompts
+draw it; :func:`app.wizard.dependencies.apply` makes the next one."""
 
 from __future__ import annotations
 
@@ -134,7 +132,7 @@ class StatePart(Assessment, Generic[T]):
     inputs: object = field(default=None, repr=False)
     """The answers that it was worked out for: for others it is worked out anew."""
 
-    def again(self) -> StatePart[T]:
+    def outdated(self) -> StatePart[T]:
         """Return it as to be worked out once more; what is shown stays meanwhile."""
         return StatePart(self.found, inputs=self.inputs)
 
@@ -247,7 +245,7 @@ class WizardState:
 
     @property
     def busy(self) -> tuple[str, ...]:
-        """What is being worked on, in words: for a spinner."""
+        """Work in progress, in words: for a spinner."""
         return tuple(dict.fromkeys(words for _, words in self.under_way))
 
     @property
@@ -291,16 +289,16 @@ class WizardState:
         """Return the way to one picked machine."""
         return next((row for row in self.access if row.key == key), None)
 
-    def _shown(self, row: MachineRow, said: Assessment) -> dict[str, Any]:
+    def _shown(self, row: MachineRow, assessment: Assessment) -> dict[str, Any]:
         """Return how a picked machine stands; one that was left out is skipped, whatever was found."""
-        status = ItemStatus.SKIPPED if row.key in self.answers.skipped else said.status
-        return {"status": status, "words": said.words, "cause": said.cause, "fix": said.fix}
+        status = ItemStatus.SKIPPED if row.key in self.answers.skipped else assessment.status
+        return {"status": status, "words": assessment.words, "cause": assessment.cause, "fix": assessment.fix}
 
     @property
     def under_repair(self) -> frozenset[str]:
         """Machines that are being fixed, or are about to be."""
-        wanted = [task.inputs for task in self.tasks if task.kind is TaskKind.REPAIR]
-        return frozenset(key for keys in wanted if isinstance(keys, tuple) for key in keys)
+        repairs = [task.inputs for task in self.tasks if task.kind is TaskKind.REPAIR]
+        return frozenset(key for keys in repairs if isinstance(keys, tuple) for key in keys)
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -308,13 +306,13 @@ class WizardState:
         return tuple(self._check(row) for row in self.picked)
 
     def _check(self, row: MachineRow) -> Check:
-        part, found = self.examined, self.examined.found.get(row.key)
-        said: Assessment = part if part.status is not ItemStatus.OK else Assessment()
-        if part.status is ItemStatus.OK and found is not None:
-            said = of_findings(found)
+        examined, findings = self.examined, self.examined.found.get(row.key)
+        assessment: Assessment = examined if examined.status is not ItemStatus.OK else Assessment()
+        if examined.status is ItemStatus.OK and findings is not None:
+            assessment = of_findings(findings)
         if row.key in self.under_repair:
-            said = replace(said, status=ItemStatus.WORKING, words="fixing")
-        return Check(row.key, row.name, found or (), **self._shown(row, said))
+            assessment = replace(assessment, status=ItemStatus.WORKING, words="fixing")
+        return Check(row.key, row.name, findings or (), **self._shown(row, assessment))
 
     @property
     def ways(self) -> tuple[RankedCandidate, ...]:
@@ -326,9 +324,9 @@ class WizardState:
     @property
     def chosen(self) -> RankedCandidate | None:
         """The way to train that will be taken."""
-        ways, wanted = self.ways, self.answers.strategy
-        named = next((way for way in ways if way.identity == wanted), None)
-        return named or next((way for way in ways if way.recommended), ways[0] if ways else None)
+        candidates, identity = self.ways, self.answers.strategy
+        named = next((way for way in candidates if way.identity == identity), None)
+        return named or next((way for way in candidates if way.recommended), candidates[0] if candidates else None)
 
     @property
     def saved(self) -> bool:
@@ -343,15 +341,15 @@ class WizardState:
     @property
     def request(self) -> PlanRequest:
         """Everything that a plan for these answers is made of."""
-        found = self.strategy.found
-        return PlanRequest(self.members, self.answers, self.chosen, found.planning, found.measure)
+        ranking = self.strategy.found
+        return PlanRequest(self.members, self.answers, self.chosen, ranking.planning, ranking.measure)
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is here."""
         if profile.name in self.machines.presence:
             return self.machines.presence[profile.name]
-        seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is ItemStatus.OK}
         # saved since the search began
+        seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is ItemStatus.OK}
         return tuple(Presence(m.name, (m.host, m.port) in seen or None, not m.here) for m in profile.machines)
 
     # --------------------------------------------------------------------------------------------------- the next one
@@ -374,25 +372,27 @@ class WizardState:
 
     def empty(self, kind: TaskKind) -> StatePart[Any]:
         """Return a part as it is before anything was found."""
-        own = next((one for one in vars(WizardState).values() if isinstance(one, _PartOf) and one.kind is kind), None)
-        return own.nothing if own is not None else StatePart(None)
+        empty = {part.kind: part.nothing for part in vars(WizardState).values() if isinstance(part, _PartOf)}
+        return empty.get(kind) or StatePart(None)
 
-    def putting(self, kind: TaskKind, key: str = "", part: StatePart[Any] | None = None, **changes: Any) -> WizardState:
+    def putting(
+        self, kind: TaskKind, key: str = "", state_part: StatePart[Any] | None = None, **changes: Any
+    ) -> WizardState:
         """Return it with another part, or with changes of the one that it has."""
-        return replace(self, parts={**self.parts, (kind, key): replace(part or self.part(kind, key), **changes)})
+        return replace(self, parts={**self.parts, (kind, key): replace(state_part or self.part(kind, key), **changes)})
 
 
 @dataclass(frozen=True)
 class Transition:
-    """Something that happens to the set-up, as the machines' side tells it: a rule, and what the rule is told."""
+    """A change of the set-up that the machines' side reports: a rule with its arguments."""
 
     rule: Callable[..., WizardState]
-    told: tuple[object, ...] = ()
+    arguments: tuple[object, ...] = ()
     named: Mapping[str, object] = field(default_factory=dict)
 
     def on(self, state: WizardState) -> WizardState:
         """Return the state after it, not yet settled."""
-        return self.rule(state, *self.told, **self.named)
+        return self.rule(state, *self.arguments, **self.named)
 
 
 class Action(Transition):

@@ -12,71 +12,71 @@ _ALIKE = 1.05
 """Times as fast, below which predictions cannot tell two ways apart."""
 
 
-def offered(ways: Sequence[RankedCandidate], chosen: RankedCandidate | None) -> list[tuple[str, RankedCandidate]]:
+def offered(candidates: Sequence[RankedCandidate], chosen: RankedCandidate | None) -> list[tuple[str, RankedCandidate]]:
     """Return what a person chooses from, each with its label, the best first; a chosen way is always there."""
-    labels = _labels(ways)
-    offer = [(labels[way.index], way) for way in ways if way.index in labels]
+    labels = _labels(candidates)
+    offer = [(labels[way.index], way) for way in candidates if way.index in labels]
     if chosen is not None and chosen.index not in labels:
         offer.append((chosen.choice.name, chosen))
     return offer
 
 
-def label_of(way: RankedCandidate, ways: Sequence[RankedCandidate]) -> str:
+def label_of(candidate: RankedCandidate, candidates: Sequence[RankedCandidate]) -> str:
     """Return ``Fast``, ``Exact``, ``One machine``, or the name of a way that is none of these."""
-    return SINGLE if way.choice.alone else _labels(ways).get(way.index, way.choice.name)
+    return SINGLE if candidate.choice.alone else _labels(candidates).get(candidate.index, candidate.choice.name)
 
 
-def _labels(ways: Sequence[RankedCandidate]) -> dict[int, str]:
+def _labels(candidates: Sequence[RankedCandidate]) -> dict[int, str]:
     """Return the label by index in the ranking; ways that fit no memory have one where nothing else would."""
-    groups = [way for way in ways if way.candidate.predicted and not way.choice.alone and not way.problem]
+    groups = [way for way in candidates if way.candidate.predicted and not way.choice.alone and not way.problem]
     groups = [way for way in groups if way.recommended or way.choice.engine != "nccl"]
     fastest = max(groups, key=lambda way: way.candidate.useful_speed_up, default=None)
     advised = next((way for way in groups if way.recommended), fastest)
     if fastest is not None and advised is not None and _speed(fastest) < _ALIKE * _speed(advised):
         fastest = advised
     exact = advised if advised is not None and advised.exact else next((way for way in groups if way.exact), None)
-    labels = {way.index: way.choice.name for way in ways if not way.candidate.predicted}
+    labels = {way.index: way.choice.name for way in candidates if not way.candidate.predicted}
     labels |= {} if exact is None else {exact.index: EXACT}
     if fastest is not None:
         labels[fastest.index] = BOTH if fastest is exact else FAST
-    singles = [way for way in ways if way.choice.alone]
+    singles = [way for way in candidates if way.choice.alone]
     single = next((way for way in singles if way.recommended), max(singles, key=_speed, default=None))
     return labels | ({} if single is None else {single.index: SINGLE})
 
 
-def _speed(way: RankedCandidate) -> float:
-    return 0.0 if way.problem else way.candidate.useful_speed_up
+def _speed(candidate: RankedCandidate) -> float:
+    return 0.0 if candidate.problem else candidate.candidate.useful_speed_up
 
 
-def advised(ways: Sequence[RankedCandidate], preference: str) -> RankedCandidate | None:
+def advised(candidates: Sequence[RankedCandidate], preference: str) -> RankedCandidate | None:
     """Return the way that is recommended with the figures as they are shown, after a person has moved an interval.
 
     ``None``: the recommended way was left for a worse interval of its own.
     """
-    first = next((way for way in ways if way.recommended), None)
-    moved = next((way for way in ways if way.interval != way.best_interval), None)
-    if first is None or moved is None:
-        return first
-    needed = _ALIKE * _speed(first) if moved.index != first.index else moved.best_speed
+    recommended = next((way for way in candidates if way.recommended), None)
+    moved = next((way for way in candidates if way.interval != way.best_interval), None)
+    if recommended is None or moved is None:
+        return recommended
+    needed = _ALIKE * _speed(recommended) if moved.index != recommended.index else moved.best_speed
     if preference == "fastest" and moved.acceptable and _speed(moved) >= needed:
         return moved
-    return None if moved.index == first.index else first
+    return None if moved.index == recommended.index else recommended
 
 
-def rhythm_text(way: RankedCandidate) -> str:
+def rhythm_text(candidate: RankedCandidate) -> str:
     """Return how often the machines merge what they have learnt; empty for one machine."""
-    if way.choice.alone:
+    if candidate.choice.alone:
         return ""
-    return f"merging every {counted(way.interval, 'step')}" if way.interval > 1 else "merging in every step"
+    return f"merging every {counted(candidate.interval, 'step')}" if candidate.interval > 1 else "merging in every step"
 
 
-def about(way: RankedCandidate) -> Iterator[str]:
+def about(candidate: RankedCandidate) -> Iterator[str]:
     """Yield what a person should know of a way, in plain sentences."""
-    if way.time is not None:
-        yield from way.time.sentences
-    elif not way.candidate.predicted:
+    if candidate.time is not None:
+        yield from candidate.time.sentences
+    elif not candidate.candidate.predicted:
         yield "How long it takes is not predicted: nothing is known of what it costs."
     else:
         yield "How long it takes was not measured."
-    if way.quality:
-        yield way.quality
+    if candidate.quality:
+        yield candidate.quality

@@ -242,7 +242,7 @@ def at(step: Step, launch: StatePart[LaunchProgress] | None = None) -> Still:
     if step in OTHERS:
         picked = tuple(machine.key for machine in OTHERS[step])
         state = replace(state, machines=replace(MACHINES, rows=OTHERS[step])).answering(picked=picked)
-    return Still(state.putting(TaskKind.LAUNCH, part=launch) if launch is not None else state)
+    return Still(state.putting(TaskKind.LAUNCH, state_part=launch) if launch is not None else state)
 
 
 def hostile(value: Any) -> Any:

@@ -84,15 +84,15 @@ def test_keys_send_actions(step: Step) -> None:
 def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:
     steering = at(Step.PLAN)
     made, forecast = steering.state.part(TaskKind.PLAN), replace(steering.state.strategy, progress=("as recorded",))
-    steering.state = steering.state.putting(TaskKind.FORECAST, part=forecast).putting(
-        TaskKind.PLAN, part=StatePart(Plan(), status=ItemStatus.WORKING, inputs=made.inputs)
+    steering.state = steering.state.putting(TaskKind.FORECAST, state_part=forecast).putting(
+        TaskKind.PLAN, state_part=StatePart(Plan(), status=ItemStatus.WORKING, inputs=made.inputs)
     )
 
     async def drive(pilot: Pilot[Any]) -> None:
         shown = text(pilot.app)
         assert "as recorded" in shown and "e Command" in shown
         assert not any(word in shown for word in ("enter Start", "Enter starts", "w Only save"))
-        steering.state = steering.state.putting(TaskKind.PLAN, part=made)
+        steering.state = steering.state.putting(TaskKind.PLAN, state_part=made)
         pilot.app.changed()
         await until_text(pilot, "enter Start")
 

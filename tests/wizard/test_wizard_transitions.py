@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.assessment import of_run
-from app.wizard.dependencies import apply, begin, blockers, inputs, wanted
+from app.wizard.dependencies import apply, begin, blockers, inputs, tasks_to_start
 from app.wizard.launch_records import LaunchProgress
-from app.wizard.observations import begun, done, failed, sighted, told
+from app.wizard.observations import begun, done, failed, log_line, sighted
 from app.wizard.records import (
     Assessment,
     DataSummary,
@@ -105,7 +105,7 @@ def changes(draw: st.DrawFn, state: WizardState) -> Transition:
         return cast(Action, draw(ACTIONS))
     if draw(st.integers(0, 3)) == 0:
         return sighted(DiscoveredMachines(tuple(draw(ROWS))))
-    asked = wanted(state)
+    asked = tasks_to_start(state)
     kind, key = draw(st.sampled_from(list(TaskKind))), draw(KEYS)
     task = ServiceTask(kind, key, draw(st.sampled_from([inputs(state, kind, key), "stale"])))
     is_wanted = draw(st.booleans())
@@ -113,7 +113,7 @@ def changes(draw: st.DrawFn, state: WizardState) -> Transition:
         task = asked[draw(st.integers(0, len(asked) - 1))]
     found = st.builds(done, st.just(task), FOUND[task.kind])
     seen: Transition = draw(
-        st.one_of(found, st.builds(failed, st.just(task), TEXT), st.just(begun(task)), st.just(told(task, "x")))
+        st.one_of(found, st.builds(failed, st.just(task), TEXT), st.just(begun(task)), st.just(log_line(task, "x")))
     )
     return seen
 
@@ -144,7 +144,7 @@ def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 15))):
         state = apply(state, data.draw(changes(state)))
     for _ in range(30):
-        asked = wanted(state)
+        asked = tasks_to_start(state)
         if not asked:
             break
         for task in asked:
@@ -154,7 +154,7 @@ def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
             else:
                 found = {row.key: FINE for row in state.picked} if task.kind is TaskKind.CHECKS else None
                 state = apply(state, done(task, found or data.draw(FOUND[task.kind])))
-    assert not wanted(state)
+    assert not tasks_to_start(state)
 
 
 def test_recordings_too_long_for_the_model_bring_the_profile_that_hears_them() -> None:
@@ -206,7 +206,7 @@ def test_a_machine_with_a_strange_name_is_no_machine() -> None:
 
 def test_the_profiles_own_value_takes_a_change_back() -> None:
     job = JobForm((JobOption(options_by_name()["epochs"], "3", "3"),))
-    state = begin().putting(TaskKind.JOB, part=StatePart(job, status=ItemStatus.OK))
+    state = begin().putting(TaskKind.JOB, state_part=StatePart(job, status=ItemStatus.OK))
     state = apply(state, do.set_option("epochs", "5"))
     assert dict(state.answers.options)["epochs"] == "5"
     state = state.putting(TaskKind.JOB, found=job)
@@ -254,7 +254,7 @@ def test_a_plan_that_was_started_starts_no_second_run_unless_another_one_is_aske
     assert state.step is Step.PLAN
     again = apply(state, do.confirm())
     assert again.step is Step.LAUNCH  # it is shown
-    assert again.launch is state.launch and not wanted(again)  # and nothing is started
+    assert again.launch is state.launch and not tasks_to_start(again)  # and nothing is started
     another = apply(state, do.confirm(another=True))
     assert (another.step, another.launch.status, another.launch.found.run) == (Step.LAUNCH, ItemStatus.WORKING, "")
 
