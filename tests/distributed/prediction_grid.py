@@ -48,7 +48,7 @@ def jobs() -> dict[str, Job]:
         "least traffic": job(preference="least-traffic", max_loss_increase=0.05),
         "closest to exact": job(preference="closest-to-exact", samples=100_000),
         "sparse": job(codec="topk:0.03", samples=200_000, strategy="diloco"),
-        "small buckets": job(bucket_mb=0.5, strategy="allreduce", engine="nccl"),
+        "small buckets": job(owned={"allreduce": {"bucket_mb": 0.5}}, strategy="allreduce", engine="nccl"),
     }
 
 
