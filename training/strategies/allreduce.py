@@ -2,13 +2,13 @@
 
 Gradients are packed into flat buckets in the order in which backward computes them, and a bucket is sent while backward
 still runs (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2). The
-mean is weighted by each member's samples (or tokens), so ``n`` members equal one worker with the joint batch: ``g =
-sum_i (w_i / W) g_i``. Gradients are sent without their loss scale. With loss scaling, a gradient that is not finite
-makes all members skip the step, as a single worker would; without it, the mean is over the others' gradients.
+mean is weighted by each member's samples (or tokens), so ``n`` members equal one worker with the joint batch:
+``g = sum_i (w_i / W) g_i``. Gradients are sent without their loss scale. With loss scaling, a gradient that is not
+finite makes all members skip the step, as a single worker would; without it, the mean is over the others' gradients.
 
-A compressor (:mod:`training.strategies.compressors`) may compress a bucket. What it has not sent stays with the
-member and is part of a later mean. A compressor that clips limits each member's own gradient to ``max_grad_norm /
-sqrt(n)``; nothing is clipped after it, and sending then waits for the end of backward.
+A compressor (:mod:`training.strategies.compressors`) may compress a bucket. What it has not sent stays with the member
+and is part of a later mean. A compressor that clips limits each member's own gradient to ``max_grad_norm / sqrt(n)``;
+nothing is clipped after it, and sending then waits for the end of backward.
 """
 
 from __future__ import annotations

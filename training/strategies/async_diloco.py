@@ -190,9 +190,8 @@ class AsyncDiLoCo(Strategy):
         set_end: Callable[[int], None],
     ) -> None:
         self._is_meeting_requested, self._set_end = meeting_requested, set_end
-        digest = (
-            "".join(map(weight_hash, self._server.tensors().values())) if self.context.settings.verify_interval else ""
-        )
+        compares, vectors = self.context.settings.verify_interval, self._server.tensors().values()
+        digest = "".join(map(weight_hash, vectors)) if compares else ""
         reports = self._exchange.gather(f"{self.name}/speed", f"{self._speed()!r} {digest}".encode())
         speeds = {rank: parse_speed(report.partition(b" ")[0]) for rank, report in reports.items()}
         hashes = {rank: report.partition(b" ")[2] for rank, report in reports.items()}
@@ -337,7 +336,7 @@ class AsyncDiLoCo(Strategy):
         for rank in self._work.reassign_lost(ranks):
             self._assign_work(rank)
 
-    # ----------------------------------------------------------------------------------------- if speeds are configured
+    # ------------------------------------------------------------------------------------- with configured speeds
 
     def _advance_to_own_turn(self) -> None:
         """Apply the others' deltas until it is this member's turn, or the segment is over."""
@@ -356,7 +355,7 @@ class AsyncDiLoCo(Strategy):
         self.apply(rank, self._wire.decoded(encoded_deltas.get(rank, b"")), 0.0)
         self._arrival_times[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
 
-    # -------------------------------------------------------------------------------------------- at a meeting
+    # -------------------------------------------------------------------------------------------------- at a meeting
 
     @property
     def synchronised(self) -> bool:

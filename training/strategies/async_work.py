@@ -1,10 +1,11 @@
 """State that asynchronous members replicate: who does which work, and the anchor that deltas move as they arrive.
 
 A run is cut into *segments*, between which all members meet. The work of a segment from step ``a`` to ``b`` is cut into
-*work units*: unit ``j`` of ``n`` members is what the ``j mod n``-th of them would take of the data in step ``a + j //
-n`` if all went in lockstep. So every sample of an epoch is used once, and a segment ends when its samples are used up.
-Whenever a delta of a member is applied, that member takes the next units: ``H_i`` of them by its speed, fewer if the
-others would have to wait for it at the end of the segment. The units of a lost member are taken by the others.
+*work units*: unit ``j`` of ``n`` members is what the ``j mod n``-th of them would take of the data in step
+``a + j // n`` if all went in lockstep. So every sample of an epoch is used once, and a segment ends when its samples
+are used up. Whenever a delta of a member is applied, that member takes the next units: ``H_i`` of them by its speed,
+fewer if the others would have to wait for it at the end of the segment. The units of a lost member are taken by the
+others.
 
 Everything here is a function of the deltas and speeds in their order, so members stay equal without messages.
 """

@@ -1,10 +1,10 @@
 """Federated averaging: every H steps all take the mean of some members' weights, overall or within islands.
 
-McMahan et al. 2016 (arXiv 1602.05629), algorithm 1: in round ``t`` of ``H`` steps a random set ``S_t`` of ``max(C K,
-1)`` of the ``K`` members is averaged, ``theta <- sum_{k in S_t} n_k theta_k / sum_{k in S_t} n_k`` with ``n_k`` samples
-(or tokens) of the round. Here the other members train as well, since the set of live members is known only at the end
-of a round: their steps of that round are discarded, and they continue from the mean like all others. If no member of
-``S_t`` had samples, or arrived in time with finite weights, the round averages all members.
+McMahan et al. 2016 (arXiv 1602.05629), algorithm 1: in round ``t`` of ``H`` steps a random set ``S_t`` of
+``max(C K, 1)`` of the ``K`` members is averaged, ``theta <- sum_{k in S_t} n_k theta_k / sum_{k in S_t} n_k`` with
+``n_k`` samples (or tokens) of the round. Here the other members train as well, since the set of live members is known
+only at the end of a round: their steps of that round are discarded, and they continue from the mean like all others. If
+no member of ``S_t`` had samples, or arrived in time with finite weights, the round averages all members.
 
 With ``island_size`` the members are divided anew in every round into the fewest islands of at most that size, with
 sizes that differ by at most one. A mean is over the share ``C`` of an island (if none of those can contribute, members

@@ -6,7 +6,7 @@ it is paired with a random member j, and with ``Delta = phi - theta`` and means 
     delta_i <- alpha delta_i - beta mean(Delta) - gamma (phi_i - mean(phi))
     phi_i   <- phi_i + delta_i,    theta_i <- phi_i
 
-This is the paper's variant of Nesterov's momentum: ``outer_momentum`` is alpha, ``outer_lr`` beta, ``gossip`` is gamma,
+This is the paper's variant of Nesterov's momentum: ``outer_momentum`` is alpha, ``outer_lr`` beta, ``gossip`` gamma,
 whose term pulls a pair's slow weights together; delta_i stays with its member. The authors' experiments have
 alpha = 0.5, beta = gamma = 0.7, H = 50, and plain means; ``weighting = samples`` weights Delta by the samples of the
 round. The slow weights of many members stay together if ``gamma < 2 (1 - alpha^2)``, by the second moments of their

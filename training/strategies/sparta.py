@@ -6,8 +6,8 @@ all trainable weights::
 
     theta_i[S_t] <- 1/n sum_j theta_j[S_t]
 
-The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so only values are sent, 4
-p N bytes in fp32, and a newcomer needs no state to compute them. ``selection`` has the names of ExoGym's index
+The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so only values are sent,
+4 p N bytes in fp32, and a newcomer needs no state to compute them. ``selection`` has the names of ExoGym's index
 selectors, which select in each tensor separately. With a ``delay`` of d steps training continues during an exchange,
 and its steps are kept: what was sent after step t is merged after step t + d, ``theta += mean - sent``.
 
@@ -15,8 +15,7 @@ The mean is plain, as in the paper; ``weighting = samples`` weights members by t
 Members differ by design. Evaluated and saved is the plain mean of all their weights, 4 N bytes each time, and after the
 last step all hold it. A newcomer starts with the weights of its host. A member that is too late for a mean takes it
 like the others. ``drift`` is the largest distance of this member's weights from their mean. ``error_feedback`` has no
-use
-here: errors of rounding a weight once do not add up.
+use here: errors of rounding a weight once do not add up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Streaming DiLoCo: the weights are merged in fragments, one after the other, while training continues.
 
-Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. A round of fragment ``p`` of ``P`` starts at the steps ``t = t_p
-mod H`` with ``t_p = p H / P``: every member sends the pseudo-gradient ``anchor_p - theta_p``; ``tau`` steps later the
-outer step on the mean moves the anchor, which is mixed with the member's weights (equation 3)::
+Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. A round of fragment ``p`` of ``P`` starts at the steps
+``t = t_p mod H`` with ``t_p = p H / P``: every member sends the pseudo-gradient ``anchor_p - theta_p``; ``tau`` steps
+later the outer step on the mean moves the anchor, which is mixed with the member's weights (equation 3)::
 
     theta_p = alpha theta_p + (1 - alpha) anchor_p
 

@@ -4,8 +4,8 @@ A compressor is one file in this folder, with its options and costs; per-step av
 (``allreduce.compressor``). There is one object for every bucket. In every step::
 
     compressor.start(values, step_context)  # when the bucket's gradients are final, mostly while backward runs
-    compressor.continue_after_first_mean()                      # after backward, in bucket order: start what depends on
-    the first mean result = compressor.wait()              # the mean gradient: the same bits on every member
+    compressor.continue_after_first_mean()  # after backward, in bucket order: start what depends on the first mean
+    result = compressor.wait()              # the mean gradient: the same bits on every member
     compressor.settle()                     # accept the step; without it the state stays as it was before start
 
 Every member calls them in the same order, so :meth:`Compressor.continue_after_first_mean` may start exchanges.
