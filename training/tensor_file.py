@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from profiles.errors import RunFailed
-from training.exchange.staging import is_asynchronous, pinned, when_done
+from training.exchange.staging import is_asynchronous, pinned, wait_for_device
 
 PIECE = 1 << 26
 """Bytes of one piece of memory: torch pins whole powers of two."""
@@ -89,7 +89,7 @@ class HostCopy:
                     piece, begin = divmod(at, PIECE)
                     memory[piece][begin : begin + source.numel()].copy_(source, non_blocking=by_itself)
                     at += source.numel()
-        when_done(self._device)
+        wait_for_device(self._device)
         bodies = [memory[i // PIECE].numpy()[: file.body_bytes - i].data for i in range(0, file.body_bytes, PIECE)]
         return [memoryview(file.header), *bodies]
 

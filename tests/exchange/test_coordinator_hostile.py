@@ -19,7 +19,15 @@ from tests.waiting import PATIENCE, until
 from training.exchange import coordinator_server
 from training.exchange.base import ExchangeError
 from training.exchange.coordinator_client import JoinConfig
-from training.exchange.coordinator_protocol import MAX_LINE, PROTOCOL_VERSION, GroupStatus, Hello, Report, line, parse
+from training.exchange.coordinator_protocol import (
+    MAX_LINE,
+    PROTOCOL_VERSION,
+    GroupStatus,
+    Hello,
+    Report,
+    encode_line,
+    parse,
+)
 from training.exchange.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
@@ -66,7 +74,7 @@ def answer(connection: socket.socket) -> str:
 
 def hello(rank: int, **changes: object) -> bytes:
     said = {"version": PROTOCOL_VERSION, "run_id": RUN, "rank": rank, "world_size": 3, "name": "x", "port": 1}
-    return line(Hello.model_validate({**said, "incarnation": "i", **changes}))
+    return encode_line(Hello.model_validate({**said, "incarnation": "i", **changes}))
 
 
 @settings(max_examples=20, deadline=None)
@@ -83,11 +91,11 @@ def test_any_bytes_of_a_stranger_are_refused(parts: list[bytes]) -> None:
     [
         ([b"x" * (MAX_LINE + 1)], "too long"),
         ([hello(2), b"y" * (MAX_LINE + 1)], "too long"),
-        ([hello(2), line(Report(epoch=1 << 50, mesh=0))], "has not been"),
+        ([hello(2), encode_line(Report(epoch=1 << 50, mesh=0))], "has not been"),
         ([hello(2), b'{"full": 1e300}\n'], "not a message"),
-        ([hello(2), line(Report(full=3, kept=9))], "contradicts"),
-        ([hello(7), line(Report())], "rank 7 of 3"),
-        ([hello(2, run_id="other"), line(Report())], "another run"),
+        ([hello(2), encode_line(Report(full=3, kept=9))], "contradicts"),
+        ([hello(7), encode_line(Report())], "rank 7 of 3"),
+        ([hello(2, run_id="other"), encode_line(Report())], "another run"),
         ([hello(2), b'{"lost": 2}\n'], "contradicts"),
     ],
 )
@@ -106,7 +114,7 @@ def test_who_breaks_the_rules_is_refused(running: Lab, lines: list[bytes], reaso
     ],
 )
 def test_a_member_that_talks_rubbish_loses_its_own_place(running: Lab, news: bytes, reason: str) -> None:
-    connection = dial(running, hello(2), line(Report()))
+    connection = dial(running, hello(2), encode_line(Report()))
     until(lambda: running.statuses(2)[-1] == "joined")
     connection.sendall(news)
     assert reason in answer(connection)
@@ -124,8 +132,8 @@ def test_who_says_nothing_is_hung_up_on_and_takes_no_memory(tmp_path: Path) -> N
 
 def test_who_comes_and_goes_without_end_is_kept_out_for_a_while(running: Lab) -> None:
     for number in range(coordinator_server.MAX_HELLOS_PER_MINUTE):
-        dial(running, hello(2, incarnation=str(number)), line(Report())).close()
-    until(lambda: "reconnects too often" in answer(dial(running, hello(2), line(Report()))))
+        dial(running, hello(2, incarnation=str(number)), encode_line(Report())).close()
+    until(lambda: "reconnects too often" in answer(dial(running, hello(2), encode_line(Report()))))
     assert serves(running) and len(running.events) < 4 * coordinator_server.MAX_HELLOS_PER_MINUTE
 
 

@@ -21,7 +21,7 @@ from training.events import MemberEvent
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.coordinator_client import JoinConfig
-from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, line
+from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, encode_line
 from training.exchange.coordinator_server import Coordinator
 from training.exchange.handover import TAG, JoinStateServer, channel_of, hand_over_missing
 from training.exchange.link import Outgoing, PeerLost
@@ -58,7 +58,7 @@ def test_whom_a_member_accuses_on_its_way_out_is_not_believed_where_a_coordinato
 
 def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) -> None:
     liar, studio = pair.form()
-    told = memoryview(line(HeldResults(full=1, kept=0, results=((1, (), (0, 1)),))))
+    told = memoryview(encode_line(HeldResults(full=1, kept=0, results=((1, (), (0, 1)),))))
     liar.gather(told, {1: memoryview(bytearray(1000))}, lambda peer, size: None, None, 0).submit()
     liar.send(1, TAG, memoryview(HUGE))
     peers = {rank: Peer(name=f"m{rank}") for rank in range(2)}
@@ -111,7 +111,7 @@ def test_whoever_only_sees_a_connection_end_says_so(pair: Group) -> None:
 
 
 def test_a_member_is_called_what_the_plan_calls_it(running: Lab) -> None:  # noqa: F811
-    connection = dial(running, hello(2, name="machine-0"), line(Report()))
+    connection = dial(running, hello(2, name="machine-0"), encode_line(Report()))
     until(lambda: running.statuses(2)[-1] == "joined")
     assert [e.name for e in running.events if isinstance(e, MemberEvent) and e.member == 2][-1] == "machine-2"
     connection.close()

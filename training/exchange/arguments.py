@@ -50,12 +50,12 @@ def _kind_of(value: Any) -> str:
     return "opts" if type(value).__name__.endswith("Options") else "op"
 
 
-def listed(tensors: Any) -> list[torch.Tensor]:
+def tensor_list(tensors: Any) -> list[torch.Tensor]:
     """Return the list of tensors that collectives take; a single tensor becomes a list of one."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def nested(tensors: Any) -> list[list[torch.Tensor]]:
+def tensor_lists(tensors: Any) -> list[list[torch.Tensor]]:
     """Return the list of tensor lists that collectives take; a single list becomes a list of one."""
     values = list(tensors)
     return [values] if values and isinstance(values[0], torch.Tensor) else [list(value) for value in values]

@@ -51,7 +51,7 @@ class Arrivals:
     def __contains__(self, key: Key) -> bool:
         return key in self._waiting
 
-    def keep(self, key: Key, arrival: Arrival) -> None:
+    def add(self, key: Key, arrival: Arrival) -> None:
         """Keep an incoming connection; of one peer at most as many as it can need."""
         with self._changed:
             gone = [old for old, waiting in self._waiting.items() if old == key or waiting.is_abandoned(old[2])]
@@ -112,7 +112,7 @@ class ConnectionAttempt:
         self._handshakes, self._history, self._arrivals = handshakes, history, arrivals
         self._key, self._relay, self._deadline = key, relay, deadline
         self._addresses = [(host, port) for host, port in addresses]
-        _, self._peer, self._does = key
+        _, self._peer, self._direction = key
         self._problems: dict[str, str] = {}
 
     @property
@@ -123,8 +123,9 @@ class ConnectionAttempt:
     def meet(self) -> Connection | None:
         """Return the connection; ``None`` if there is none by the deadline, or when the listener is closed."""
         begin = time.monotonic()
-        recent = self._history.recent_route(self._peer, self._does)
-        self._dials_from = begin + (0.0 if self._does == SENDS or recent == "dialled" else self._timeouts.reverse_after)
+        recent = self._history.recent_route(self._peer, self._direction)
+        dials_at_once = self._direction == SENDS or recent == "dialled"
+        self._dials_from = begin + (0.0 if dials_at_once else self._timeouts.reverse_after)
         after = self._timeouts.relay_again_after if recent == "relayed" else self._timeouts.relay_after
         self._relays_from = begin + after if self._relay is not None else math.inf
         attempts: dict[Route, Callable[[], Connection | None]] = {
@@ -136,7 +137,7 @@ class ConnectionAttempt:
             for route, attempt in attempts.items():
                 if (connection := attempt()) is not None:
                     route = route if connection.address else "relayed"
-                    self._history.record_route(self._peer, self._does, route)
+                    self._history.record_route(self._peer, self._direction, route)
                     return replace(connection, route=route, loses_large=self._history.loses_large(self._peer))
             self._arrivals.wait(self._stop, self._pause())
         return None
@@ -161,7 +162,7 @@ class ConnectionAttempt:
         if (arrival := self._arrivals.take(self._key)) is None:
             return None
         try:
-            return self._handshakes.take(arrival, self._does, self._timeout(self._timeouts.hurried))
+            return self._handshakes.take(arrival, self._direction, self._timeout(self._timeouts.hurried))
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             if isinstance(error, BlackHole) and arrival.address:
@@ -211,14 +212,16 @@ class ConnectionAttempt:
         if self._relay is None or folder is None or time.monotonic() < self._relays_from:
             return None
         channel, own_rank = self._key[0], self._handshakes.identity.rank
-        sides = (channel, own_rank, self._peer) if self._does == SENDS else (channel, self._peer, own_rank)
+        sides = (channel, own_rank, self._peer) if self._direction == SENDS else (channel, self._peer, own_rank)
         try:
-            connection = connect_through_relay(self._relay, relay_key(folder), sides, self._does == SENDS, self._stop)
+            connection = connect_through_relay(
+                self._relay, relay_key(folder), sides, self._direction == SENDS, self._stop
+            )
             if connection is None:
                 return None
-            if self._does == SENDS:
+            if self._direction == SENDS:
                 return self._open_handshake(connection, "", 0.0, self._timeouts.handshake)
-            self._arrivals.keep(*self._handshakes.answer(connection, ""))
+            self._arrivals.add(*self._handshakes.answer(connection, ""))
         except (OSError, EOFError, ExchangeError, MusterError, ValueError) as error:
             self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _describe_error(error)
         return None

@@ -28,7 +28,7 @@ from training.exchange.coordinator_protocol import (
     Hello,
     ProtocolError,
     Report,
-    line,
+    encode_line,
     parse,
 )
 from training.exchange.dialling import send_small_segments
@@ -104,7 +104,7 @@ class JoinConfig:
 
     def reached_at(self, listening: str) -> tuple[str, ...]:
         """Return the addresses at which this member can currently be dialled."""
-        return tuple(self.hosts) or own_addresses(listening, self.interface)
+        return tuple(self.hosts) or dialable_addresses(listening, self.interface)
 
 
 class CoordinatorClient:
@@ -217,7 +217,7 @@ class CoordinatorClient:
         Raises:
             OSError, asyncio.TimeoutError: it does not answer there, or its address has changed.
         """
-        dialling = asyncio.ensure_future(self._open(parsed(address)))
+        dialling = asyncio.ensure_future(self._open(parse_endpoint(address)))
         end = time.monotonic() + max(_RETRY, min(self._lease, self._deadline - time.monotonic()))
         while not dialling.done() and time.monotonic() < end and self.address == address:
             await asyncio.wait({dialling}, timeout=_RETRY)
@@ -251,7 +251,7 @@ class CoordinatorClient:
 
     async def _exchange_messages(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
         """Send and receive until the connection ends; return why, and whether that is final."""
-        writer.write(line(self._hello.model_copy(update={"hosts": self._addresses()})))
+        writer.write(encode_line(self._hello.model_copy(update={"hosts": self._addresses()})))
         sending = asyncio.create_task(self._send(writer))
         try:
             while True:
@@ -296,7 +296,7 @@ class CoordinatorClient:
             self._wake_up.clear()
             self._report_is_due = False
             leaves = self._closing
-            writer.write(line(self._report().model_copy(update={"leaves": leaves})))
+            writer.write(encode_line(self._report().model_copy(update={"leaves": leaves})))
             with contextlib.suppress(OSError):
                 await writer.drain()
             if leaves:  # the coordinator hangs up: closing with unread data would discard what was sent
@@ -307,13 +307,13 @@ class CoordinatorClient:
             beat.cancel()
 
 
-def parsed(address: str) -> tuple[str, int]:
+def parse_endpoint(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port``, the host in brackets if it is IPv6."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def own_addresses(listening: str, best: str = "") -> tuple[str, ...]:
+def dialable_addresses(listening: str, best: str = "") -> tuple[str, ...]:
     """Return the addresses of this machine's interfaces that others may dial, ``best`` and the fastest interface first.
 
     Empty if it listens on loopback; only the address itself if it listens on one.

@@ -54,23 +54,23 @@ def _serve(path: Path) -> None:
     _allow_connections()
     end = threading.Event()
     write = EventSink(sys.stdout)
-    early: list[MemberEvent | WarningEvent | WaysEvent] = []
-    listens, turn = threading.Event(), threading.Lock()
+    buffered: list[MemberEvent | WarningEvent | WaysEvent] = []
+    is_listening, lock = threading.Event(), threading.Lock()
 
     def log(event: MemberEvent | WarningEvent | WaysEvent) -> None:
-        with turn:
-            if not listens.is_set():  # members of a restarted coordinator connect at once
-                early.append(event)
+        with lock:
+            if not is_listening.is_set():  # members of a restarted coordinator connect at once
+                buffered.append(event)
                 return
             write(event)
 
     coordinator = Coordinator(_read_config(path), log)
     port = coordinator.start()
     _watch_for(end, coordinator)
-    with turn:
+    with lock:
         print(json.dumps({"port": port, "relay": coordinator.group.relay}), flush=True)
-        listens.set()
-    for event in early:
+        is_listening.set()
+    for event in buffered:
         log(event)
     end.wait()
     coordinator.stop()

@@ -181,7 +181,7 @@ class GroupStatus(_Message):
     """It may return as a newcomer."""
 
 
-def line(message: Hello | Report | GroupStatus | HeldResults) -> bytes:
+def encode_line(message: Hello | Report | GroupStatus | HeldResults) -> bytes:
     """Return a message as one line of JSON."""
     return message.model_dump_json(exclude_defaults=True).encode() + b"\n"
 

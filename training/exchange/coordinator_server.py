@@ -20,7 +20,15 @@ from typing import Any
 from profiles.errors import BadInput
 from training.events import WarningEvent
 from training.exchange.certificates import member_uri, relay_key
-from training.exchange.coordinator_protocol import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
+from training.exchange.coordinator_protocol import (
+    MAX_LINE,
+    GroupStatus,
+    Hello,
+    ProtocolError,
+    Report,
+    encode_line,
+    parse,
+)
 from training.exchange.coordinator_state import CoordinatorConfig, Member
 from training.exchange.dialling import listen_on
 from training.exchange.group_membership import GroupMembership, Log
@@ -230,7 +238,7 @@ class Coordinator:
         def send(status: GroupStatus) -> None:
             if transport.is_closing():
                 return
-            transport.write(line(status))
+            transport.write(encode_line(status))
             if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
                 transport.abort()
 
@@ -254,7 +262,7 @@ class Coordinator:
             peer = writer.get_extra_info("peername")
             self._log(WarningEvent(message=f"refused a connection from {peer and peer[0]}: {reason}"))
         if not writer.transport.is_closing():
-            writer.transport.write(line(GroupStatus(failed=reason)))
+            writer.transport.write(encode_line(GroupStatus(failed=reason)))
 
 
 def _plain_address(address: str) -> str:

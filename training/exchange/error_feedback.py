@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, roundtrip
 from training.exchange.residuals import Residual
-from training.exchange.staging import fetched, is_asynchronous, to_device
+from training.exchange.staging import fetch_as_decoded, is_asynchronous, to_device
 from training.lazy import torch
 
 
@@ -59,7 +59,7 @@ class ErrorFeedback:
         """Return what the other members decode from ``sent``."""
         if not is_asynchronous(sent.device):
             return roundtrip(self._codec, sent)
-        return to_device(roundtrip(self._codec, fetched(sent, self._codec)), sent.device)
+        return to_device(roundtrip(self._codec, fetch_as_decoded(sent, self._codec)), sent.device)
 
     def tensors(self, suffix: str = "") -> dict[str, torch.Tensor]:
         """Return the residuals for a snapshot: this member's own, and the one it keeps as an owner of means.

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Backend, Store
 
 from training.exchange.arguments import InvalidArgument, check_dense, check_single
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.coordinator_client import parsed
+from training.exchange.coordinator_client import parse_endpoint
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.memory_order import Use, in_use
@@ -64,7 +64,7 @@ class GroupBase(dist.ProcessGroup):
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
             channel, addresses = self._publish_and_collect(store)
-            relay = parsed(relay_address) if (relay_address := os.environ.get("MUSTER_RELAY")) else None
+            relay = parse_endpoint(relay_address) if (relay_address := os.environ.get("MUSTER_RELAY")) else None
             self._mesh = Mesh.form(listener, channel, addresses, _names_of(addresses), self._seconds, relay)
             self.pairs = PointToPointLinks(self._mesh, listener, channel, addresses, self._seconds, relay)
             _alive.add(self)

@@ -326,12 +326,12 @@ class GroupMembership:
         holders = [member for member in group if member.role != "newcomer"]
         if self._drop_all(verdicts.holders_of_recomputed(holders, self._bounds), may_return=True):
             return True
-        if (liar := verdicts.find_false_claim(holders, self._last_mesh)) is not None:
-            return self._drop_all([liar])
+        if (false_claim := verdicts.find_false_claim(holders, self._last_mesh)) is not None:
+            return self._drop_all([false_claim])
         stand = max(member.report.full for member in group)
         oldest_kept = min(min(m.report.kept, verdicts.joint_result(m.report)) for m in group if m.report.full == stand)
-        beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest_kept]
-        if self._drop_all(beyond, may_return=True):
+        too_far_behind = [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest_kept]
+        if self._drop_all(too_far_behind, may_return=True):
             return True
         for member in (m for m in entering if m.role == "newcomer"):
             self._log_event(member, "ready", "has the training state")

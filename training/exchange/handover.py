@@ -18,7 +18,7 @@ from training.exchange.base import (
     Group,
     JoiningState,
 )
-from training.exchange.coordinator_protocol import GroupStatus, HeldResults, MeshStart, StateOrder, line, parse
+from training.exchange.coordinator_protocol import GroupStatus, HeldResults, MeshStart, StateOrder, encode_line, parse
 from training.exchange.dialling import Address
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
@@ -85,7 +85,7 @@ def _exchange_held(mesh: Mesh, own_results: HeldResults) -> dict[int, HeldResult
     def received(peer: int, size: int) -> None:
         held_by_rank[peer] = parse(HeldResults, bytes(buffers[peer][:size]))
 
-    mesh.gather(memoryview(line(own_results)), buffers, received, None, 0).submit().wait()
+    mesh.gather(memoryview(encode_line(own_results)), buffers, received, None, 0).submit().wait()
     return held_by_rank
 
 
@@ -152,7 +152,7 @@ class JoinStateServer:
         order = status.joining
         return order is not None and order.donor == rank and order.number != self._order
 
-    def holds(self, number: int) -> bool:
+    def must_wait(self, number: int) -> bool:
         """Whether an operation has to wait for newcomers."""
         return self._after is not None and number > self._after
 

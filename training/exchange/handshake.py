@@ -91,7 +91,7 @@ class Arrival:
     cipher: Cipher
     address: str
 
-    def is_abandoned(self, does: int) -> bool:
+    def is_abandoned(self, direction: int) -> bool:
         """Whether the other end has abandoned this connection.
 
         A sender that was told that it is used and hung up afterwards has not: it was there, and has left since, and
@@ -103,7 +103,7 @@ class Arrival:
             gone = bool(ready.poll(0)) and not socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
         except OSError:
             return True
-        return gone and does == SENDS
+        return gone and direction == SENDS
 
 
 class BlackHole(ExchangeError):
@@ -168,15 +168,15 @@ class Handshakes:
         Raises:
             OSError, EOFError, ExchangeError, ValueError: it was closed.
         """
-        with contextlib.ExitStack() as hanging_up:
-            hanging_up.callback(lambda: connection.close())
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(lambda: connection.close())
             connection.settimeout(self._step_seconds)
             if self._server is not None:
                 connection = self._server.wrap_socket(connection, server_side=True)
-            magic, rank, to, does, cipher, secret, length = _HELLO.unpack(
+            magic, rank, to, direction, cipher, secret, length = _HELLO.unpack(
                 _exactly(connection, _HELLO.size, self._step_seconds)
             )
-            if magic not in _MAGIC.values() or to != self.identity.rank or does > 1 or cipher >= len(_CIPHERS):
+            if magic not in _MAGIC.values() or to != self.identity.rank or direction > 1 or cipher >= len(_CIPHERS):
                 raise ExchangeError("not a valid handshake")
             self._check(connection, rank)
             if length > MAX_CHANNEL:
@@ -185,13 +185,13 @@ class Handshakes:
             if magic != _MAGIC[self.identity.transport]:
                 connection.sendall(_OTHER_TRANSPORT)
                 raise ExchangeError("its transport is another one")
-            if does == SENDS:
+            if direction == SENDS:
                 connection.sendall(_ACCEPTED)
                 _expect(connection, _CHOSEN)
                 _exactly(connection, len(PADDING), self._step_seconds)
                 connection.sendall(_ACCEPTED)
-            hanging_up.pop_all()
-            return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
+            cleanup.pop_all()
+            return (channel, rank, RECEIVES if direction == SENDS else SENDS), Arrival(
                 connection, secret, _CIPHERS[cipher], address
             )
 
@@ -204,9 +204,9 @@ class Handshakes:
             OSError, EOFError, ExchangeError: the other end does not answer, or is another member.
             BlackHole: small messages pass in either direction, but large ones do not.
         """
-        channel, peer, does = key
-        with contextlib.suppress(_Unwanted), contextlib.ExitStack() as hanging_up:
-            hanging_up.callback(lambda: connection.close())
+        channel, peer, direction = key
+        with contextlib.suppress(_Unwanted), contextlib.ExitStack() as cleanup:
+            cleanup.callback(lambda: connection.close())
             if self._client is not None:
                 connection = secured = self._client.wrap_socket(connection, do_handshake_on_connect=False)
                 timeout.wait(connection, secured.do_handshake)
@@ -214,9 +214,9 @@ class Handshakes:
             secret, name = os.urandom(SECRET), channel.encode()
             cipher = _CIPHERS.index(self._cipher)
             magic = _MAGIC[self.identity.transport]
-            hello = _HELLO.pack(magic, self.identity.rank, peer, does, cipher, secret, len(name))
+            hello = _HELLO.pack(magic, self.identity.rank, peer, direction, cipher, secret, len(name))
             connection.sendall(hello + name)
-            if does == SENDS:
+            if direction == SENDS:
                 timeout.wait(connection, lambda: _expect(connection, _ACCEPTED))
                 _choose(connection, timeout)
             else:
@@ -227,18 +227,18 @@ class Handshakes:
                 _read_padding(connection, timeout)
                 connection.sendall(_ACCEPTED)
             established = self._ready(Arrival(connection, secret, self._cipher, address), round_trip)
-            hanging_up.pop_all()
+            cleanup.pop_all()
             return established
         return None
 
-    def take(self, arrival: Arrival, does: int, timeout: HandshakeTimeout) -> Connection:
+    def take(self, arrival: Arrival, direction: int, timeout: HandshakeTimeout) -> Connection:
         """Use an incoming connection; a sender notifies the other end.
 
         Raises:
             OSError, EOFError, ExchangeError: the other end is gone.
             BlackHole: as in :meth:`open_handshake`.
         """
-        if does == SENDS:
+        if direction == SENDS:
             _choose(arrival.socket, timeout)
         return self._ready(arrival, 0.0)
 

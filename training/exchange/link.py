@@ -35,7 +35,7 @@ MARKS, OPERATIONS = (1 << 12) - 1, 1 << 20
 FAREWELL = 0xFFFFFFFF
 """Operation number of a link's last message: which member its sender has lost, and why."""
 _CUT_SECONDS = 1.0
-_LAST_WORD = struct.Struct("<I")
+_FAREWELL_HEADER = struct.Struct("<I")
 _MAX_WHY = 200
 
 
@@ -205,11 +205,11 @@ class Outgoing(_Link):
 
     _socket: socket.socket
     _counter = 0
-    _last_word: PeerLost | None = None
+    _farewell: PeerLost | None = None
 
     def say_farewell(self, lost: PeerLost) -> None:
         """Tell the peer which member is lost, after the current message, and send nothing more."""
-        self._last_word = lost
+        self._farewell = lost
         self.submit(lambda link: link.send(FAREWELL, memoryview(b"")), lambda error: None)
 
     def _begin(self, connection: Connection) -> None:
@@ -231,8 +231,8 @@ class Outgoing(_Link):
                 self._send_frame(operation, frame, left)
 
     def _send_frame(self, operation: int, payload: memoryview, left: int) -> None:
-        if (lost := self._last_word) is not None:
-            payload = memoryview(_LAST_WORD.pack(lost.rank) + lost.why.encode()[:_MAX_WHY])
+        if (lost := self._farewell) is not None:
+            payload = memoryview(_FAREWELL_HEADER.pack(lost.rank) + lost.why.encode()[:_MAX_WHY])
             operation, left = FAREWELL, 0
         if self._sealer is not None:
             pieces = [self._sealer.seal(operation, payload, left)]
@@ -272,7 +272,7 @@ class Incoming(_Link):
         self._early: dict[int, deque[bytearray]] = {}
         self.early_bytes = 0
         self._counter = 0
-        self._coming, self._wakes_at = 0, 1
+        self._outstanding, self._low_watermark = 0, 1
         """Bytes of the current message known to be outstanding, and bytes that must have arrived for a wake-up."""
         self._poll: select.poll | None = None
         super().__init__(connection, peer, names, on_error)
@@ -283,7 +283,7 @@ class Incoming(_Link):
         self._sealed = memoryview(bytearray(MAX_FRAME + TAG if connection.sealed else 0))
         self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
 
-    def comes(self, seconds: float) -> bool:
+    def wait_readable(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return whether there is something to receive, or the connection has ended."""
         if self._early or self._socket is None:
             return True
@@ -314,10 +314,10 @@ class Incoming(_Link):
             into[: len(message)] = message
             return len(message)
         while True:
-            coming, length, left = self._read_header()
-            if coming == operation:
+            arriving, length, left = self._read_header()
+            if arriving == operation:
                 break
-            self._keep_early(coming, length, left, operation)
+            self._keep_early(arriving, length, left, operation)
         if length + left > len(into):
             self._take(length, memoryview(bytearray(length)))  # this authenticates the header
             raise self._too_long(operation, length + left, len(into))
@@ -339,8 +339,8 @@ class Incoming(_Link):
         """Read the rest of a message after its first frame."""
         start = length
         while left:
-            expected, (coming, length, left) = left, self._read_header()
-            if coming != operation or length + left != expected or not length:
+            expected, (arriving, length, left) = left, self._read_header()
+            if arriving != operation or length + left != expected or not length:
                 raise FrameError("a message was continued by another one")
             self._take(length, into[start : start + length])
             start += length
@@ -363,30 +363,30 @@ class Incoming(_Link):
                 raise FrameError(f"frame {counter} where {self._counter} had to come")
             self._counter += 1
         operation, length, left = parse_header(self._header)
-        self._coming = length + left
+        self._outstanding = length + left
         if operation == FAREWELL and not self._believes:
             raise FrameError("it left in the middle of an operation")
-        if operation == FAREWELL and _LAST_WORD.size <= length <= _LAST_WORD.size + _MAX_WHY and not left:
+        if operation == FAREWELL and _FAREWELL_HEADER.size <= length <= _FAREWELL_HEADER.size + _MAX_WHY and not left:
             word = bytearray(length)
             self._take(length, memoryview(word))
-            why = word[_LAST_WORD.size :].decode(errors="replace")
-            raise self.lost(f"{why} ({self._names[self.peer]} says)", _LAST_WORD.unpack_from(word)[0])
+            why = word[_FAREWELL_HEADER.size :].decode(errors="replace")
+            raise self.lost(f"{why} ({self._names[self.peer]} says)", _FAREWELL_HEADER.unpack_from(word)[0])
         return operation, length, left
 
     def _fill(self, into: memoryview) -> None:
         while len(into):
-            wakes_at = _WAKE if self._flags and self._coming >= 2 * _WAKE and sys.platform == "linux" else 1
-            if wakes_at != self._wakes_at:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
-                self._wakes_at = wakes_at
+            low_watermark = _WAKE if self._flags and self._outstanding >= 2 * _WAKE and sys.platform == "linux" else 1
+            if low_watermark != self._low_watermark:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_watermark)
+                self._low_watermark = low_watermark
             chunk = (
-                into if wakes_at == 1 else into[:_WAKE]
+                into if low_watermark == 1 else into[:_WAKE]
             )  # some of it may be there: at least as much is still to come
             size = self._socket.recv_into(chunk, len(chunk), self._flags)
             if not size or (self._cut and not self._flags):  # a closed SSLSocket would go on reading ciphertext
                 raise EOFError("it closed the connection")
             self.bytes += size
-            self._coming -= size
+            self._outstanding -= size
             into = into[size:]
 
     def _too_long(self, operation: int, size: int, capacity: int) -> PeerLost:

@@ -99,9 +99,9 @@ class Listener:
             return is_wanted() and not interrupted.is_set()
 
         meetings = {
-            (peer, does): self._meeting((channel, peer, does), peers[peer], relay, deadline, still)
+            (peer, direction): self._meeting((channel, peer, direction), peers[peer], relay, deadline, still)
             for peer in peers
-            for does in (SENDS, RECEIVES)
+            for direction in (SENDS, RECEIVES)
         }
         try:
             results = _connect_all(meetings)
@@ -192,7 +192,7 @@ class Listener:
     def _do_handshake(self, connection: socket.socket, host: str) -> None:
         """Do the handshake of an incoming connection; one that is not of the run is closed."""
         try:
-            self.arrivals.keep(*self._handshakes.answer(connection, host.removeprefix("::ffff:")))
+            self.arrivals.add(*self._handshakes.answer(connection, host.removeprefix("::ffff:")))
         except (OSError, EOFError, ExchangeError, ValueError):
             pass
         finally:

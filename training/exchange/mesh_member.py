@@ -23,7 +23,7 @@ from training.exchange.base import (
     Pending,
     Traffic,
 )
-from training.exchange.coordinator_client import CoordinatorClient, JoinConfig, parsed
+from training.exchange.coordinator_client import CoordinatorClient, JoinConfig, parse_endpoint
 from training.exchange.coordinator_protocol import GroupStatus, MeshStart, Report
 from training.exchange.halting import Halting
 from training.exchange.handover import JoinStateServer, Newcomer, hand_over_missing, handover_limit
@@ -179,7 +179,7 @@ class MeshMember(Exchange):
         for operation in self._log.pending(self._begun):
             if self.mesh is not None:
                 self.mesh.full = self._log.full
-            if self.mesh is None or self._state_server.holds(operation.number):
+            if self.mesh is None or self._state_server.must_wait(operation.number):
                 break
             self._begun = operation.number
             begun.append(operation.begin(self.mesh, functools.partial(self._on_operation_end, self.mesh, operation)))
@@ -368,8 +368,8 @@ class MeshMember(Exchange):
     def _relay(self) -> Address | None:
         coordinator, relay = self._joining.endpoints
         if relay:
-            return parsed(relay)
-        return (parsed(coordinator)[0], self._status.relay) if self._status.relay else None
+            return parse_endpoint(relay)
+        return (parse_endpoint(coordinator)[0], self._status.relay) if self._status.relay else None
 
     def _is_wanted(self, epoch: int) -> bool:
         status = self._status

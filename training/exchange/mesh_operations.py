@@ -57,7 +57,7 @@ class Meter:
         self._lock = threading.Lock()
         self._under_way = 0
         self._since = 0.0
-        self._moved = 0.0
+        self._last_progress = 0.0
         self._counted = 0, 0
 
     def begin_mesh(self) -> None:
@@ -72,13 +72,13 @@ class Meter:
             if before != self._counted:
                 self.traffic.bytes_sent += sent - before[0]
                 self.traffic.bytes_received += received - before[1]
-                self._moved = self._clock()
+                self._last_progress = self._clock()
 
     def wait(self, settled: Callable[[float], bool]) -> bool:
         """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds."""
         began = self._clock()
         while not settled(min(_SLICE, STANDSTILL / 4)):
-            if self._clock() - max(began, self._moved) > STANDSTILL:
+            if self._clock() - max(began, self._last_progress) > STANDSTILL:
                 return False
         return True
 
@@ -92,7 +92,7 @@ class Meter:
         with self._lock:
             self._settle()
             self._under_way += operations
-            self._moved = self._since
+            self._last_progress = self._since
 
     def _settle(self) -> None:
         now = self._clock()
@@ -121,8 +121,8 @@ class MeshOperation(ABC, Generic[R]):
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._error: ExchangeError | None = None
-        self._counts = this_thread.counts
-        if self._counts:
+        self._is_timed = this_thread.is_timed
+        if self._is_timed:
             meter.count(1)
 
     def wait(self, timeout: float | None = None) -> R:
@@ -130,7 +130,7 @@ class MeshOperation(ABC, Generic[R]):
         if not self._settled.is_set():
             start = time.perf_counter()
             is_settled = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
-            if self._counts:
+            if self._is_timed:
                 self._meter.add_wait(time.perf_counter() - start)
             if not is_settled:
                 raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
@@ -148,7 +148,7 @@ class MeshOperation(ABC, Generic[R]):
                 return
             self._error = error
             self._settled.set()
-        if self._counts:
+        if self._is_timed:
             self._meter.count(-1)
 
     def _result(self) -> R:

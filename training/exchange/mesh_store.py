@@ -38,7 +38,7 @@ class MeshStore(Store):
         self._values: dict[str, bytes] = {}
         self._news: dict[str, str] = {}
         self._changed = threading.Condition()
-        self._settled = self._others_settled = self._met = False
+        self._settled = self._others_settled = self._is_complete = False
         self.problem: Exception | None = None
         """Why the rounds have ended."""
         threading.Thread(target=self._run_rounds, name="torch store", daemon=True).start()
@@ -79,25 +79,25 @@ class MeshStore(Store):
         """Return when no member misses a key; there are no rounds after that."""
         with self._changed:
             self._settled = True
-            self._changed.wait_for(lambda: self._met or self.problem is not None)
+            self._changed.wait_for(lambda: self._is_complete or self.problem is not None)
             if self.problem is not None:
                 raise self.problem
 
     @property
     def _over(self) -> bool:
-        return self._met or self._others_settled or self.problem is not None
+        return self._is_complete or self._others_settled or self.problem is not None
 
     def _run_rounds(self) -> None:
         rounds, pause = 0, _SHORT
         try:
-            while not self._met:
+            while not self._is_complete:
                 rounds += 1
                 with self._changed:
                     settled, message, self._news = self._settled, {"done": self._settled, "keys": self._news}, {}
                 news, others = self._round(message, rounds)
                 with self._changed:
                     self._values = {**news, **self._values}
-                    self._others_settled, self._met = others, others and settled
+                    self._others_settled, self._is_complete = others, others and settled
                     self._changed.notify_all()
                 pause = _SHORT if news else min(2 * pause, _LONG)
                 if not news:
@@ -111,10 +111,10 @@ class MeshStore(Store):
         """Exchange news with all members; return theirs, and whether no other member misses anything."""
         mesh, new_values, complete = self._mesh, dict[str, bytes](), True
         buffers = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
-        heard: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         payload = memoryview(json.dumps(message).encode())
-        mesh.gather(payload, buffers, heard.__setitem__, None, number).submit().wait(FORM_SECONDS)
-        for peer, size in heard.items():
+        mesh.gather(payload, buffers, sizes.__setitem__, None, number).submit().wait(FORM_SECONDS)
+        for peer, size in sizes.items():
             try:
                 news = json.loads(bytes(buffers[peer][:size]))
                 for key, value in news["keys"].items():

@@ -16,8 +16,8 @@ _AS_ON_A_CPU = ("Stream", "stream", "current_stream", "is_initialized", "set_dev
 
 def complete(module: Any) -> None:
     """Add what a device's module lacks, and leave what it has."""
-    lacks = {name: getattr(torch.cpu, name) for name in _AS_ON_A_CPU} | {"current_device": lambda: 0}
-    for name, stand_in in lacks.items():
+    missing = {name: getattr(torch.cpu, name) for name in _AS_ON_A_CPU} | {"current_device": lambda: 0}
+    for name, stand_in in missing.items():
         if not hasattr(module, name):
             setattr(module, name, stand_in)
 

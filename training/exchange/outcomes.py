@@ -16,7 +16,7 @@ import torch
 from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
 from training.exchange.codecs import CHUNK_ELEMENTS
 from training.exchange.reduction import BufferPool
-from training.exchange.staging import fetched
+from training.exchange.staging import fetch_as_decoded
 
 OUTCOME = struct.Struct("<d")
 """Sum of the weights in a piece; bit masks of the contributing and the refused ranks follow, then the flags."""
@@ -27,7 +27,7 @@ def copy_contribution(contribution: Contribution, buffer_pool: BufferPool) -> Co
     """Return a checked contribution whose values are copied to the CPU and belong to the operation alone."""
     values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
-        return replace(contribution, values=fetched(values, codec)).checked()
+        return replace(contribution, values=fetch_as_decoded(values, codec)).checked()
     values_copy, finite = float_buffer(buffer_pool, values.numel()), True
     for start in range(0, values.numel(), CHUNK_ELEMENTS):  # copy and check while they are in the cache
         chunk = values_copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
@@ -142,10 +142,10 @@ def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResul
 
 
 def outcome_tail(
-    weight: float, members: Sequence[int], among: Sequence[int], refused: Sequence[int], flags: bytes
+    weight: float, members: Sequence[int], contributors: Sequence[int], refused: Sequence[int], flags: bytes
 ) -> bytes:
     """Return what follows the values of an outcome, as :func:`apply_outcome` reads it."""
-    masks = (sum(1 << members.index(rank) for rank in ranks) for ranks in (among, refused))
+    masks = (sum(1 << members.index(rank) for rank in ranks) for ranks in (contributors, refused))
     return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
 
 

@@ -136,7 +136,9 @@ class _Average:
         reply, stream = self._codec.reply, self._contribution.stream
         into = as_tensor(buffer)
         direct = reply.exact and not stream and stop > start
-        mean, among, refused = self._mean(decoded, into[: 4 * (stop - start)].view(torch.float32) if direct else None)
+        mean, contributors, refused = self._mean(
+            decoded, into[: 4 * (stop - start)].view(torch.float32) if direct else None
+        )
         size = 4 * (stop - start)
         if stop > start and not direct:
             if stream:
@@ -145,9 +147,9 @@ class _Average:
                 into[: (size := data.numel())] = data
             else:
                 size = reply.encode_into(mean, into)
-        total = sum(self._metadata[rank].weight for rank in among)
-        flags = combine_flags([self._metadata[rank].flags for rank in among], len(self._contribution.flags))
-        tail = outcome_tail(total, self.members, among, refused, flags)
+        total = sum(self._metadata[rank].weight for rank in contributors)
+        flags = combine_flags([self._metadata[rank].flags for rank in contributors], len(self._contribution.flags))
+        tail = outcome_tail(total, self.members, contributors, refused, flags)
         buffer[size : size + len(tail)] = tail
         return buffer[: size + len(tail)]
 
@@ -155,19 +157,20 @@ class _Average:
         self, decoded: Mapping[int, torch.Tensor], out: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[int], list[int]]:
         """Return the mean of a piece, the ranks in it, and the ranks left out because their values are not finite."""
-        own_rank, among = self._mesh.rank, [rank for rank in self.members if not self._metadata[rank].non_finite]
+        own_rank, contributors = self._mesh.rank, [rank for rank in self.members if not self._metadata[rank].non_finite]
         while True:
-            terms = [(self._metadata[rank].weight, decoded[rank]) for rank in among]
+            terms = [(self._metadata[rank].weight, decoded[rank]) for rank in contributors]
             mean = weighted_mean(terms, out) if terms else torch.zeros_like(decoded[own_rank])
             # Non-finite values show in the mean, unless their weight is 0.
-            doubtful = [r for r in among if self._metadata[r].weight == 0.0] if self._codec.carries(mean) else among
-            wrong = [rank for rank in doubtful if rank != own_rank and not self._codec.carries(decoded[rank])]
-            if not wrong:
+            weightless = [rank for rank in contributors if self._metadata[rank].weight == 0.0]
+            suspects = weightless if self._codec.carries(mean) else contributors
+            refused = [rank for rank in suspects if rank != own_rank and not self._codec.carries(decoded[rank])]
+            if not refused:
                 break
-            among = [rank for rank in among if rank not in wrong]
+            contributors = [rank for rank in contributors if rank not in refused]
         if not terms and out is not None:
             mean = out.zero_()
-        return mean, among, [rank for rank in self.members if rank not in among]
+        return mean, contributors, [rank for rank in self.members if rank not in contributors]
 
     def _decode(self, rank: int, data: memoryview, elements: int) -> torch.Tensor:
         """Return the decoded values of a contribution; they may share memory with ``data``."""

@@ -174,7 +174,7 @@ class StallDetector:
                 still.append(((isinstance(link, Outgoing), link.bytes > link.bytes_before, since), link))
         if not still:
             return None
-        (takes, begun, _), link = min(still, key=lambda priority_and_link: priority_and_link[0])
-        verb = "took" if takes else "sent"
+        (is_outgoing, begun, _), link = min(still, key=lambda priority_and_link: priority_and_link[0])
+        verb = "took" if is_outgoing else "sent"
         suffix = " more" if begun else ""
         return link.lost(f"it {verb} nothing{suffix} for {seconds:g} s, the timeout of this group")

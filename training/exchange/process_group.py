@@ -49,9 +49,9 @@ from training.exchange.arguments import (
     check_scattered,
     check_single,
     flattened,
-    listed,
-    nested,
     options_of,
+    tensor_list,
+    tensor_lists,
 )
 from training.exchange.group_base import GroupBase
 from training.exchange.link import PeerLost
@@ -77,7 +77,7 @@ class MusterGroup(GroupBase):
     """One process group. Members are numbered from 0, whatever their ranks in the world are."""
 
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
-        opts, tensors = options_of(dist.AllreduceOptions, args, kwargs), listed(tensors)
+        opts, tensors = options_of(dist.AllreduceOptions, args, kwargs), tensor_list(tensors)
         if not tensors:
             raise InvalidArgument("all_reduce", "requires non-empty tensor list")
         check_alike("all_reduce", tensors, tensors[0])
@@ -155,7 +155,7 @@ class MusterGroup(GroupBase):
         mesh.exchange({peer: [view(contribution)] for peer in views}, receives, work.part_ended, work.mark)
 
     def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
-        opts, tensors = options_of(dist.ReduceOptions, args, kwargs), listed(tensors)
+        opts, tensors = options_of(dist.ReduceOptions, args, kwargs), tensor_list(tensors)
         root, tensor = opts.rootRank, check_single("reduce", tensors)
         check_root("reduce", root, self._size)
         check_root_tensor("reduce", opts.rootTensor, tensors)
@@ -176,7 +176,7 @@ class MusterGroup(GroupBase):
         return self._exchange({}, buffers, work.deliver(reduce))
 
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
-        opts, tensors = options_of(dist.BroadcastOptions, args, kwargs), listed(tensors)
+        opts, tensors = options_of(dist.BroadcastOptions, args, kwargs), tensor_list(tensors)
         root = opts.rootRank
         check_root("broadcast", root, self._size)
         check_root_tensor("broadcast", opts.rootTensor, tensors)
@@ -195,7 +195,7 @@ class MusterGroup(GroupBase):
         return self._exchange({}, {root: [host]}, work)
 
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
-        outputs, inputs = nested(outputs), listed(inputs)
+        outputs, inputs = tensor_lists(outputs), tensor_list(inputs)
         check_gathered("all_gather", outputs, inputs, self._rank, self._size)
         return self._all_gather(list(zip(outputs, inputs)), flattened(outputs))
 
@@ -230,7 +230,7 @@ class MusterGroup(GroupBase):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
         opts = options_of(dist.ReduceScatterOptions, args, kwargs)
-        outputs, inputs = listed(outputs), nested(inputs)
+        outputs, inputs = tensor_list(outputs), tensor_lists(inputs)
         check_scattered("reduce_scatter", outputs, inputs, self._rank, self._size)
         return self._reduce_scatter(list(zip(outputs, inputs)), opts.reduceOp, outputs)
 
@@ -297,7 +297,7 @@ class MusterGroup(GroupBase):
 
     def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
         opts = options_of(dist.GatherOptions, args, kwargs)
-        outputs, inputs, root = nested(outputs), listed(inputs), opts.rootRank
+        outputs, inputs, root = tensor_lists(outputs), tensor_list(inputs), opts.rootRank
         check_root("gather", root, self._size)
         tensor, is_root = check_single("gather", inputs, "input "), self._rank == root
         if is_root:
@@ -313,7 +313,7 @@ class MusterGroup(GroupBase):
 
     def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
         opts = options_of(dist.ScatterOptions, args, kwargs)
-        outputs, inputs, root = listed(outputs), nested(inputs), opts.rootRank
+        outputs, inputs, root = tensor_list(outputs), tensor_lists(inputs), opts.rootRank
         check_root("scatter", root, self._size)
         tensor, is_root = check_single("scatter", outputs, "output "), self._rank == root
         if is_root:

@@ -187,8 +187,8 @@ def connect_through_relay(
         raise OSError(why[-1])
     if answer is None:
         return None
-    with contextlib.ExitStack() as hanging_up:
-        hanging_up.enter_context(connection := answer.socket)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(connection := answer.socket)
         connection.settimeout(HANDSHAKE_SECONDS)
         side, token = 0 if sends else 1, _token(key, *sides)
         nonce = connection.recv(_NONCE, socket.MSG_WAITALL)
@@ -198,7 +198,7 @@ def connect_through_relay(
             with contextlib.suppress(TimeoutError):
                 if connection.recv(1) != _PAIRED:
                     raise EOFError("the other side did not connect")
-                hanging_up.pop_all()
+                cleanup.pop_all()
                 return connection
     return None
 

@@ -76,12 +76,12 @@ class MeanResiduals:
             return encode(mean)
         residual = self._of_piece(stream, start, mean)
         # Zeros of a sparse reply cost no bytes: a residual there waits until its position is sent again.
-        repaid = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
-        total = mean + repaid
+        compensated = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
+        total = mean + compensated
         if not codec.carries(total):
-            total, repaid = mean, torch.zeros_like(mean)
+            total, compensated = mean, torch.zeros_like(mean)
         data = encode(total)
-        pending[start] = residual - repaid + (total - decode(data))
+        pending[start] = residual - compensated + (total - decode(data))
         return data
 
     def settle(self, stream: str, pending: Mapping[int, torch.Tensor]) -> None:

@@ -23,7 +23,7 @@ def is_asynchronous(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps", "meta")
 
 
-def common_queue(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+def common_async_device(tensors: Sequence[torch.Tensor]) -> torch.device | None:
     """Return the device of all tensors, if it is the same for all and asynchronous."""
     devices = {tensor.device for tensor in tensors}
     return devices.pop() if len(devices) == 1 and all(map(is_asynchronous, devices)) else None
@@ -52,17 +52,17 @@ def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor
         target.view(tensor.shape).copy_(tensor.detach(), non_blocking=alone)
         start += tensor.numel()
     for device in devices if alone else ():
-        when_done(device)
+        wait_for_device(device)
     return host
 
 
-def when_done(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
     """Wait until an asynchronous device has finished its queued work."""
     if is_asynchronous(device):
         torch.get_device_module(device).current_stream(device).record_event().synchronize()
 
 
-def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
+def fetch_as_decoded(values: torch.Tensor, codec: Codec) -> torch.Tensor:
     """Return flat fp32 ``values`` of a device on the host, as other members will decode them; values that ``codec``
     cannot carry are unchanged.
 
@@ -86,10 +86,10 @@ def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a host tensor on ``device``, copied asynchronously where that is possible. The host tensor must not change
     until the host has waited for the device."""
-    return reachable(values, device).to(device, non_blocking=is_asynchronous(device))
+    return device_accessible(values, device).to(device, non_blocking=is_asynchronous(device))
 
 
-def reachable(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+def device_accessible(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return flat ``values`` in memory that ``device`` can access directly, if it can access any."""
     if not is_asynchronous(device) or values.device.type != "cpu" or values.is_pinned():
         return values

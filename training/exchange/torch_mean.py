@@ -55,18 +55,19 @@ class Attempt:
     """One mean on one mesh; the contribution stays unchanged.
 
     Args:
-        look: returns the contribution on a device; called in the group's thread.
+        on_device: returns the contribution on a device; called in the group's thread.
     """
 
     def __init__(
         self,
         mesh: TorchMesh,
-        look: Callable[[torch.device], Contribution],
+        on_device: Callable[[torch.device], Contribution],
         residuals: MeanResiduals,
         shares: Mapping[int, float],
     ) -> None:
         assert mesh.group is not None
-        self._mesh, self._group, self._look, self._residuals, self._shares = mesh, mesh.group, look, residuals, shares
+        self._mesh, self._group, self._on_device = mesh, mesh.group, on_device
+        self._residuals, self._shares = residuals, shares
         self._full = mesh.full
         self.pending_residuals: dict[int, torch.Tensor] = {}
         self._frames: list[Frame] = []
@@ -81,10 +82,10 @@ class Attempt:
             RuntimeError: the group is broken.
             PeerLost: a member sent something invalid.
         """
-        contribution = self._contribution = self._look(self._group.device)
+        contribution = self._contribution = self._on_device(self._group.device)
         shares = shares_of(self._shares, self._mesh.members)
         bounds = self._bounds = share_bounds(contribution.values.numel(), shares, contribution.codec.block)
-        self._introduce()
+        self._exchange_headers()
         default_step = CHUNK_ELEMENTS if len(bounds) < 3 else CHUNK_ELEMENTS // 2
         step = max(default_step, contribution.codec.block) if self._group.device.type == "cpu" else _DEVICE_PIECE
         under_way: deque[Iterator[None]] = deque()
@@ -115,11 +116,11 @@ class Attempt:
         result = MeanResult(
             contribution.values, weight, members, left_out, tuple(self._refused), flags, contribution.is_finite
         )
-        among = [rank for rank in members if rank not in self._refused]
-        tail = outcome_tail(weight, members, among, self._refused, flags)
+        contributors = [rank for rank in members if rank not in self._refused]
+        tail = outcome_tail(weight, members, contributors, self._refused, flags)
         return result, FrameOutcome(members, sorted(self._frames, key=lambda frame: frame[0]), tail)
 
-    def _introduce(self) -> None:
+    def _exchange_headers(self) -> None:
         """Exchange weights and flags, and check that all members are at the same mean: torch does not."""
         contribution, mesh, group = self._contribution, self._mesh, self._group
         description = describe_operation("mean", contribution.name, contribution)
@@ -136,8 +137,8 @@ class Attempt:
         settled = self._full
         for rank, reply in zip(mesh.members, headers):
             raw = reply.cpu().numpy().tobytes()
-            weight, theirs, full, non_finite, flags = _HEAD.unpack_from(raw)
-            if theirs != tag or flags != len(contribution.flags):
+            weight, peer_tag, full, non_finite, flags = _HEAD.unpack_from(raw)
+            if peer_tag != tag or flags != len(contribution.flags):
                 raise PeerLost(rank, mesh.names[rank], f"it is at another exchange than {description} of this machine")
             if not 0.0 <= weight <= LARGEST_WEIGHT:
                 raise PeerLost(
@@ -238,7 +239,7 @@ class TorchMean(MeshOperation[MeanResult]):
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         assert isinstance(mesh, TorchMesh) and mesh.group is not None
-        self._attempt = Attempt(mesh, self._look, self._residuals, self._shares)
+        self._attempt = Attempt(mesh, self._on_device, self._residuals, self._shares)
         mesh.group.carry_out(self._attempt.run, on_done)  # at once, in the order of the operations
         return PendingTransfer(0)
 
@@ -249,13 +250,13 @@ class TorchMean(MeshOperation[MeanResult]):
         return outcome
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        contribution = self._look(torch.device("cpu"))
+        contribution = self._on_device(torch.device("cpu"))
         self._value = apply_outcome(replace(contribution, values=torch.empty_like(contribution.values)), rank, outcome)
         if self._attempt is not None and rank in outcome.members:
             self._residuals.settle(contribution.stream, self._attempt.pending_residuals)
         self._attempt = None
 
-    def _look(self, device: torch.device) -> Contribution:
+    def _on_device(self, device: torch.device) -> Contribution:
         """Return a copy of the contribution on a device; the original stays unchanged for further attempts."""
         contribution = self._contribution
         if self._ready is not None:
@@ -295,18 +296,18 @@ class TorchMember(MeshMember):
     Args:
         joining: as on the mesh; its ``interface`` is the one that torch uses, or loopback.
         device: of the contributions.
-        tell: called with one line if gloo carries the exchange instead of NCCL.
+        notify: called with one line if gloo carries the exchange instead of NCCL.
     """
 
     engine = "nccl"
     mesh_kind = TorchMesh
 
     def __init__(
-        self, joining: JoinConfig, device: torch.device, tell: Callable[[str], object] = lambda line: None
+        self, joining: JoinConfig, device: torch.device, notify: Callable[[str], object] = lambda line: None
     ) -> None:
         self.device, self.interface = device, joining.interface
-        self._notify, self._gloo_reported = tell, False
-        self._failed = 0
+        self._notify, self._gloo_reported = notify, False
+        self._nccl_failures = 0
         """Number of times NCCL did not come up."""
         super().__init__(joining)
 
@@ -320,8 +321,8 @@ class TorchMember(MeshMember):
             self._end(str(error), False)
             raise
         except NcclFailed as error:
-            self._failed += 1
-            if self._failed < _TRIES:
+            self._nccl_failures += 1
+            if self._nccl_failures < _TRIES:
                 raise
             self.device = torch.device("cpu")  # so the next group is one of gloo
             self._notify(f"engine = nccl: {error}")

@@ -53,7 +53,8 @@ class PendingTransfer:
         try:
             while self._jobs:
                 link, job, small = self._jobs[0]
-                if isinstance(link, Incoming) and not (link.idle and link.comes(max(0.0, until - time.monotonic()))):
+                seconds_left = max(0.0, until - time.monotonic())
+                if isinstance(link, Incoming) and not (link.idle and link.wait_readable(seconds_left)):
                     break
                 error: Exception | None = None
                 try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class _Thread(threading.local):
-    counts = True
+    is_timed = True
 
 
 this_thread = _Thread()
@@ -18,8 +18,8 @@ this_thread = _Thread()
 @contextmanager
 def untimed() -> Iterator[None]:
     """Start operations whose duration does not count as training time."""
-    this_thread.counts = False
+    this_thread.is_timed = False
     try:
         yield
     finally:
-        this_thread.counts = True
+        this_thread.is_timed = True

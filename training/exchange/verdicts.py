@@ -250,42 +250,43 @@ class LinkFaultJudge:
     """
 
     def __init__(self) -> None:
-        self._mute: Counter[int] = Counter()
-        self._stated, self._ended = _Accusations(), _Accusations()
+        self._unexplained_breaks: Counter[int] = Counter()
+        self._explained, self._unexplained = _Accusations(), _Accusations()
         """Accusations with evidence from the connection, and without."""
         self._ranks: set[int] = set()
-        self._stood = 0
+        self._results = 0
 
     def record_break(self, member: Member, mesh: Iterable[int]) -> None:
         """Record that a mesh ends because of a member's report."""
         if member.report.lost not in set(mesh) - {member.rank}:
-            self._mute[member.rank] += 1
+            self._unexplained_breaks[member.rank] += 1
 
     def judge(self, live: Sequence[Member]) -> Verdict | None:
         """Judge the end of a mesh: return the member to drop if the same two members broke :data:`_MAX_STRIKES` meshes
         without an operation in between, or
         :data:`_MAX_UNEXPLAINED_ENDS` if the reports only say that a connection ended."""
-        stood, self._stood = self._stood, max(member.report.full for member in live)
+        results_before, self._results = self._results, max(member.report.full for member in live)
         before, self._ranks = self._ranks, {member.rank for member in live}
-        if self._stood > stood:
+        if self._results > results_before:
             self._clear()
         if self._ranks != before:
-            self._ended = _Accusations()
+            self._unexplained = _Accusations()
         accusing = [m for m in live if m.report.lost is not None and m.report.lost in self._ranks - {m.rank}]
-        self._stated.add([m for m in accusing if not m.report.hung_up])
-        self._ended.add([m for m in accusing if m.report.hung_up])
+        self._explained.add([m for m in accusing if not m.report.hung_up])
+        self._unexplained.add([m for m in accusing if m.report.hung_up])
         for member in live:
-            if self._mute[member.rank] >= _MAX_STRIKES:
+            if self._unexplained_breaks[member.rank] >= _MAX_STRIKES:
                 self._clear()
                 return member.rank, member.report.why or _BREAKS
-        verdict = self._stated.worst(self._ranks, _MAX_STRIKES) or self._ended.worst(self._ranks, _MAX_UNEXPLAINED_ENDS)
+        verdict = self._explained.worst(self._ranks, _MAX_STRIKES)
+        verdict = verdict or self._unexplained.worst(self._ranks, _MAX_UNEXPLAINED_ENDS)
         if verdict is not None:
             self._clear()
         return verdict
 
     def _clear(self) -> None:
-        self._mute.clear()
-        self._stated, self._ended = _Accusations(), _Accusations()
+        self._unexplained_breaks.clear()
+        self._explained, self._unexplained = _Accusations(), _Accusations()
 
 
 class _Accusations:

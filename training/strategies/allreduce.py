@@ -27,7 +27,7 @@ from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
 from training.exchange.codecs import Codec, codec_by_name
-from training.exchange.staging import SideQueue, common_queue
+from training.exchange.staging import SideQueue, common_async_device
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
@@ -197,7 +197,7 @@ class AllReduce(GradientStrategy):
             return
         settings = self.context.settings
         self._codec = codec_by_name(self.codec(settings))
-        device = common_queue(self._parameters)
+        device = common_async_device(self._parameters)
         self._side = SideQueue(device) if device is not None and exchange.engine == "mesh" else None
         bucket_elements = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
         self._buckets = list(grouped(list(reversed(self._parameters)), bucket_elements))

@@ -15,7 +15,7 @@ from typing import Any
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import ErrorFeedback
-from training.exchange.staging import common_queue, fetched, to_device
+from training.exchange.staging import common_async_device, fetch_as_decoded, to_device
 from training.lazy import torch
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import (
@@ -171,7 +171,7 @@ class OuterFragment:
         That is the device of all weights if it works asynchronously, else the host.
         """
         tensors = self.spec.tensors()
-        device = common_queue(tensors)
+        device = common_async_device(tensors)
         return (self.weights(), self.anchor) if device is None else (flatten(tensors), to_device(self.anchor, device))
 
     def set_weights(self, values: torch.Tensor) -> None:
@@ -208,7 +208,7 @@ class OuterFragment:
         A device that works asynchronously computes and encodes the difference, so that little is copied to the host.
         """
         tensors = self.spec.tensors()
-        device = common_queue(tensors)
+        device = common_async_device(tensors)
         if self.keeps_sent_weights or not self._mean.accepts_encoded or device is None:
             current = self.weights()
             delta = self.anchor - current
@@ -217,7 +217,7 @@ class OuterFragment:
         difference = to_device(self.anchor, device)
         views = torch.split(difference, [tensor.numel() for tensor in tensors])
         torch._foreach_sub_(list(views), [tensor.detach().reshape(-1) for tensor in tensors])
-        norm, delta = torch.linalg.vector_norm(difference), fetched(difference, self._mean.codec)
+        norm, delta = torch.linalg.vector_norm(difference), fetch_as_decoded(difference, self._mean.codec)
         self._pending_norm = float(norm)
         return delta, None
 

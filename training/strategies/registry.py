@@ -14,7 +14,7 @@ from profiles.errors import BadInput, where_it_failed
 from profiles.locations import user_code_in
 from profiles.options import hint_for
 from profiles.schema import StrategySettings
-from training.exchange.codecs import one_of_each
+from training.exchange.codecs import example_codecs
 from training.schedule import AskedRule, scaling_rule
 from training.strategies.base import Strategy
 from training.strategies.checked_costs import CheckedCosts
@@ -203,7 +203,7 @@ def interval_options() -> tuple[str, ...]:
 def loss_sources() -> dict[str, str]:
     """Return the sources of learning figures of all strategies and codecs, by key."""
     models = [strategy.costs for strategy in strategies().values() if strategy.costs is not None]
-    sources = [*(model.sources for model in models), *(codec.sources for codec in one_of_each())]
+    sources = [*(model.sources for model in models), *(codec.sources for codec in example_codecs())]
     return {key: line for lines in (BATCH_SOURCE, *sources) for key, line in lines.items()}
 
 

@@ -13,7 +13,7 @@ from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
-from training.exchange.staging import is_asynchronous, reachable, to_host, when_done
+from training.exchange.staging import device_accessible, is_asynchronous, to_host, wait_for_device
 from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
     """Copy a flat vector back into the tensors that it was made of."""
     offset, original = 0, values
-    values = reachable(values, parameters[0].device) if parameters else values
+    values = device_accessible(values, parameters[0].device) if parameters else values
     with torch.no_grad():
         for parameter in parameters:
             values_of_parameter = values[offset : offset + parameter.numel()]
@@ -46,7 +46,7 @@ def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> 
             offset += parameter.numel()
     if values is original and values.device.type == "cpu":  # the caller may overwrite it as soon as this returns
         for device in {parameter.device for parameter in parameters}:
-            when_done(device)
+            wait_for_device(device)
 
 
 class Differences(NamedTuple):

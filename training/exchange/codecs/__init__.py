@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from training.exchange.codecs.base import CHUNK_ELEMENTS, CastCodec, Codec, all_finite
-from training.exchange.codecs.registry import codec_by_name, load, one_of_each
+from training.exchange.codecs.registry import codec_by_name, example_codecs, load
 from training.exchange.codecs.sparsification import SparseCodec
 from training.lazy import torch
 
@@ -32,8 +32,8 @@ __all__ = [
     "all_finite",
     "chunk_bounds",
     "codec_by_name",
+    "example_codecs",
     "is_short",
-    "one_of_each",
     "roundtrip",
 ]
 

@@ -83,7 +83,7 @@ def codec_by_name(name: str) -> Codec:
         raise BadInput(f"codec '{name}': {error}", f"write for example {family_name}:{family.example}") from None
 
 
-def one_of_each() -> list[Codec]:
+def example_codecs() -> list[Codec]:
     """Return every codec, and one of each family."""
     return [kind.make(kind.example) for kind in _families.values()]
 
