@@ -122,7 +122,7 @@ def test_what_comes_from_a_device_has_the_same_bytes(name: str, bits: list[int])
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "is_asynchronous", lambda device: True)
-        patch.setattr(staging, "when_done", lambda device: None)
+        patch.setattr(staging, "wait_for_device", lambda device: None)
         there = staging.fetch_as_decoded(values, codec)
     assert torch.equal(codec.encode(there), codec.encode(values))
 
@@ -135,6 +135,6 @@ def test_what_cannot_be_carried_is_not_lost_on_its_way_from_a_device(
     codec = codec_by_name(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "is_asynchronous", lambda device: True)
-        patch.setattr(staging, "when_done", lambda device: None)
+        patch.setattr(staging, "wait_for_device", lambda device: None)
         there = staging.fetch_as_decoded(from_bits([*bits[:place], bad, *bits[place:]]), codec)
     assert not codec.carries(there)
