@@ -17,15 +17,15 @@ from app.timeline import chronological
 from profiles.errors import BadInput, counted
 from training.events import Event, TimingEvent
 from training.tasks.error_analysis import (
-    Difference,
     EvaluationSlice,
+    WerDifference,
     by_language,
     by_length,
     by_noise,
     by_speaker,
     confusions,
-    difference,
     slice_of,
+    wer_difference,
 )
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
@@ -261,7 +261,7 @@ def _document(group: EvaluationSlice) -> dict[str, Any]:
     return {"name": group.name, "wer": group.wer, **figures}
 
 
-def difference_lines(wer_difference: Difference) -> list[str]:
+def difference_lines(wer_difference: WerDifference) -> list[str]:
     """Return what two models differ by, in words."""
     first_wer, second_wer = metric_text("wer", wer_difference.first), metric_text("wer", wer_difference.second)
     interval = f"95 % interval {wer_difference.low * 100:+.1f} to {wer_difference.high * 100:+.1f} points"
@@ -290,7 +290,7 @@ def difference_lines(wer_difference: Difference) -> list[str]:
     return lines
 
 
-def difference_document(wer_difference: Difference) -> dict[str, Any]:
+def difference_document(wer_difference: WerDifference) -> dict[str, Any]:
     """Return the same for programs."""
     return {**vars(wer_difference), "difference": wer_difference.difference, "shown": wer_difference.shown}
 
@@ -304,6 +304,6 @@ def run_lines(run_dir: Path) -> list[str]:
 def changed_lines(before: Sequence[Prediction], after: Sequence[Prediction]) -> list[str]:
     """Return how a model differs from what it was; nothing where one of the two was not kept."""
     try:
-        return difference_lines(difference(before, after)) if before and after else []
+        return difference_lines(wer_difference(before, after)) if before and after else []
     except BadInput:  # no recording is in both
         return []

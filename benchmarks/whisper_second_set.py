@@ -25,7 +25,7 @@ from demo import DATA, ROOT, command
 sys.path.insert(0, str(ROOT))
 
 from profiles.schema import ModelSettings
-from training.tasks.published_models import local_folder, obtain
+from training.tasks.published_models import ensure_available, local_folder
 
 NAME = "openai/whisper-tiny.en"
 
@@ -58,7 +58,7 @@ def rates(model: str, sentences: Path, commands: Path) -> dict[str, dict[str, fl
 
 def compare(seed: int, sentences: Path, output: Path, first: str, part: int, further: list[str]) -> dict[str, Any]:
     """Measure the three models; the further options are those of the second training."""
-    obtain(ModelSettings(model_path=NAME), print)
+    ensure_available(ModelSettings(model_path=NAME), print)
     first = first or train(seed, output / "first")["model"]
     second = train(seed, output / "second", "--set", f"model={first}", "--dataset", str(sentences), *further)
     models = {"tiny.en": local_folder(NAME), "commands": first, "then sentences": second["model"]}

@@ -41,18 +41,18 @@ from training.tasks.speech_clips import (
     Clip,
     FileSource,
     SpeechSplits,
-    held_out,
+    held_out_count,
     long_clip_error,
-    longer_than,
+    too_long_for,
 )
 from training.tasks.speech_dataset import (
     SpeechTables,
     is_on_hub,
     leaked_clips,
-    present,
     read_speech,
     read_tables,
     read_with_validation,
+    without_left_out,
 )
 from training.tasks.tables import read_table
 
@@ -97,7 +97,7 @@ def findings(profile: Profile) -> dict[str, Any]:
         characters = {split: sum(map(len, documents)) for split, documents in texts.items()}
         return {"splits": characters, "unit": "characters"}
     tables = read_tables(data.dataset_path, data.text_column)
-    splits = present(tables)
+    splits = without_left_out(tables)
     counts = {split: len(clips) for split, clips in splits.items()}
     summary = {"splits": counts, "unit": "recordings", "columns": _columns(path), "history": _history(tables)}
     return {
@@ -123,10 +123,10 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     listed = sum(change.kind == "delete" and BLACKLIST in Path(change.where).name for change in tables.changes)
     counts = {"corrected": kinds["override_text"], "deleted": kinds["delete"] - listed, "blacklisted": listed}
     counts["protected"] = kinds["protect"]
-    splits = present(tables)
+    splits = without_left_out(tables)
     counts["in_train_too"] = len(leaked_clips(splits))
     if "validation" not in splits:
-        counts["held_out"] = held_out(len(splits.get("train", ())))
+        counts["held_out"] = held_out_count(len(splits.get("train", ())))
     if tables.folder is not None:
         from training.recordings.dataset_folder import LEFT_OUT  # loads what decodes
 
@@ -149,7 +149,7 @@ def _columns(path: Path) -> list[str]:
 
 def _measure_recordings(clips: list[Clip]) -> dict[str, Any]:
     """Read the headers: how long the recordings are, and which cannot be read."""
-    from training.tasks.audio import length_of  # 100 ms, not needed to read tables
+    from training.tasks.audio import duration_of  # 100 ms, not needed to read tables
     from training.tasks.sound_file import AudioError
 
     seconds, looked_at, broken = 0.0, 0, list[str]()
@@ -158,7 +158,7 @@ def _measure_recordings(clips: list[Clip]) -> dict[str, Any]:
         if not isinstance(clip.audio, FileSource):
             continue
         try:
-            seconds += length_of(clip.audio.path)
+            seconds += duration_of(clip.audio.path)
         except AudioError as error:
             broken.append(f"{clip.audio.path}: {error}")
     estimated_seconds = seconds * len(clips) / looked_at if looked_at else 0.0
@@ -273,7 +273,7 @@ def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
         looked_at = _in_time(clips[: limit or None], _SHORT_PATIENCE)
         long = [clip for clip in looked_at if (_length(clip) or 0.0) > window + _HEADERS_ERR]
         if long:
-            raise long_clip_error(long, longer_than(window), window, data.dataset_path, profile.model.language)
+            raise long_clip_error(long, too_long_for(window), window, data.dataset_path, profile.model.language)
 
 
 def _window(model: ModelSettings) -> float | None:
@@ -343,11 +343,11 @@ def _length(clip: Clip) -> float | None:
 
 @lru_cache(maxsize=1 << 17)
 def _of_header(path: Path, stamp: str) -> float:
-    from training.tasks.audio import length_of  # which tables with a column for it do without
+    from training.tasks.audio import duration_of  # which tables with a column for it do without
     from training.tasks.sound_file import AudioError
 
     try:
-        return length_of(path)
+        return duration_of(path)
     except AudioError:
         return 0.0
 

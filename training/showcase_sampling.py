@@ -17,7 +17,15 @@ from training.device import Precision, evaluating, give_back, is_out_of_memory, 
 from training.run_files import explain
 from training.tasks.base import Answer, Batch
 from training.tasks.predictions import BEFORE, Prediction, read_predictions
-from training.tasks.showcase import FIRST, NAME, SampleOutput, Showcase, of_items, of_texts, read_showcase
+from training.tasks.showcase import (
+    FIRST,
+    NAME,
+    SampleOutput,
+    Showcase,
+    read_showcase,
+    showcase_of_items,
+    showcase_of_texts,
+)
 
 SECONDS = 10.0
 """Seconds after which no further sample is computed: the other members wait for this one."""
@@ -58,7 +66,7 @@ class ShowcaseSampler:
         except BadInput:  # the run does not evaluate before its first step
             return
         indices = {prediction.id: answer.sample for answer, prediction in zip(sorted(answers), after)}
-        self._write(of_texts(split, step, before, after), split, indices)
+        self._write(showcase_of_texts(split, step, before, after), split, indices)
 
     def items(self, split: str, step: int) -> None:
         """Compute some samples of a split: before the first step, and again after training."""
@@ -96,7 +104,7 @@ class ShowcaseSampler:
         if initial is None or initial.split != split:  # the run does not evaluate before its first step
             return
         known_indices = {sample.id: indices[sample.id] for sample in initial.samples if sample.id in indices}
-        self._write(of_items(initial, step, self._shown(split, known_indices)), split, known_indices)
+        self._write(showcase_of_items(initial, step, self._shown(split, known_indices)), split, known_indices)
 
     @torch.no_grad()
     def _shown(self, split: str, indices: dict[str, int]) -> dict[str, SampleOutput]:

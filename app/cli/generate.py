@@ -19,7 +19,7 @@ from profiles.errors import BadInput, ExitCode
 from training.model_folders import base_model, find_usable_model, holds_tokenizer, is_language_model, model_kind
 
 if TYPE_CHECKING:
-    from training.tasks.generation import Sampling, TextWriter
+    from training.tasks.generation import Sampling, TextGenerator
     from training.tasks.message_rows import Message
 
 Model = Annotated[
@@ -128,7 +128,7 @@ class Conversing:
         system: stands before it; empty: nothing.
     """
 
-    def __init__(self, writer: TextWriter, system: str, sampling: Sampling) -> None:
+    def __init__(self, writer: TextGenerator, system: str, sampling: Sampling) -> None:
         self._writer, self._sampling = writer, sampling
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         self.messages: list[Message] = []
@@ -248,13 +248,13 @@ def _find_writer(output: Path, reference: str) -> Path:
     raise BadInput(f"model {path} is no language model in the format of transformers", hint)
 
 
-def _load(model: str, device: str, tokenizer: str, as_json: bool) -> TextWriter:
+def _load(model: str, device: str, tokenizer: str, as_json: bool) -> TextGenerator:
     if not as_json:
         say(f"writing with {visible(model)}")
     with only_data_on_stdout():
-        from training.tasks.generation import TextWriter  # imports torch
+        from training.tasks.generation import TextGenerator  # imports torch
 
-        return TextWriter(model, device, tokenizer)
+        return TextGenerator(model, device, tokenizer)
 
 
 def _sampling(max_tokens: int, temperature: float, top_p: float, seed: int) -> Sampling:
@@ -263,7 +263,7 @@ def _sampling(max_tokens: int, temperature: float, top_p: float, seed: int) -> S
     return Sampling(max_tokens, temperature, top_p, seed)
 
 
-def _prompt_of(writer: TextWriter, text: str, exact: bool, system: str) -> list[int]:
+def _prompt_of(writer: TextGenerator, text: str, exact: bool, system: str) -> list[int]:
     if exact or not (writer.converses or system):
         return writer.exact_prompt(text)
     before: list[Message] = [{"role": "system", "content": system}] if system else []

@@ -23,7 +23,7 @@ from training.model_folders import is_language_model
 from training.plan import read_plan
 from training.run_files import try_to_write
 from training.runs import find_model, find_run
-from training.tasks.error_analysis import difference, slice_of
+from training.tasks.error_analysis import slice_of, wer_difference
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
@@ -167,7 +167,7 @@ def _show_difference(
     as_json: bool,
     **extra: Any,
 ) -> ExitCode:
-    model_difference = difference(before, after, seed)
+    model_difference = wer_difference(before, after, seed)
     document = {"models": list(names), **difference_document(model_difference), "seed": seed, **extra}
     lines = [f"{letter}     {visible(name)}" for letter, name in zip("AB", names, strict=True)]
     return answer(as_json, document, [*lines, *difference_lines(model_difference), *breakdown_lines(after, before)])

@@ -24,7 +24,7 @@ from profiles.schema import Profile
 from training.data_findings import check_data
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
-from training.tasks.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, recordings
+from training.tasks.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_recordings
 from training.tasks.speech_clips import FileSource
 from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
 
@@ -292,7 +292,7 @@ def pseudo_label(
     target = (into or folder).expanduser()
     if not target.is_dir():
         raise BadInput(f"{target}: no such folder", "name the folder of a data set, or none")
-    files, transcribed = _without_transcripts(recordings(folder.expanduser(), target), target)
+    files, transcribed = _without_transcripts(find_recordings(folder.expanduser(), target), target)
     if transcribed:
         say(f"skipped, because they have a transcript in a table of {target}: {counted(transcribed, 'recording')}")
     model_path = find_model(output, model)

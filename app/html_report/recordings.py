@@ -18,7 +18,7 @@ from app.showcase import TextPiece, change_of
 from app.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.plan import RunPlan
-from training.tasks.error_analysis import EvaluationSlice, aligned, confusions, worst
+from training.tasks.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
 from training.tasks.predictions import Prediction
 from training.tasks.showcase import Sample, Showcase
 from training.tasks.speech_clips import FileSource
@@ -90,7 +90,7 @@ def _groups_table(grouping: str, groups: Sequence[EvaluationSlice], before: Mapp
 
 
 def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Prediction]) -> str:
-    chosen = worst(after, WORST)
+    chosen = worst_clips(after, WORST)
     if not chosen:
         return "<h3>The worst</h3><p>No recording has an error.</p>"
     earlier = {prediction.id: prediction for prediction in before}

@@ -10,7 +10,7 @@ import pytest
 from app.cli.main import main
 from app.figures import difference_lines
 from tests.report.report_runs import write_run
-from training.tasks.error_analysis import Difference
+from training.tasks.error_analysis import WerDifference
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 
 Capture = pytest.CaptureFixture[str]
@@ -48,7 +48,7 @@ def test_no_difference_is_said_in_words(tmp_path: Path, capsys: Capture) -> None
 
 
 def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
-    found = Difference(6, 0, "recordings", 6, 0.431, 0.196, -0.451, -0.039, 0.062, 0.97)
+    found = WerDifference(6, 0, "recordings", 6, 0.431, 0.196, -0.451, -0.039, 0.062, 0.97)
     assert difference_lines(found)[0].startswith(
         "WER   43.1 % -> 19.6 %: 23.5 points fewer, but 6 recordings are too few to be sure (95 % interval -45.1"
     )

@@ -16,7 +16,7 @@ from profiles.schema import ModelSettings
 from training.tasks.speech_dataset import read_speech
 from training.tasks.transcript_text import plain_text
 from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.whisper.suppression import lift
+from training.tasks.whisper.suppression import unsuppress
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_all_that_texts_hold_is_lifted_and_nothing_else(
     texts: list[list[int]], never: set[int], not_first: set[int]
 ) -> None:
     generation = GenerationConfig(suppress_tokens=sorted(never), begin_suppress_tokens=sorted(not_first))
-    lifted = lift(generation, texts)
+    lifted = unsuppress(generation, texts)
     used, firsts = {token for text in texts for token in text}, {text[0] for text in texts}
     assert set(generation.suppress_tokens or []) == never - used
     assert set(generation.begin_suppress_tokens or []) == not_first - firsts

@@ -16,7 +16,7 @@ from profiles.errors import BadInput
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.chat_template import PLAIN_TEMPLATE, renderer_of
 from training.tasks.conversations import ChatTokens
-from training.tasks.generation import Sampling, TextWriter, _Pieces
+from training.tasks.generation import Sampling, TextGenerator, _Pieces
 from training.tasks.text_evaluation import evaluate_text
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "b"}]
@@ -51,7 +51,7 @@ def byte_symbol(byte: int) -> str:
     return str(bytes_to_unicode()[byte])
 
 
-def text(writer: TextWriter, messages: list[dict[str, str]], **sampling: float) -> str:
+def text(writer: TextGenerator, messages: list[dict[str, str]], **sampling: float) -> str:
     return "".join(writer.write(writer.prompt(messages), Sampling(**sampling)))  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def test_the_plain_headings_are_the_same_as_a_template(eos: str | None, ask: boo
 @pytest.mark.parametrize("template", ["", CHATML])
 def test_a_model_answers_as_it_was_trained_and_stops(make_profile: ProfileMaker, tmp_path: Path, template: str) -> None:
     """Also where the tokenizer has no template of its own, or ends a turn with another token than a text."""
-    writer = TextWriter(learn_answers(make_profile, tmp_path, save_model(tmp_path / "base", template)), "cpu")
+    writer = TextGenerator(learn_answers(make_profile, tmp_path, save_model(tmp_path / "base", template)), "cpu")
     assert writer.converses
     assert list(writer.write(writer.prompt(TALK[:1]))) == ["y", "e", "s"]
     assert text(writer, TALK[2:]) == "no, b"
@@ -81,15 +81,15 @@ def test_adapters_alone_write_and_are_measured(make_profile: ProfileMaker, tmp_p
     lora = {"tuning": "lora", "lora_merge": False, "lora_rank": 16, "lora_target_modules": "all-linear"}
     model = learn_answers(make_profile, tmp_path, base, **lora)
     assert not (model / "config.json").exists()
-    before, after = (TextWriter(path, "cpu").prompt(TALK[:1]) for path in (base, model))
+    before, after = (TextGenerator(path, "cpu").prompt(TALK[:1]) for path in (base, model))
     assert before == after
-    assert text(TextWriter(model, "cpu"), TALK[:1]) != text(TextWriter(base, "cpu"), TALK[:1])
+    assert text(TextGenerator(model, "cpu"), TALK[:1]) != text(TextGenerator(base, "cpu"), TALK[:1])
     losses = [evaluate_text(path, str(tmp_path / "data"), device="cpu").metrics["loss"] for path in (base, model)]
     assert losses[1] < losses[0]
 
 
 def test_a_character_of_several_tokens_comes_whole(chatml: Path) -> None:
-    streamer = _Pieces(TextWriter(chatml, "cpu").tokenizer, skip_prompt=False)
+    streamer = _Pieces(TextGenerator(chatml, "cpu").tokenizer, skip_prompt=False)
     for byte in "na\u00efve \u65e5\u672c \U0001f600".encode():
         streamer.put(torch.tensor([streamer.tokenizer.convert_tokens_to_ids(byte_symbol(byte))]))
     streamer.end()
@@ -97,13 +97,13 @@ def test_a_character_of_several_tokens_comes_whole(chatml: Path) -> None:
 
 
 def test_the_seed_decides_what_is_drawn(chatml: Path) -> None:
-    writer = TextWriter(chatml, "cpu")
+    writer = TextGenerator(chatml, "cpu")
     drawn = [text(writer, TALK, temperature=1.0, max_tokens=12, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_text_ends_with_the_models_positions(chatml: Path) -> None:
-    writer = TextWriter(chatml, "cpu")
+    writer = TextGenerator(chatml, "cpu")
     prompt = writer.exact_prompt("x" * 120)
     list(writer.write(prompt, Sampling(max_tokens=50, temperature=1.0)))
     assert writer.tokens <= 8
@@ -112,7 +112,7 @@ def test_a_text_ends_with_the_models_positions(chatml: Path) -> None:
 
 
 def test_a_long_conversation_forgets_its_oldest_turns(chatml: Path) -> None:
-    writer = TextWriter(chatml, "cpu")
+    writer = TextGenerator(chatml, "cpu")
     system = {"role": "system", "content": "Short."}
     kept = writer.fitting([system, *TALK[:2] * 6, TALK[2]], 40)
     assert kept[0] == system and kept[-1] == TALK[2] and len(kept) % 2 == 0
@@ -121,11 +121,11 @@ def test_a_long_conversation_forgets_its_oldest_turns(chatml: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(chatml: Path) -> None:
     with pytest.raises(BadInput, match="token 300 of the prompt is outside model .* vocabulary of 260"):
-        list(TextWriter(chatml, "cpu").write([1, 300]))
+        list(TextGenerator(chatml, "cpu").write([1, 300]))
 
 
 def test_whoever_stops_listening_stops_the_model(chatml: Path) -> None:
-    writer = TextWriter(chatml, "cpu")
+    writer = TextGenerator(chatml, "cpu")
     writer.model.generation_config.suppress_tokens = list(range(256, 260))
     pieces = writer.write(writer.exact_prompt(" "), Sampling(max_tokens=100, temperature=1.0))
     next(pieces)
@@ -134,12 +134,12 @@ def test_whoever_stops_listening_stops_the_model(chatml: Path) -> None:
 
 
 def test_an_empty_prompt_begins_a_text(chatml: Path) -> None:
-    assert TextWriter(chatml, "cpu").exact_prompt("") == [257]
+    assert TextGenerator(chatml, "cpu").exact_prompt("") == [257]
 
 
 def test_a_folder_without_a_tokenizer_says_so(chatml: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(chatml, model, ignore=shutil.ignore_patterns("tokenizer*", "special*", "chat_template*"))
     with pytest.raises(BadInput, match="holds no tokenizer"):
-        TextWriter(model, "cpu")
-    assert TextWriter(model, "cpu", tokenizer=str(chatml)).converses
+        TextGenerator(model, "cpu")
+    assert TextGenerator(model, "cpu", tokenizer=str(chatml)).converses

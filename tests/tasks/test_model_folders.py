@@ -45,15 +45,17 @@ def test_unknown_name_without_a_network_is_told_at_once(make_profile: ProfileMak
 
 @pytest.mark.usefixtures("no_hub")
 def test_hub_that_does_not_resolve_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not hub.reachable()
+    assert not hub.is_hub_reachable()
     monkeypatch.setenv("HF_ENDPOINT", "https://localhost")
-    assert hub.reachable()
+    assert hub.is_hub_reachable()
 
 
 def test_name_the_hub_does_not_have(make_profile: ProfileMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://localhost")
     with pytest.raises(BadInput, match="model nobody/nothing not found on the hub"):
-        hub.load("nobody/nothing", "model", lambda local: (_ for _ in ()).throw(OSError("404: no such repository")))
+        hub.read_checked(
+            "nobody/nothing", "model", lambda local: (_ for _ in ()).throw(OSError("404: no such repository"))
+        )
 
 
 def test_model_of_another_kind(make_profile: ProfileMaker, tmp_path: Path) -> None:

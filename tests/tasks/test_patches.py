@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.tasks.patches import KINDS, patched, read_patches
+from training.tasks.patches import KINDS, apply_patches, read_patches
 from training.tasks.speech_clips import Clip, FileSource
 from training.tasks.speech_dataset import clips_of_split, read_speech, read_tables, read_with_validation
 
@@ -166,12 +166,12 @@ def test_order_and_idempotence(overridden: list, protected: list, deleted: list)
         for kind, given_lines in (("protect", protected), ("delete", deleted)):
             patch(data, kind, "id,split\n" + "".join(f"{i},{s}\n" for i, s in given_lines) + "z,\n")
         patches = read_patches(data)
-    (once, _), clips = patched(CLIPS, patches, {}), CLIPS["train"]
+    (once, _), clips = apply_patches(CLIPS, patches, {}), CLIPS["train"]
     meant = [{i for i, split in given_lines if split != "test"} for given_lines in (overridden, protected, deleted)]
     for before, after in zip(clips, once["train"], strict=True):
         assert after.text == (f"new {before.id}" if before.id in meant[0] else before.text)
         assert bool(after.left_out) == (before.id in meant[2] - meant[1])
-    assert patched(once, patches, {})[0] == once
+    assert apply_patches(once, patches, {})[0] == once
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from training.tasks.error_analysis import Confusion, by_length, by_noise, by_speaker, confusions, worst
+from training.tasks.error_analysis import Confusion, by_length, by_noise, by_speaker, confusions, worst_clips
 from training.tasks.predictions import Prediction, read_predictions, write_predictions
 
 
@@ -99,7 +99,7 @@ def test_many_levels_of_noise_are_put_into_ranges() -> None:
 
 
 def test_the_worst_and_what_is_taken_for_what() -> None:
-    assert [one.id for one in worst(FOUND)] == ["b", "d", "a"]
+    assert [one.id for one in worst_clips(FOUND)] == ["b", "d", "a"]
     again = made("e", "door", "store", 1)
     assert confusions([*FOUND, again]) == [
         Confusion("door", "store", 2),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows, recordings
+from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, find_recordings, read_rows
 from training.tasks.speech_dataset import read_speech, read_with_validation
 from training.tasks.whisper.pseudo_label import LabellingJob, label
 
@@ -32,7 +32,7 @@ def sounds(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> None:
-    files = recordings(sounds, sounds)
+    files = find_recordings(sounds, sounds)
     rows = label(LabellingJob(trained_whisper / "model", None, batch_size=4), files, sounds / "pseudo.csv", silent)
     assert [row.id for row in rows] == [name for name, _ in files]
     found = {Path(row.id).stem: row for row in rows}
@@ -59,7 +59,7 @@ def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> No
 @pytest.mark.slow
 def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whisper: Path, sounds: Path) -> None:
     (sounds / "audio" / "clip0.wav").rename(sounds / "audio" / unicodedata.normalize("NFD", "größe.wav"))
-    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    table, files = sounds / "pseudo.csv", find_recordings(sounds, sounds)
     job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     label(job, files, table, silent)
     assert {row.id for row in read_rows(table)} == {name for name, _ in files}
@@ -68,7 +68,7 @@ def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whis
 
 @pytest.mark.slow
 def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Path) -> None:
-    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    table, files = sounds / "pseudo.csv", find_recordings(sounds, sounds)
     job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     label(job, files[:3], table, silent)
     with table.open("r+") as file:
@@ -87,7 +87,7 @@ def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Pa
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_read_costs_no_line(trained_whisper: Path, sounds: Path, tmp_path: Path) -> None:
-    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    table, files = sounds / "pseudo.csv", find_recordings(sounds, sounds)
     label(LabellingJob(trained_whisper / "model", trained_whisper / "model"), files, table, silent)
     before = table.read_bytes()
     broken = Path(shutil.copytree(trained_whisper / "model", tmp_path / "broken"))
@@ -109,22 +109,22 @@ def test_recordings_of_another_folder_are_added(
         (folder / "audio").mkdir(parents=True)
         shutil.copy(data / "audio" / "clip1.wav", folder / "audio" / name)
     job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
-    label(job, recordings(data, data), data / "pseudo.csv", silent)
+    label(job, find_recordings(data, data), data / "pseudo.csv", silent)
     assert ",audio/clip0.wav," in (data / "pseudo.csv").read_text()  # a data set can be moved
-    label(job, recordings(more, data), data / "pseudo.csv", silent)
+    label(job, find_recordings(more, data), data / "pseudo.csv", silent)
     assert {row.id: row.path.name for row in read_rows(data / "pseudo.csv")} == {
         "audio/clip0.wav": "clip0.wav", "audio/clip1.wav": "clip1.wav", "audio/other.wav": "other.wav",
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"audio/other\.wav is another recording there"):
-        label(job, recordings(same, data), data / "pseudo.csv", silent)
+        label(job, find_recordings(same, data), data / "pseudo.csv", silent)
     shutil.rmtree(more)
-    label(job, recordings(same, data), data / "pseudo.csv", silent)
+    label(job, find_recordings(same, data), data / "pseudo.csv", silent)
     assert [row.path.is_file() for row in read_rows(data / "pseudo.csv")] == [True] * 3
 
 
 @pytest.mark.slow
 def test_another_language_is_listened_for_again(trained_whisper: Path, sounds: Path) -> None:
-    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    table, files = sounds / "pseudo.csv", find_recordings(sounds, sounds)
     job = LabellingJob(trained_whisper / "model", trained_whisper / "model")
     (heard,) = {row.heard_by for row in label(job, files, table, silent)}
     (again,) = {row.heard_by for row in label(dataclasses.replace(job, language="english"), files, table, silent)}
@@ -150,16 +150,16 @@ def test_a_folder_in_place_of_the_table_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_reasons(change: dict[str, object], said: str) -> None:
-    reason = TextBounds().judged(dataclasses.replace(GOOD, **change)).left_out
+    reason = TextBounds().judge(dataclasses.replace(GOOD, **change)).left_out
     assert said in reason
     assert bool(said) == bool(reason)
 
 
 def test_reasons_are_counted_by_measure_and_bound() -> None:
-    rows = [TextBounds().judged(dataclasses.replace(GOOD, agreement=figure)) for figure in (0.5, 0.75)]
+    rows = [TextBounds().judge(dataclasses.replace(GOOD, agreement=figure)) for figure in (0.5, 0.75)]
     assert [row.kind for row in rows] == ["agreement below 0.9"] * 2
-    assert TextBounds().judged(dataclasses.replace(GOOD, unusable="not a sound file")).kind == "not a sound file"
-    assert TextBounds().judged(TextBounds().judged(GOOD)).kind == ""
+    assert TextBounds().judge(dataclasses.replace(GOOD, unusable="not a sound file")).kind == "not a sound file"
+    assert TextBounds().judge(TextBounds().judge(GOOD)).kind == ""
 
 
 @pytest.mark.parametrize("content", ["id,audio_path,text\na,b,c", "id,audio_path,text\na,b,c\n", "anything"])

@@ -13,7 +13,7 @@ from profiles.resolve import load_profile
 from profiles.schema import Profile
 from training.local_plan import plan_local_run
 from training.tasks import published_models
-from training.tasks.published_models import created_folder, local_folder, obtain, usable_profile
+from training.tasks.published_models import created_folder, ensure_available, local_folder, usable_profile
 
 NAME = "openai/whisper-tiny.en"
 SCRIPT = """import pathlib, sys
@@ -90,7 +90,7 @@ def test_what_the_hub_has_kept_comes_first(world: Path, monkeypatch: pytest.Monk
     assert local_folder(NAME) == str(created_folder(NAME))  # a configuration alone is no model
     (kept / "model.safetensors").touch()
     shutil.rmtree(created_folder(NAME))
-    obtain(load_profile("demo").profile.model)
+    ensure_available(load_profile("demo").profile.model)
     assert local_folder(NAME) == NAME
     assert not ran.exists()
 

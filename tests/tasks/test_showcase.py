@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.tasks.predictions import Prediction
-from training.tasks.showcase import Sample, SampleOutput, Showcase, of_items, of_texts, read_showcase
+from training.tasks.showcase import Sample, SampleOutput, Showcase, read_showcase, showcase_of_items, showcase_of_texts
 
 
 def clips(**edits: int) -> list[Prediction]:
@@ -21,7 +21,7 @@ def silent(heard: str) -> Prediction:
 
 
 def chosen(before: list[Prediction], after: list[Prediction]) -> dict[str, str]:
-    found = of_texts("test", 7, before, after)
+    found = showcase_of_texts("test", 7, before, after)
     return {one.why: one.id for one in found.samples} if found else {}
 
 
@@ -29,7 +29,7 @@ def test_the_most_improved_the_middle_and_the_worst_clip_are_shown() -> None:
     before, after = clips(a=4, b=4, c=4, d=2, e=1), clips(a=3, b=0, c=4, d=1, e=1)
     found = chosen(before, after)
     assert found == {"improved most": "b", "middle of the others": "e", "worst after training": "c"}
-    showcase = of_texts("test", 7, before, after)
+    showcase = showcase_of_texts("test", 7, before, after)
     assert showcase is not None and "Of 5 held-out clips" in showcase.rule
     assert [(one.first, one.last) for one in showcase.samples] == [(1.0, 0.0), (0.25, 0.25), (1.0, 1.0)]
 
@@ -51,7 +51,7 @@ def test_no_clip_is_called_improved_that_is_not() -> None:
 
 
 def test_words_that_are_heard_in_silence_are_errors() -> None:
-    found = of_texts("test", 7, [silent("thank you")], [silent("")])
+    found = showcase_of_texts("test", 7, [silent("thank you")], [silent("")])
     assert found is not None and [(one.why, one.first, one.last) for one in found.samples] == [("improved most", 2, 0)]
 
 
@@ -64,15 +64,15 @@ def test_the_best_the_middle_and_the_worst_item_are_shown() -> None:
     samples = tuple(Sample(id=name, before="", first=1.0) for name in "abcde")
     first = Showcase(kind="items", split="validation", step=0, of=5, samples=samples)
     losses = {"a": 0.3, "b": 0.1, "c": float("nan"), "d": 0.2}
-    found = of_items(first, 9, {name: SampleOutput(loss=loss) for name, loss in losses.items()})
+    found = showcase_of_items(first, 9, {name: SampleOutput(loss=loss) for name, loss in losses.items()})
     assert found is not None and (found.step, found.of) == (9, 4)
     assert [(one.why, one.id) for one in found.samples] == [("best", "b"), ("middle", "d"), ("worst", "c")]
-    assert of_items(first, 9, {}) is None
+    assert showcase_of_items(first, 9, {}) is None
 
 
 def test_the_file_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "new" / "showcase.json"
-    written = of_texts("test", 7, clips(a=4), clips(a=0))
+    written = showcase_of_texts("test", 7, clips(a=4), clips(a=0))
     assert written is not None and read_showcase(path) is None
     written.write(path)
     assert read_showcase(path) == written

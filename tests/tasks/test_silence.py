@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from training.tasks.audio import RATE, hears_voice
-from training.tasks.patches import TextBounds, recordings
+from training.tasks.audio import RATE, contains_speech
+from training.tasks.patches import TextBounds, find_recordings
 from training.tasks.sound_file import Samples
 from training.tasks.whisper.decoding import is_silence
 from training.tasks.whisper.pseudo_label import LabellingJob, label
@@ -46,7 +46,7 @@ def test_silence_has_no_text_to_train_on_either(whisper_tiny_en: Path, tmp_path:
     shutil.copy(SPOKEN[0], tmp_path)
     anything = TextBounds(confidence=-99.0, compression=99.0, no_speech=1.0, agreement=0.0)
     job = LabellingJob(whisper_tiny_en, None, device="cpu", bounds=anything)
-    rows = label(job, recordings(tmp_path, tmp_path), tmp_path / "pseudo.csv", lambda *_: None)
+    rows = label(job, find_recordings(tmp_path, tmp_path), tmp_path / "pseudo.csv", lambda *_: None)
     kept = [row.id for row in rows if not row.left_out]
     assert kept == [SPOKEN[0].name]
     assert {row.left_out for row in rows if row.id not in kept} == {"nothing was heard"}
@@ -69,5 +69,5 @@ def test_silence_is_what_the_model_and_its_text_or_no_voice_say(
 
 def test_a_voice_is_heard_and_noise_is_none() -> None:
     samples, rate = soundfile.read(SPOKEN[0], dtype="float32")
-    assert rate == RATE and hears_voice(samples, rate)
-    assert not any(hears_voice(sound(2 * RATE), RATE) for sound in SOUNDS.values())
+    assert rate == RATE and contains_speech(samples, rate)
+    assert not any(contains_speech(sound(2 * RATE), RATE) for sound in SOUNDS.values())

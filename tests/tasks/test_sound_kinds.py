@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sound_kinds import KINDS, RATE, film, voice, write
 
-from training.tasks.audio import SoundStream, decode, length_of, stream
+from training.tasks.audio import SoundStream, decode, duration_of, stream
 from training.tasks.sound_file import AudioError
 
 SECONDS = 3.0
@@ -42,7 +42,7 @@ def test_every_kind_is_read_and_streamed_alike(files: dict[str, Path], kind: str
     np.testing.assert_array_equal(streamed(files[kind]), audio.samples)
     np.testing.assert_array_equal(decode(files[kind].read_bytes(), RATE).samples, audio.samples)
     assert audio.seconds == len(audio.samples) / RATE
-    assert length_of(files[kind]) == pytest.approx(audio.seconds, abs=0.05)
+    assert duration_of(files[kind]) == pytest.approx(audio.seconds, abs=0.05)
     if kind in _SAME_SAMPLES:
         np.testing.assert_allclose(audio.samples, voice(SECONDS), atol=1 / 32768)
 
@@ -242,7 +242,7 @@ def test_a_flac_of_unknown_length(files: dict[str, Path], tmp_path: Path) -> Non
     data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])  # 36 bits of the stream's information: the samples
     (tmp_path / "a.flac").write_bytes(data)
     assert len(streamed(tmp_path / "a.flac")) == len(decode(bytes(data), RATE).samples) == SECONDS * RATE
-    assert length_of(tmp_path / "a.flac") == pytest.approx(SECONDS)
+    assert duration_of(tmp_path / "a.flac") == pytest.approx(SECONDS)
     assert decode(bytes(data), RATE, 0.5).seconds == pytest.approx(SECONDS)
 
 
@@ -265,7 +265,7 @@ def test_an_mp3_of_changing_bit_rate_that_does_not_tell_its_length(tmp_path: Pat
     quiet = np.concatenate([np.zeros(RATE, np.float32), voice(2.0)])
     path = write(tmp_path / "a.mp3", quiet, options={"write_xing": "0"})
     assert len(decode(path, RATE).samples) / RATE == pytest.approx(3.0, abs=0.15)
-    assert length_of(path) == pytest.approx(3.0, abs=0.15)
+    assert duration_of(path) == pytest.approx(3.0, abs=0.15)
 
 
 def test_tags_and_pictures_of_an_mp3(files: dict[str, Path]) -> None:
@@ -288,7 +288,7 @@ def test_tags_and_pictures_of_an_mp3(files: dict[str, Path]) -> None:
 def test_texts_are_no_sound_and_open_no_other_file(files: dict[str, Path], tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.mp3"
     path.write_text(text.format(files["wav"]))
-    for read in (lambda: decode(path, RATE), lambda: length_of(path)):
+    for read in (lambda: decode(path, RATE), lambda: duration_of(path)):
         with pytest.raises(AudioError, match="not a readable sound file"):
             read()
 

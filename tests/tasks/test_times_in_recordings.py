@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sound_kinds import RATE, film, voice, write
 
-from training.tasks.audio import decode, length_of, stream
+from training.tasks.audio import decode, duration_of, stream
 
 SECONDS = 6.0
 PAUSE = (2.0, 4.0)
@@ -57,7 +57,7 @@ def test_what_was_not_sent_is_silence(paused: Path) -> None:
     assert loudness(samples, 2.2, 3.8) < 0.01 < 0.3 < min(loudness(samples, 0.5, 1.8), loudness(samples, 4.2, 5.8))
     assert lag(samples, 4.5, 5.5) == pytest.approx(4.5, abs=0.002)
     np.testing.assert_array_equal(np.concatenate([*stream(paused, RATE)]), samples)
-    assert length_of(paused) == pytest.approx(SECONDS, abs=0.1)
+    assert duration_of(paused) == pytest.approx(SECONDS, abs=0.1)
 
 
 @pytest.mark.parametrize(("start", "voiced"), [(0.5, 0.5), (1.4, 1.4), (3.4, 4.1), (4.5, 4.5)])
@@ -75,7 +75,7 @@ def test_a_part_of_it_lies_where_the_whole_has_it(paused: Path, start: float, vo
 def test_sound_that_begins_after_the_pictures_is_where_a_player_has_it(tmp_path: Path, form: str, part: float) -> None:
     path = remuxed(film(tmp_path / "whole.mp4", voice(3.0), 6.0), tmp_path / "late", form, late=2.0)
     samples = decode(path, RATE).samples
-    assert len(samples) / RATE == pytest.approx(5.0, abs=0.1) == length_of(path)
+    assert len(samples) / RATE == pytest.approx(5.0, abs=0.1) == duration_of(path)
     assert loudness(samples, 0.0, 1.9) < 0.01 < 0.3 < loudness(samples, 2.1, 2.5)
     difference = decode(path, RATE, 1.0, part).samples - samples[round(part * RATE) :][:RATE]
     assert loudness(difference, 0.0, 1.0) < 0.02

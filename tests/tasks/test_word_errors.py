@@ -13,7 +13,7 @@ from training.recordings.recording import MissingSource, Recording
 from training.recordings.segments.matching import word_keys
 from training.recordings.segments.transcript import parse_text
 from training.tasks.spelling import american_spellings
-from training.tasks.text_normalisation import WITHOUT_SPACES, characters, folded, normalised
+from training.tasks.text_normalisation import WITHOUT_SPACES, characters, fold, normalise
 from training.tasks.word_errors import ErrorRates, count_errors, normalizer_for
 
 
@@ -83,18 +83,18 @@ def test_where_characters_are_words_the_spaces_between_them_are_no_characters() 
 
 
 def test_both_ways_to_type_a_thai_am_are_one() -> None:
-    assert normalised("น้ำ", "th") == normalised("นํ้า", "th") == "น้ำ"
+    assert normalise("น้ำ", "th") == normalise("นํ้า", "th") == "น้ำ"
 
 
 def test_a_mark_without_a_letter_is_no_word() -> None:
-    assert normalised("l´eau ❤️ 1️⃣") == "l eau 1"
+    assert normalise("l´eau ❤️ 1️⃣") == "l eau 1"
 
 
 @given(st.text(), st.sampled_from(["", "tr", "hi", *sorted(WITHOUT_SPACES)]))
 def test_what_is_normalised_stays(text: str, language: str) -> None:
-    once = normalised(text, language)
-    assert normalised(once, language) == once == once.strip()
-    assert folded(text, language) == folded(unicodedata.normalize("NFD", text), language)
+    once = normalise(text, language)
+    assert normalise(once, language) == once == once.strip()
+    assert fold(text, language) == fold(unicodedata.normalize("NFD", text), language)
 
 
 def test_texts_that_differ_in_vowel_signs_contradict_each_other() -> None:

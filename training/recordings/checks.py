@@ -11,7 +11,7 @@ import numpy as np
 
 from training.recordings.recording import Exclusion, ExclusionReason, Recording
 from training.tasks.sound_file import Samples
-from training.tasks.text_normalisation import folded
+from training.tasks.text_normalisation import fold
 
 RATE = 16_000
 """Samples a second of what is written."""
@@ -143,4 +143,4 @@ def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], exclus
 
 def _letters_and_digits(recording: Recording) -> str:
     """Return the letters (with their marks) and digits of a transcript, without case."""
-    return folded(recording.text, recording.language).replace(" ", "")
+    return fold(recording.text, recording.language).replace(" ", "")

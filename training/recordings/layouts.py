@@ -27,7 +27,7 @@ from training.tasks.path_resolution import without_hidden
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import COLUMNS, split_named
 from training.tasks.tables import check_size, read_text
-from training.tasks.text_normalisation import folded
+from training.tasks.text_normalisation import fold
 from training.tasks.transcript_text import plain_text
 
 _TEXTS = (".txt", ".lab")
@@ -73,7 +73,7 @@ def _fields_before_text(rows: list[list[str]]) -> str:
     if all(len(fields) > 3 and re.fullmatch("[A-Za-z]{2,3}", fields[2]) for fields in rows):
         return "language"  # phonemes may follow the text
     # equal fields are a text and its normalised form
-    return "" if any(folded(fields[1]) == folded(fields[2]) for fields in rows) else "speaker"
+    return "" if any(fold(fields[1]) == fold(fields[2]) for fields in rows) else "speaker"
 
 
 def ljspeech_tables(folder: Path) -> list[Path]:

@@ -62,7 +62,7 @@ def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
         raise AudioError("holds no sound")
 
 
-def length_of(path: Path) -> float:
+def duration_of(path: Path) -> float:
     """Return the duration of a file in seconds: from its header, or counted if that has none.
 
     Raises:
@@ -202,7 +202,7 @@ class Activity:
         return len(self.speech) * SECONDS
 
 
-def listen_for_speech(sound: Iterable[Samples], report: Callable[[float], None] = lambda seconds: None) -> Activity:
+def detect_speech(sound: Iterable[Samples], report: Callable[[float], None] = lambda seconds: None) -> Activity:
     """Run the detector over a stream.
 
     Args:
@@ -224,6 +224,6 @@ def listen_for_speech(sound: Iterable[Samples], report: Callable[[float], None] 
     return Activity(np.array(speech, np.float32), np.concatenate([np.zeros(0, np.float32), *loudness]))
 
 
-def hears_voice(samples: Samples, rate: int) -> bool:
+def contains_speech(samples: Samples, rate: int) -> bool:
     """Return whether ``samples`` may contain speech; always true at another ``rate`` than :data:`RATE`."""
-    return rate != RATE or bool(listen_for_speech([samples]).speech.max(initial=0.0) >= SPEECH_THRESHOLD)
+    return rate != RATE or bool(detect_speech([samples]).speech.max(initial=0.0) >= SPEECH_THRESHOLD)

@@ -35,13 +35,13 @@ from training.tasks.pretrained import (
     adapter_folder,
     add_lora,
     base_of,
-    load_part,
+    from_pretrained,
     read_with_adapters,
     recompute_activations,
     save_weights,
 )
 from training.tasks.showcase import SampleOutput
-from training.tasks.speech_clips import held_out
+from training.tasks.speech_clips import held_out_count
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, sample_tokens, tokenise
 
@@ -68,8 +68,8 @@ class CausalLMTask(Task):
         self.profile = profile
         path = profile.model.model_path
         adapter = adapter_folder(path)
-        self.config: Any = load_part(AutoConfig, base_of(adapter) if adapter else path, "model")
-        self.tokenizer: Any = load_part(AutoTokenizer, path, "tokenizer")
+        self.config: Any = from_pretrained(AutoConfig, base_of(adapter) if adapter else path, "model")
+        self.tokenizer: Any = from_pretrained(AutoTokenizer, path, "tokenizer")
         positions, size = getattr(self.config, "max_position_embeddings", None), profile.data.block_size
         if positions is not None and size > positions:
             message = f"block_size is {size}, but model {path} has {positions} positions"
@@ -121,7 +121,7 @@ class CausalLMTask(Task):
         self.train, self.evaluation = Blocks(tokens, data.block_size).head(limit), {}
         blocks = math.ceil(total * tokens_per_character / data.block_size)
         if "validation" not in documents:
-            blocks -= held_out(blocks)
+            blocks -= held_out_count(blocks)
         return min(blocks, data.max_train_samples or blocks)
 
     def _conversations(self, hold_out: bool = True) -> dict[str, list[Conversation]]:

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiles.errors import BadInput
-from training.tasks.message_rows import TEXT_ONLY, Draft, Message, are_messages, draft_of, drafts_of, parsed, text_of
+from training.tasks.message_rows import (
+    TEXT_ONLY,
+    Draft,
+    Message,
+    are_messages,
+    draft_of,
+    drafts_of,
+    parse_json,
+    text_of,
+)
 
 MESSAGES = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns", "texts")
 PROMPTS = ("instruction", "prompt", "question", "query", "problem")
@@ -141,7 +150,7 @@ class _Cells:
 
     def listed(self, name: str) -> list[Any]:
         """Return the list in a column, which is JSON in a CSV file."""
-        value = parsed(self.value(name), self.location_of(name)) if self.has(name) else []
+        value = parse_json(self.value(name), self.location_of(name)) if self.has(name) else []
         if not isinstance(value, list):
             raise BadInput(f"{self.location_of(name)}: not a list", "see the forms of a row in docs/how-to/text.md")
         return value
@@ -174,7 +183,7 @@ def _messages(cells: _Cells, column: str) -> tuple[list[Draft], set[str]]:
     drafts, used = drafts_of(cells.value(column), cells.location_of(column)), {column}
     responses = cells.texts(RESPONSES) if drafts and drafts[-1].message["role"] != "assistant" else {}
     if responses:
-        drafts.append(draft_of("assistant", _chosen(cells, responses)))
+        drafts.append(draft_of("assistant", _choose_text(cells, responses)))
     return drafts, {*used, *responses}
 
 
@@ -185,7 +194,7 @@ def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
     prompts, responses = cells.texts(PROMPTS), cells.texts(RESPONSES)
     inputs = {name: text for name, text in cells.texts(INPUTS).items() if not _NO_INPUT.fullmatch(text.strip())}
     if prompts:
-        prompt = _chosen(cells, prompts)
+        prompt = _choose_text(cells, prompts)
         asked = [prompt, *(text for name, text in inputs.items() if name != "text" or prompt.strip() not in text)]
     else:
         asked = list(inputs.values())
@@ -193,11 +202,15 @@ def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
         raise _missing_column(cells, PROMPTS)
     if not responses:
         raise _missing_column(cells, RESPONSES)
-    drafts = [*_history(cells), draft_of("user", "\n\n".join(asked)), draft_of("assistant", _chosen(cells, responses))]
+    drafts = [
+        *_history(cells),
+        draft_of("user", "\n\n".join(asked)),
+        draft_of("assistant", _choose_text(cells, responses)),
+    ]
     return drafts, {*prompts, *INPUTS, *responses, "history"}
 
 
-def _chosen(cells: _Cells, texts: Mapping[str, str]) -> str:
+def _choose_text(cells: _Cells, texts: Mapping[str, str]) -> str:
     """Return the text of the first column; the others must contain it."""
     (first_name, text), *others = texts.items()
     for name, other_text in others:
@@ -262,7 +275,7 @@ def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str])
     systems = cells.texts(_SYSTEMS)
     system_texts = {draft.message["content"].strip() for draft in drafts if draft.message["role"] == "system"}
     if not system_texts:
-        drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
+        drafts = [*([draft_of("system", _choose_text(cells, systems))] if systems else []), *drafts]
     used_systems = [name for name, text in systems.items() if not system_texts or text.strip() in system_texts]
     if len(drafts) > MAX_MESSAGES:
         raise BadInput(f"{cells.location}: {len(drafts)} messages, more than {MAX_MESSAGES}", "divide the conversation")

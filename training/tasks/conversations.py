@@ -17,7 +17,7 @@ from profiles.errors import BadInput
 from training.tasks.chat_template import Turn, renderer_of, turns
 from training.tasks.conversation_rows import Conversation, is_text_row, row_to_conversation
 from training.tasks.row_files import Cells, row_files, rows_of
-from training.tasks.speech_clips import held_out, id_hash
+from training.tasks.speech_clips import held_out_count, id_hash
 
 __all__ = ["Conversation", "renderer_of", "row_to_conversation", "turns"]
 
@@ -96,7 +96,7 @@ def hold_out_rows(splits: Conversations) -> Conversations:
     if len(train) < 2:
         raise BadInput("the data set has fewer than 2 conversations and no validation split", "add rows")
     ranked = sorted(range(len(train)), key=lambda index: id_hash(_content(train[index])))
-    held = set(ranked[: held_out(len(train))])
+    held = set(ranked[: held_out_count(len(train))])
     logger.warning("no validation split: %d of %d conversations are held out to evaluate on", len(held), len(train))
     remaining = [talk for index, talk in enumerate(train) if index not in held]
     return {**splits, "train": remaining, "validation": [train[index] for index in sorted(held)]}

@@ -113,7 +113,7 @@ def _number(text: str) -> float | None:
     return value if abs(value) < 1e6 else None
 
 
-def worst(predictions: Sequence[Prediction], limit: int = 10) -> list[Prediction]:
+def worst_clips(predictions: Sequence[Prediction], limit: int = 10) -> list[Prediction]:
     """Return the clips with the highest error rate: by edits per word, then by edits."""
     wrong = [prediction for prediction in predictions if prediction.edits]
     return sorted(
@@ -165,7 +165,7 @@ def aligned_texts(reference: str, hypothesis: str) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class WerDifference:
     """WER of a second model against a first one, on the recordings that both transcribed. Shares: 0.05 is 5 %."""
 
     recordings: int
@@ -196,7 +196,7 @@ class Difference:
         return (self.low > 0 or self.high < 0) and self.p < 0.05
 
 
-def difference(first: Sequence[Prediction], second: Sequence[Prediction], seed: int = 0) -> Difference:
+def wer_difference(first: Sequence[Prediction], second: Sequence[Prediction], seed: int = 0) -> WerDifference:
     """Return the difference in WER with its 95 % interval.
 
     Paired bootstrap: units are drawn with replacement, and the WER of both models is computed on the same draws (Bisani
@@ -222,7 +222,7 @@ def difference(first: Sequence[Prediction], second: Sequence[Prediction], seed: 
     total = counts.sum(axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975])
     below, above = int((drawn <= 0).sum()), int((drawn >= 0).sum())
-    return Difference(
+    return WerDifference(
         recordings=len(pairs),
         left_out=len({*first_by_id, *(two.id for two in second)}) - len(pairs),
         units="speakers" if by_speaker else "recordings",

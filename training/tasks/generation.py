@@ -21,7 +21,7 @@ from training.device import select_device
 from training.model_folders import holds_tokenizer
 from training.tasks.chat_template import renderer_of
 from training.tasks.message_rows import Message
-from training.tasks.pretrained import adapter_folder, base_of, load_part, read_with_adapters
+from training.tasks.pretrained import adapter_folder, base_of, from_pretrained, read_with_adapters
 
 _INCOMPLETE = 0xFFFD
 """Replacement character that a decoder emits for an incomplete multi-byte character."""
@@ -49,7 +49,7 @@ class _Pieces(TextIteratorStreamer):
         return cp != _INCOMPLETE
 
 
-class TextWriter:
+class TextGenerator:
     """A language model that generates text.
 
     Args:
@@ -62,7 +62,7 @@ class TextWriter:
 
     def __init__(self, model: str | Path, device: str = "auto", tokenizer: str = "") -> None:
         self.name = str(model)
-        self.tokenizer: Any = load_part(AutoTokenizer, tokenizer or _tokenizer_of(self.name), "tokenizer")
+        self.tokenizer: Any = from_pretrained(AutoTokenizer, tokenizer or _tokenizer_of(self.name), "tokenizer")
         self.model: Any = read_with_adapters(AutoModelForCausalLM, self.name).eval().to(select_device(device))
         self.tokens = 0
         """Tokens of the last generated text."""

@@ -12,7 +12,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from profiles.errors import BadInput, counted
 from training.tasks.path_resolution import is_saved
-from training.tasks.pretrained import reachable
+from training.tasks.pretrained import is_hub_reachable
 from training.tasks.speech_clips import (
     LANGUAGE_COLUMNS,
     NOISE_COLUMNS,
@@ -65,7 +65,7 @@ def load_hub_dataset(name: str) -> Any:
     path, _, configuration = name.partition(":")
     if Path(name).expanduser().exists():
         return _load_local(Path(name).expanduser())
-    mode = None if reachable() else "reuse_cache_if_exists"
+    mode = None if is_hub_reachable() else "reuse_cache_if_exists"
     if mode and not datasets.config.HF_HUB_OFFLINE:
         datasets.config.HF_HUB_OFFLINE = True  # the client would retry for 23 s before using its cache
     try:

@@ -68,7 +68,7 @@ def text_of(value: Any, location: str) -> str:
     return str(value)
 
 
-def parsed(value: Any, location: str) -> Any:
+def parse_json(value: Any, location: str) -> Any:
     """Parse a cell as JSON if it is a text.
 
     Raises:
@@ -91,7 +91,7 @@ def are_messages(value: Any) -> bool:
 
 
 def drafts_of(value: Any, location: str) -> list[Draft]:
-    entries = parsed(value, location)
+    entries = parse_json(value, location)
     if isinstance(entries, dict) and entries and all(isinstance(column, list) for column in entries.values()):
         entries = [dict(zip(entries, cells)) for cells in zip(*entries.values())]  # columns, as datasets gives them
     if isinstance(entries, list) and len(entries) == 1 and isinstance(entries[0], list):

@@ -194,7 +194,7 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
         document["weights"] = "model.safetensors"
         safetensors.torch.save_model(model, str(folder / "model.safetensors"))
     # a model that was built with other arguments, or modified afterwards, differs from what its class rebuilds
-    mismatch = difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
+    mismatch = first_difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
     if mismatch:
         message = f"{type(model).__name__} does not build this model again on other machines: {mismatch}"
         raise BadInput(message, _FACTORY_HINT)
@@ -269,7 +269,7 @@ def load_result(model: nn.Module, folder: Path) -> None:
         load_weights(model, folder / "model.safetensors")
 
 
-def difference(model: nn.Module, rebuilt: nn.Module, objects: bool) -> str:
+def first_difference(model: nn.Module, rebuilt: nn.Module, objects: bool) -> str:
     """Describe the first difference in structure, types, settings or values; empty if there is none.
 
     Args:

@@ -176,7 +176,9 @@ def _add(patches: Patches, patch: Patch) -> None:
     same_id.append(patch)
 
 
-def patched(splits: SpeechSplits, patches: Patches, labels: dict[str, str]) -> tuple[SpeechSplits, list[AppliedPatch]]:
+def apply_patches(
+    splits: SpeechSplits, patches: Patches, labels: dict[str, str]
+) -> tuple[SpeechSplits, list[AppliedPatch]]:
     """Apply ``patches``; return the clips and the changes, in the order of the clips.
 
     A clip that is left out stays in the list, marked, because splits are divided by the ids of all clips.
@@ -208,7 +210,7 @@ def _patched_clip(clip: Clip, split: str, patches: Patches, changes: list[Applie
     return clip
 
 
-def unknown(splits: SpeechSplits, patches: Patches) -> list[str]:
+def unmatched_patches(splits: SpeechSplits, patches: Patches) -> list[str]:
     """Return a remark for every patch that applies to no sample of ``splits``."""
     sample_keys = {(name, clip.id) for split, clips in splits.items() for clip in clips for name in ("", split)}
     lines = itertools.chain.from_iterable(patches.by_id.values())
@@ -285,7 +287,7 @@ def _left_out(row: PseudoRow, measure: str, value: float, bound: str) -> PseudoR
     return dataclasses.replace(row, left_out=f"{measure} {value:.2f} {bound}", kind=f"{measure} {bound}")
 
 
-def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
+def find_recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
     """Return the audio files below a folder: their path relative to ``root`` (else to the folder), and their path.
 
     Raises:

@@ -84,7 +84,7 @@ def base_of(adapter: Path) -> str:
         raise BadInput(f"model {adapter}: adapter_config.json names no base model", "save the adapter again") from error
 
 
-def reachable() -> bool:
+def is_hub_reachable() -> bool:
     """Whether the hub's name resolves, or a proxy is set. The hub's own client takes 23 s to find out."""
     if any(os.environ.get(name) for name in PROXIES):
         return True
@@ -96,7 +96,7 @@ def reachable() -> bool:
     return True
 
 
-def load(path: str, kind: str, read: Callable[[bool], T]) -> T:
+def read_checked(path: str, kind: str, read: Callable[[bool], T]) -> T:
     """Call ``read(local_files_only)`` and turn its errors into a one-line message.
 
     Args:
@@ -108,7 +108,7 @@ def load(path: str, kind: str, read: Callable[[bool], T]) -> T:
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]  # the worker has its own display
     local = check_model_path(path)
-    online = not local and reachable()
+    online = not local and is_hub_reachable()
     try:
         return read(not online)
     except BadInput:
@@ -118,9 +118,9 @@ def load(path: str, kind: str, read: Callable[[bool], T]) -> T:
         raise _read_error(path, kind, local, online, error) from error
 
 
-def load_part(kind: Any, path: str, title: str) -> Any:
-    """Return ``kind.from_pretrained(path)``, see :func:`load`."""
-    return load(path, title, lambda local: kind.from_pretrained(path, local_files_only=local))
+def from_pretrained(kind: Any, path: str, title: str) -> Any:
+    """Return ``kind.from_pretrained(path)``, see :func:`read_checked`."""
+    return read_checked(path, title, lambda local: kind.from_pretrained(path, local_files_only=local))
 
 
 def _read_error(path: str, kind: str, local: bool, online: bool, error: Exception) -> BadInput:
@@ -156,7 +156,7 @@ def read_weights(auto: Any, path: str, as_stored: bool = False) -> Any:
             raise BadInput(f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more", hint)
         return model
 
-    return load(path, "model", read)
+    return read_checked(path, "model", read)
 
 
 def read_with_adapters(auto: Any, path: str, as_stored: bool = False) -> Any:
@@ -169,7 +169,7 @@ def read_with_adapters(auto: Any, path: str, as_stored: bool = False) -> Any:
     if adapter is None:
         return read_weights(auto, path, as_stored)
     base = read_weights(auto, base_of(adapter))
-    return load(path, "adapter", lambda local: read_adapter(base, adapter))
+    return read_checked(path, "adapter", lambda local: read_adapter(base, adapter))
 
 
 def recompute_activations(model: Any) -> None:
@@ -199,7 +199,7 @@ def add_lora(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=_targets(model, settings.lora_target_modules, all_linear),
+        target_modules=_lora_targets(model, settings.lora_target_modules, all_linear),
         exclude_modules=exclude,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         bias="none",
@@ -217,7 +217,7 @@ def read_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         return cast(PreTrainedModel, PeftModel.from_pretrained(model, str(folder)).merge_and_unload())
 
 
-def _targets(model: nn.Module, setting: str, all_linear: tuple[str, ...]) -> list[str] | str:
+def _lora_targets(model: nn.Module, setting: str, all_linear: tuple[str, ...]) -> list[str] | str:
     if setting.strip() == "all-linear":
         return list(all_linear) or "all-linear"
     names = [name.strip() for name in setting.split(",") if name.strip()]

@@ -53,7 +53,7 @@ def usable_profile(
     if not _is_local(resolved.profile.model.model_path):
         check(resolved.profile)
     try:
-        obtain(resolved.profile.model, tell)
+        ensure_available(resolved.profile.model, tell)
     except BadInput as error:
         if not resolved.stand_in:
             raise
@@ -62,7 +62,7 @@ def usable_profile(
     return resolved
 
 
-def obtain(model: ModelSettings, tell: Tell = lambda line: None) -> None:
+def ensure_available(model: ModelSettings, tell: Tell = lambda line: None) -> None:
     """Ensure that a model can be read, as far as known without reading it; create its folder if needed.
 
     Raises:

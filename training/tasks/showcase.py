@@ -112,7 +112,9 @@ def read_showcase(path: Path) -> Showcase | None:
         return None
 
 
-def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequence[Prediction]) -> Showcase | None:
+def showcase_of_texts(
+    split: str, step: int, before: Sequence[Prediction], after: Sequence[Prediction]
+) -> Showcase | None:
     """Choose among clips by their transcripts; ``None`` if no clip was transcribed both times."""
     before_by_clip = {(clip.id, clip.normalised_reference): clip for clip in before}
     pairs = [
@@ -154,7 +156,7 @@ def _clip(why: str, before: Prediction, after: Prediction) -> Sample:
     )
 
 
-def of_items(showcase: Showcase, step: int, shown_by_id: dict[str, SampleOutput]) -> Showcase | None:
+def showcase_of_items(showcase: Showcase, step: int, shown_by_id: dict[str, SampleOutput]) -> Showcase | None:
     """Choose among samples with outputs before and after training; ``None`` if there are none.
 
     Args:

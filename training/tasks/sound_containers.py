@@ -34,7 +34,7 @@ class _Chunk(NamedTuple):
     """Size of the body in bytes; negative: up to the end of the file."""
 
 
-def flaw_of(handle: BinaryIO) -> str:
+def find_flaw(handle: BinaryIO) -> str:
     """Return the flaw of an open file's container; empty if it is intact, or of an unknown kind."""
     length = handle.seek(0, os.SEEK_END)
     handle.seek(0)

@@ -23,7 +23,7 @@ from av.audio.stream import AudioStream
 from av.error import FFmpegError
 from av.packet import Packet
 
-from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames, without_tags
+from training.tasks.sound_containers import find_flaw, is_chained, mp3_frames, without_tags
 
 Samples = npt.NDArray[np.float32]
 
@@ -79,7 +79,7 @@ class SoundFile:
         self.flaw = ""
         """Why the file is incomplete according to its container; empty if no flaw is known."""
         try:
-            self.flaw = flaw_of(self._handle)
+            self.flaw = find_flaw(self._handle)
             self._mp3_frames = mp3_frames(self._handle)
             self._is_chained = is_chained(self._handle)
             self._handle.seek(0)

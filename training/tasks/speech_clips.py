@@ -61,7 +61,7 @@ def split_named(name: str) -> str:
     return next((split for split, names in SPLITS.items() if lowered in names), "")
 
 
-def held_out(count: int) -> int:
+def held_out_count(count: int) -> int:
     """Return the number of training samples to hold out if there is no validation split."""
     return max(1, round(count * HELD_OUT))
 
@@ -72,7 +72,7 @@ def by_split(find: Callable[[str], T | None]) -> dict[str, T]:
     return {split: hit for split, hit in hits.items() if hit is not None}
 
 
-def existing(path: Path) -> Path | None:
+def path_if_file(path: Path) -> Path | None:
     """Return ``path`` if the file exists, else ``None``."""
     return path if path.is_file() else None
 
@@ -152,7 +152,7 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     if len(train) < 2:
         raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
     ranked = sorted(train, key=lambda clip: id_hash(clip.id))
-    held = {clip.id for clip in ranked[: held_out(len(train))]}
+    held = {clip.id for clip in ranked[: held_out_count(len(train))]}
     logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
     remaining = [clip for clip in train if clip.id not in held]
     return {**splits, "train": remaining, "validation": [clip for clip in train if clip.id in held]}
@@ -239,7 +239,7 @@ def long_clip_error(clips: Sequence[Clip], problem: str, window: float, dataset:
         window: the model's window in seconds.
         dataset, language: from the settings, for the suggested command.
     """
-    names = named(clips)
+    names = list_clips(clips)
     hint = "divide them (segment), set long_audio = cut or skip"
     if "window" in problem and window < PUBLISHED_WINDOW:
         options = ["--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
@@ -248,11 +248,11 @@ def long_clip_error(clips: Sequence[Clip], problem: str, window: float, dataset:
     return BadInput(f"{counted(len(clips), 'clip')} {problem}: {names}", hint)
 
 
-def named(clips: Sequence[Clip]) -> str:
+def list_clips(clips: Sequence[Clip]) -> str:
     """Return ids and locations of the first three clips."""
     return ", ".join(f"{clip.id} ({clip.location})" for clip in clips[:3]) + (", ..." if len(clips) > 3 else "")
 
 
-def longer_than(window: float) -> str:
+def too_long_for(window: float) -> str:
     """Return the description of clips longer than the model's window."""
     return f"longer than the model's window of {window:g} s"

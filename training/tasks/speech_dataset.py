@@ -18,7 +18,7 @@ from pathlib import Path
 from profiles.errors import BadInput, counted
 from profiles.installation import program
 from training.tasks.faults import Faults
-from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
+from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, apply_patches, read_patches, unmatched_patches
 from training.tasks.path_resolution import path_as_written, resolve_path, without_hidden
 from training.tasks.speech_clips import (
     COLUMNS,
@@ -31,10 +31,10 @@ from training.tasks.speech_clips import (
     FileSource,
     SpeechSplits,
     by_split,
-    existing,
     find_text_column,
     hold_out,
     id_hash,
+    path_if_file,
     says_silence,
     split_named,
     warn_once,
@@ -69,7 +69,7 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     Raises:
         BadInput: not found, in no known layout, or with an error in a table (named by file, line and column).
     """
-    return present(_read(path, text_column))
+    return without_left_out(_read(path, text_column))
 
 
 def read_with_validation(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
@@ -81,7 +81,7 @@ def read_with_validation(path: str, text_column: str = "", pseudo_share: float =
         pseudo_share: maximum share of the training clips from ``pseudo.csv``, whose texts were written by a model.
     """
     tables = _read(path, text_column)
-    splits = present(tables, hold_out(tables.splits))
+    splits = without_left_out(tables, hold_out(tables.splits))
     if doubled := leaked_clips(splits):
         warn_once(f"{counted(len(doubled), 'held-out recording')} {LEAKAGE_REMARK}, such as {doubled[0].location}")
     if pseudo_share:
@@ -110,7 +110,7 @@ def _pseudo(tables: SpeechTables, count: int, share: float) -> list[Clip]:
         raise BadInput("pseudo_share is set, but there is no pseudo.csv in the data set's folder", LABEL_HINT)
     pseudo_table = _table(path, "text")
     table_names = {(kind, name) for clips in tables.splits.values() for clip in clips for kind, name in _names(clip)}
-    clips = patched({"train": pseudo_table.clips}, tables.patches, {})[0]["train"]
+    clips = apply_patches({"train": pseudo_table.clips}, tables.patches, {})[0]["train"]
     new = [clip for clip in clips if not clip.left_out and not table_names.intersection(_names(clip))]
     _check_complete(new, pseudo_table)
     ranked = sorted(new, key=lambda clip: id_hash(clip.id))
@@ -133,7 +133,7 @@ def _read(path: str, text_column: str) -> SpeechTables:
     return tables
 
 
-def present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
+def without_left_out(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
     """Return the clips (of ``splits`` if given) without those that a patch leaves out.
 
     Raises:
@@ -218,11 +218,11 @@ def _patched(
     """Apply the patches in ``folder``, then reject incomplete clips that are not left out."""
     patches = read_patches(folder, text_column)
     raw = {split: table.clips for split, table in tables.items()}
-    splits, changes = patched(raw, patches, labels or {})
+    splits, changes = apply_patches(raw, patches, labels or {})
     for split, table in tables.items():
         _check_complete([clip for clip in splits[split] if not clip.left_out], table)
     # the patches may be for several tables, of which a single one is read
-    notes = patches.notes + ([] if labels else unknown(raw, patches))
+    notes = patches.notes + ([] if labels else unmatched_patches(raw, patches))
     return SpeechTables(splits, folder, patches, changes, notes)
 
 
@@ -248,7 +248,7 @@ def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
     """
     tables = _read(path, text_column)
     held_out = split == "validation" and "train" in tables.splits
-    splits = present(tables, hold_out(tables.splits) if held_out else None)
+    splits = without_left_out(tables, hold_out(tables.splits) if held_out else None)
     if split not in splits:
         raise BadInput(f"data set {path} has no split {split!r}", f"it has: {', '.join(splits)}")
     return splits[split]
@@ -295,7 +295,7 @@ def _missing_tables_hint(folder: Path) -> str:
 
 
 def _tables_in(folder: Path) -> dict[str, Path]:
-    return by_split(lambda name: next(filter(None, (existing(folder / f"{name}{end}") for end in _TABLES)), None))
+    return by_split(lambda name: next(filter(None, (path_if_file(folder / f"{name}{end}") for end in _TABLES)), None))
 
 
 def _inner_tables(folder: Path) -> dict[str, Path]:
@@ -303,7 +303,7 @@ def _inner_tables(folder: Path) -> dict[str, Path]:
 
 
 def _metadata(folder: Path) -> Path | None:
-    return existing(folder / "metadata.csv") or existing(folder / "metadata.jsonl")
+    return path_if_file(folder / "metadata.csv") or path_if_file(folder / "metadata.jsonl")
 
 
 def _by_first_folder(table: _TableClips, folder: Path) -> dict[str, _TableClips]:

@@ -16,7 +16,7 @@ from training.device import Precision, move, select_device, select_precision
 from training.plan import read_plan
 from training.tasks.base import Progress
 from training.tasks.causal_lm import CausalLMTask
-from training.tasks.pretrained import adapter_folder, base_of, load_part
+from training.tasks.pretrained import adapter_folder, base_of, from_pretrained
 
 _BATCH = 8
 
@@ -78,6 +78,6 @@ def _profile_of(model_dir: Path, dataset: str) -> Profile:
     except BadInput:
         size = DataSettings().block_size
         adapter = adapter_folder(str(model_dir))
-        config: Any = load_part(AutoConfig, base_of(adapter) if adapter else str(model_dir), "model")
+        config: Any = from_pretrained(AutoConfig, base_of(adapter) if adapter else str(model_dir), "model")
         size = min(size, getattr(config, "max_position_embeddings", None) or size)
     return Profile(name="evaluate", model=model, data=DataSettings(dataset_path=dataset, block_size=size))

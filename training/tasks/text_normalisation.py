@@ -40,16 +40,16 @@ def without_formatting(text: str) -> str:
     return text if text.isascii() else regex.sub(r"\p{Cf}", "", text)
 
 
-def normalised(text: str, language: str = "") -> str:
+def normalise(text: str, language: str = "") -> str:
     """Return the normalised words of a text, separated by single spaces; texts in brackets are removed.
 
     In :data:`WITHOUT_SPACES` every character is a word.
     """
-    words = folded(_BRACKETED.sub("", text), language)
+    words = fold(_BRACKETED.sub("", text), language)
     return " ".join(characters(words)) if language in WITHOUT_SPACES else words
 
 
-def folded(text: str, language: str = "") -> str:
+def fold(text: str, language: str = "") -> str:
     """Return the case-folded letters (with their marks) and digits of a text; anything else becomes a single space."""
     text = unicodedata.normalize("NFC", without_formatting(text))
     if language in _DOTLESS:
@@ -60,7 +60,7 @@ def folded(text: str, language: str = "") -> str:
         text = sequence.sub(letter, text)
     folded_characters: list[str] = []
     for character in _OPTIONAL.sub("", text):
-        counts = _counts(character)
+        counts = _character_class(character)
         if counts == "letter" or (counts == "mark" and folded_characters and folded_characters[-1] != " "):
             folded_characters.append(character)
         elif counts == "none":
@@ -69,7 +69,7 @@ def folded(text: str, language: str = "") -> str:
 
 
 @lru_cache(maxsize=4096)
-def _counts(character: str) -> str:
+def _character_class(character: str) -> str:
     category = unicodedata.category(character)[0]
     return "mark" if category == "M" else "none" if category in "SPZC" else "letter"
 

@@ -19,7 +19,7 @@ from training.tasks.conversation_rows import IGNORED_COLUMNS
 from training.tasks.message_rows import text_of
 from training.tasks.path_resolution import without_hidden
 from training.tasks.row_files import is_table, row_files, rows_of
-from training.tasks.speech_clips import SPLITS, by_split, existing, held_out
+from training.tasks.speech_clips import SPLITS, by_split, held_out_count, path_if_file
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.tables import read_text
 
@@ -101,7 +101,7 @@ def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
     if "validation" in splits:
         return splits
     blocks = len(Blocks(splits["train"], size))
-    held = held_out(blocks)
+    held = held_out_count(blocks)
     if blocks < 2:
         raise BadInput(f"the training text has fewer than 2 blocks of {size} tokens", "add text or lower block_size")
     logger.warning("no validation.txt: the last %d of %d blocks are held out to evaluate on", held, blocks)
@@ -213,7 +213,7 @@ def _read(path: Path) -> str:
 
 
 def _files_of(folder: Path) -> dict[str, list[Path]]:
-    files = {split: [path] for split, path in by_split(lambda name: existing(folder / f"{name}.txt")).items()}
+    files = {split: [path] for split, path in by_split(lambda name: path_if_file(folder / f"{name}.txt")).items()}
     if "train" in files:
         return files
     taken = {name for names in SPLITS.values() for name in names}

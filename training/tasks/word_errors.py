@@ -9,17 +9,17 @@ import jiwer
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from training.tasks.spelling import american_spellings
-from training.tasks.text_normalisation import characters, normalised, without_formatting
+from training.tasks.text_normalisation import characters, normalise, without_formatting
 
 Normalizer = Callable[[str], str]
 
 
 def normalizer_for(language: str) -> Normalizer:
     """Return Whisper's normaliser for ``en`` (numbers, spelling, contractions), else
-    :func:`training.tasks.text_normalisation.normalised`.
+    :func:`training.tasks.text_normalisation.normalise`.
     """
     if language != "en":
-        return lambda text: normalised(text, language)
+        return lambda text: normalise(text, language)
     # untyped in transformers
     english = cast(Normalizer, EnglishTextNormalizer(american_spellings()))  # type: ignore[no-untyped-call]
     # it leaves one of several final dots, which would count as a word

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from training.recordings.segments.transcribing import TimedWord
 from training.recordings.segments.transcript import Transcript, join_words, parse_text
-from training.tasks.text_normalisation import normalised
+from training.tasks.text_normalisation import normalise
 from training.tasks.word_errors import count_errors
 
 Normalizer = Callable[[str], str]
@@ -85,7 +85,7 @@ def match_transcript(
 
 def word_keys(words: Sequence[str]) -> list[str]:
     """Return the forms in which words are compared: without case and punctuation, in one Unicode normal form."""
-    return [normalised(word) for word in words]
+    return [normalise(word) for word in words]
 
 
 def _aligned_positions(

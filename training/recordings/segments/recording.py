@@ -25,7 +25,7 @@ from training.recordings.segments.cutting import (
 from training.recordings.segments.matching import LONGEST_MISSED_RUN, Match, match_transcript, time_words, word_keys
 from training.recordings.segments.transcribing import TimedTranscriber, TimedWord
 from training.recordings.segments.transcript import Transcript, join_words
-from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, listen_for_speech, stream
+from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, detect_speech, stream
 from training.tasks.base import Progress
 from training.tasks.sound_file import AudioError, Samples
 from training.tasks.word_errors import normalizer_for
@@ -86,7 +86,7 @@ def segment_recording(
     sound = SoundStream(path, RATE)
     sound.close()
     intact = _IntactSamples(path)
-    activity = listen_for_speech(intact, lambda done: progress("finding speech", int(done), int(sound.seconds) + 1))
+    activity = detect_speech(intact, lambda done: progress("finding speech", int(done), int(sound.seconds) + 1))
     activity = _up_to(activity, intact.seconds)
     span_transcriber = (
         _SpanTranscriber(path, transcriber, progress) if transcriber and (transcript or options.draft) else None

@@ -15,7 +15,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 from transformers.utils.hub import cached_file
 
 from profiles.errors import BadInput
-from training.tasks.pretrained import check_model_path, load, read_weights
+from training.tasks.pretrained import check_model_path, read_checked, read_weights
 
 _WEIGHTS = (".safetensors", ".bin")
 _ENCODER_FIELDS = (
@@ -35,13 +35,13 @@ def read_config(path: str) -> WhisperConfig:
     Raises:
         BadInput: it is not found, or not a Whisper.
     """
-    values: dict[str, Any] = load(
+    values: dict[str, Any] = read_checked(
         path, "model", lambda local: WhisperConfig.get_config_dict(path, local_files_only=local)[0]
     )
     kind = values.get("model_type")
     if kind != "whisper":
         raise BadInput(f"model {path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
-    return load(path, "model", lambda local: WhisperConfig.from_dict(values))
+    return read_checked(path, "model", lambda local: WhisperConfig.from_dict(values))
 
 
 def files_of(path: str, adapter: str = "") -> list[Path]:
@@ -59,7 +59,7 @@ def _model_files(paths: list[str]) -> list[Path]:
 def _folder_of(path: str) -> Path:
     if check_model_path(path):
         return Path(path).expanduser()
-    config_file = load(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
+    config_file = read_checked(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
     return Path(str(config_file)).parent
 
 

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, WhisperConfig
 
 from profiles.schema import EVERY_LANGUAGE
 from training.tasks.language_codes import NAMES, language_code
-from training.tasks.pretrained import load
+from training.tasks.pretrained import read_checked
 
 _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
@@ -41,7 +41,7 @@ def read_generation(folders: Sequence[str], config: WhisperConfig, tokenizer: An
                 return GenerationConfig.from_pretrained(folder, local_files_only=local)
         return GenerationConfig.from_model_config(config)
 
-    return complete_generation(load(folders[-1], "generation settings", read), config, tokenizer)
+    return complete_generation(read_checked(folders[-1], "generation settings", read), config, tokenizer)
 
 
 def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) -> Any:

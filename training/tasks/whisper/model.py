@@ -28,9 +28,9 @@ from training.tasks.pretrained import (
     adapter_folder,
     add_lora,
     base_of,
-    load,
-    load_part,
+    from_pretrained,
     read_adapter,
+    read_checked,
     read_weights,
     recompute_activations,
     save_weights,
@@ -89,9 +89,9 @@ class WhisperModelWrapper:
         self.encoder_path = local_folder(settings.encoder_path) if settings.encoder_path else ""
         encoder = read_config(self.encoder_path) if self.encoder_path else None
         self.config: WhisperConfig = student_config(base, encoder, self.layers) if self._is_composed else base
-        self.tokenizer: Any = load_part(AutoTokenizer, self._text_path, "tokenizer")
+        self.tokenizer: Any = from_pretrained(AutoTokenizer, self._text_path, "tokenizer")
         source = self.encoder_path or self._text_path
-        self.extractor: WhisperFeatureExtractor = load_part(WhisperFeatureExtractor, source, "feature extractor")
+        self.extractor: WhisperFeatureExtractor = from_pretrained(WhisperFeatureExtractor, source, "feature extractor")
         self.log_mel = LogMel.from_extractor(self.extractor)
         self.generation: Any = self._read_generation()
         """``GenerationConfig``, completed with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...)."""
@@ -288,7 +288,7 @@ class WhisperModelWrapper:
         model = read_weights(WhisperForConditionalGeneration, self.path, as_stored=small)
         if self.adapter is not None:
             folder = self.adapter
-            model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
+            model = read_checked(str(folder), "adapter", lambda local: read_adapter(model, folder))
         if self._is_composed:
             encoder_path = self.encoder_path
             encoder = read_weights(WhisperForConditionalGeneration, encoder_path) if encoder_path else None

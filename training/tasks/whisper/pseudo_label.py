@@ -20,7 +20,7 @@ import torch
 
 from profiles.errors import BadInput
 from training.run_files import add_file, explain
-from training.tasks.audio import decode, hears_voice
+from training.tasks.audio import contains_speech, decode
 from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.sound_file import AudioError
@@ -152,7 +152,7 @@ class _ModelPair:
             if audio.seconds > log_mel.seconds + 1e-3:
                 long = f"longer than the model's window of {log_mel.seconds:g} s"
                 return dataclasses.replace(row, unusable=long), None
-            has_voice.append(partial(hears_voice, audio.samples, log_mel.rate))
+            has_voice.append(partial(contains_speech, audio.samples, log_mel.rate))
             features.append(log_mel.fill(*log_mel(audio.samples)))
         if self.noisy:
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")

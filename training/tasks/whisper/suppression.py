@@ -22,12 +22,12 @@ def model_tokens(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
-def lift_for(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) -> str:
-    """Allow a model to generate all tokens of its training texts (:func:`lift`).
+def allow_training_tokens(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) -> str:
+    """Allow a model to generate all tokens of its training texts (:func:`unsuppress`).
 
     Return a remark on the newly allowed tokens; empty if there are none.
     """
-    lifted = lift(generation, texts)
+    lifted = unsuppress(generation, texts)
     names = {token: tokenizer.decode([token]).strip() for token in set().union(*lifted)}
     names[int(tokenizer.eos_token_id)] = "nothing"
     shown = " ".join(dict.fromkeys(names[token] for token in sorted(set().union(*lifted)) if names[token]))
@@ -37,7 +37,7 @@ def lift_for(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) ->
     return f"{remark}, in the model saved too" if shown else ""
 
 
-def lift(generation: Any, texts: Sequence[Sequence[int]]) -> list[set[int]]:
+def unsuppress(generation: Any, texts: Sequence[Sequence[int]]) -> list[set[int]]:
     """Remove the tokens of training texts from a ``GenerationConfig``'s suppression lists.
 
     Return the tokens of each text that were suppressed.

@@ -23,14 +23,14 @@ from training.tasks.cache import cache_root
 from training.tasks.language_codes import language_code
 from training.tasks.packing import unpacked
 from training.tasks.predictions import Prediction, first_of, prediction_of
-from training.tasks.speech_clips import REPAIR_HINT, SPEAKER_COLUMNS, Clip, long_clip_error, longer_than, named
+from training.tasks.speech_clips import REPAIR_HINT, SPEAKER_COLUMNS, Clip, list_clips, long_clip_error, too_long_for
 from training.tasks.speech_dataset import read_with_validation
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment, fill_row
 from training.tasks.whisper.languages import selected_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, detect_clip_languages, open_features
-from training.tasks.whisper.suppression import lift_for
+from training.tasks.whisper.suppression import allow_training_tokens
 from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
@@ -87,7 +87,7 @@ class WhisperTask(Task):
         self.evaluation = {split: data for split, data in ready.items() if split != "train"}
         self.train = ready["train"]
         self._require_language(ready["train"])
-        if lifted := lift_for(self.wrapper.generation, self.train.tokens, self.wrapper.tokenizer):
+        if lifted := allow_training_tokens(self.wrapper.generation, self.train.tokens, self.wrapper.tokenizer):
             logger.warning("%s", lifted)
 
     def prepare_subset(self, progress: Progress, limit: int) -> int:
@@ -113,7 +113,7 @@ class WhisperTask(Task):
         """
         data, window, max_tokens = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.text_positions
         languages = [self._language_of(clip) for clip in clips]
-        too_long = longer_than(window)
+        too_long = too_long_for(window)
         if data.long_audio == "refuse":  # known from the column ``duration`` before hours of decoding
             self._drop_long(clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long)
         tokens = self.wrapper.tokenise([clip.text for clip in clips])
@@ -211,7 +211,7 @@ class WhisperTask(Task):
             settings = (self.profile.data.dataset_path, self.profile.model.language)
             raise long_clip_error(affected, problem, self.wrapper.log_mel.seconds, *settings)
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
-        logger.warning("%s %s %s: %s", counted(len(affected), "clip"), problem, done, named(affected))
+        logger.warning("%s %s %s: %s", counted(len(affected), "clip"), problem, done, list_clips(affected))
         return [i for i in positions if i not in long] if policy == "skip" else positions
 
     def _require_language(self, data: SpeechData) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.tasks.audio import SoundStream, hears_voice
+from training.tasks.audio import SoundStream, contains_speech
 from training.tasks.sound_file import AudioError, Samples
 from training.tasks.whisper.decoding import (
     NO_SPEECH_THRESHOLD,
@@ -230,7 +230,7 @@ class _WindowTranscriber(Transcriber):
 
     def _voice(self, window: _Window) -> Callable[[], bool]:
         """Return a function that detects a voice in a window."""
-        return lambda: hears_voice(window.piece, self.wrapper.log_mel.rate)
+        return lambda: contains_speech(window.piece, self.wrapper.log_mel.rate)
 
     def _find_languages(self, windows: Sequence[_Window], encoded: object) -> None:
         """Set the language of each recording from its first window."""
