@@ -56,7 +56,7 @@ class Forecast:
         assert planning is not None  # one machine that trains alone has no H
         choice, predictor = planning.ranking[index].choice, self._predictor(planning)
         moved = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
-        if why := known_costs(moved, planning.job).refused(predictor.run_spec(moved), sync_schedule_of(moved)):
+        if why := known_costs(moved, planning.job).why_unsupported(predictor.run_spec(moved), sync_schedule_of(moved)):
             raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
         return way_of(planning, index, predictor.predict(moved))
 

@@ -170,7 +170,7 @@ class _Planner:
             return ""
         members = self._predictor.measured_machines
         choice = Choice(strategy=strategy, codec=costs.codecs[0], engine="mesh", members=members)
-        return costs.unsound(self._predictor.run_spec(choice)) if choice.members else ""
+        return costs.why_not_ranked(self._predictor.run_spec(choice)) if choice.members else ""
 
     def _groups(self, configuration: _Configuration) -> Iterator[Candidate]:
         members = self._eligible(configuration)

@@ -131,13 +131,13 @@ class Predictor:
         costs, run = known_costs(choice, self.job), self.run_spec(choice)
         for schedule in costs.sync_schedules(run):
             is_within_bound = costs.learning(run, schedule, 1.0).loss <= self.job.max_loss_increase
-            if is_within_bound and not costs.refused(run, schedule):
+            if is_within_bound and not costs.why_unsupported(run, schedule):
                 yield schedule
 
     def refused(self, choice: Choice) -> str:
         """Return why a choice's strategy refuses all of its schedules; empty if it accepts one, or has none."""
         costs, run = known_costs(choice, self.job), self.run_spec(choice)
-        refusals = [costs.refused(run, schedule) for schedule in costs.sync_schedules(run)]
+        refusals = [costs.why_unsupported(run, schedule) for schedule in costs.sync_schedules(run)]
         return refusals[0] if refusals and all(refusals) else ""
 
     def run_spec(self, choice: Choice) -> RunSpec:

@@ -454,7 +454,7 @@ def test_all_that_are_sound_for_a_job_are_ranked_and_the_others_have_a_reason(na
 
 def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_asked_for() -> None:
     class Guessed(AllReduceCosts):
-        def unsound(self, run: RunSpec) -> str:
+        def why_not_ranked(self, run: RunSpec) -> str:
             return "it is a guess" if run.steps < 2000 else ""
 
     register(

@@ -157,7 +157,7 @@ def test_its_cost_is_the_sum_with_the_options_that_are_set() -> None:
     assert usual is not None and rarer is not None
     assert (usual.elements(1000), rarer.elements(1000)) == (500 + 500, 500 + 100)
     assert (usual.vectors, usual.longest(1000)) == (2, 1000)
-    assert usual.unsound(RunSpec(1000)) == "what its parts learn together is not known"
+    assert usual.why_not_ranked(RunSpec(1000)) == "what its parts learn together is not known"
 
 
 def test_a_plan_of_it_is_predicted_where_it_is_asked_for() -> None:

@@ -44,7 +44,7 @@ ASKS: dict[str, Any] = {
     "sync_schedules": lambda costs: costs.sync_schedules(RUN),
     "hidden": lambda costs: costs.hidden(2.0, COMPUTE, SCHEDULE, None),
     "learning": lambda costs: costs.learning(RUN, SCHEDULE, 2.0),
-    "unsound": lambda costs: costs.unsound(RUN),
+    "why_not_ranked": lambda costs: costs.why_not_ranked(RUN),
 }
 
 
@@ -67,7 +67,7 @@ def endless(run: RunSpec) -> Iterator[SyncSchedule]:
         ("learning", lambda *given: Learning(loss=float("nan"))),
         ("learning", lambda *given: 1 / 0),
         ("learning", lambda *given: 0.9),
-        ("unsound", lambda run: True),
+        ("why_not_ranked", lambda run: True),
     ],
 )
 def test_costs_that_cannot_be_are_refused_with_the_strategy_s_name(part: str, lie: Any) -> None:

@@ -337,7 +337,7 @@ def test_its_costs_follow_its_rank_and_it_is_not_taken_unasked() -> None:
     low, high, plain = costs(2), costs(8), cost_model("allreduce", StrategySettings())
     size = 37_000_000
     assert low.elements(size) < high.elements(size) < size // 30 and plain.elements(size) == size
-    assert "only where you ask" in low.unsound(RunSpec(1000)) and not plain.unsound(RunSpec(1000))
+    assert "only where you ask" in low.why_not_ranked(RunSpec(1000)) and not plain.why_not_ranked(RunSpec(1000))
     assert plain.exact and not low.exact
     layers, width = 9, 585  # such a transformer: 37 M
     shapes = [(width, width)] * 4 * layers + [(width, 4 * width)] * 2 * layers

@@ -21,7 +21,7 @@ from training.local_plan import plan_local_run
 from training.local_run import RunController
 from training.run_folder import RunFolder
 from training.simulated.baton import Baton
-from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
+from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
 from training.simulation import LocalTrainer
 
 CPU = torch.device("cpu")
@@ -216,7 +216,9 @@ def test_who_waits_for_a_member_that_failed_ends() -> None:
         exchange.gather("a", b"")
 
     first, second, third = members(3, fail)
-    assert isinstance(first, AnotherFailed) and isinstance(third, AnotherFailed) and isinstance(second, RunFailed)
+    assert (
+        isinstance(first, OtherMemberFailed) and isinstance(third, OtherMemberFailed) and isinstance(second, RunFailed)
+    )
 
 
 def test_a_simulation_takes_this_machine_whatever_hosts_there_are(

@@ -10,7 +10,7 @@ from training.exchange.base import JoiningState
 from training.exchange.codecs import codec_by_name
 from training.simulated.baton import Baton
 from training.simulated.clock import Absence, Cost, Timeline
-from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
+from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
 
 
 class Seconds:
@@ -96,4 +96,4 @@ def test_who_is_away_at_the_end_hears_of_it() -> None:
         return exchange.gather("a", b"")
 
     away, _ = in_turns(room, baton, 2, trained)
-    assert isinstance(away, AnotherFailed) and "ended while it was away" in str(away)
+    assert isinstance(away, OtherMemberFailed) and "ended while it was away" in str(away)

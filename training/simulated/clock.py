@@ -79,7 +79,7 @@ def clock_of(plan: RunPlan) -> Clock | None:
 
 
 @dataclass(frozen=True)
-class Moment:
+class SimulatedStep:
     """A simulated step of the group."""
 
     end: float
@@ -115,7 +115,7 @@ class Timeline:
         self._clock, self._trainable, self.steps = clock, trainable, steps
         self._generators = {rank: random.Random(f"{seed}/{step}/{rank}") for rank in clock.absences}
         self._first_step = step
-        self._moments = [Moment(seconds, Cost(0.0, {}), frozenset())]
+        self._simulated_steps = [SimulatedStep(seconds, Cost(0.0, {}), frozenset())]
         self.live = set(ranks)
         """Ranks that train after the newest step."""
         self._return_times: dict[int, float] = {}
@@ -124,16 +124,16 @@ class Timeline:
         self._failure_times = {rank: seconds + self._time_to_failure(rank) for rank in ranks}
         self._guard = threading.Lock()
 
-    def at(self, step: int) -> Moment:
+    def at(self, step: int) -> SimulatedStep:
         """Return a step; the first call for it simulates it."""
         with self._guard:
-            while len(self._moments) <= step - self._first_step:
-                self._moments.append(self._next())
-            return self._moments[step - self._first_step]
+            while len(self._simulated_steps) <= step - self._first_step:
+                self._simulated_steps.append(self._next())
+            return self._simulated_steps[step - self._first_step]
 
-    def _next(self) -> Moment:
+    def _next(self) -> SimulatedStep:
         cost = self._clock.cost(tuple(sorted(self.live)), self._trainable, self.steps)
-        end = self._moments[-1].end + cost.seconds
+        end = self._simulated_steps[-1].end + cost.seconds
         failing = sorted((self._failure_times[rank], rank) for rank in self.live if self._failure_times[rank] <= end)
         if len(failing) == len(self.live):
             _, survivor = failing.pop()
@@ -141,7 +141,7 @@ class Timeline:
         for lost_at, rank in failing:
             self._return_times[rank] = lost_at + self._clock.absences[rank].seconds
             self.live.discard(rank)
-        return Moment(end, cost, frozenset(rank for _, rank in failing))
+        return SimulatedStep(end, cost, frozenset(rank for _, rank in failing))
 
     def return_at(self, step: int) -> tuple[int, tuple[int, ...]]:
         """Let members that returned train again after a step, if more steps follow.
@@ -153,7 +153,7 @@ class Timeline:
         """
         with self._guard:
             if step not in self._returns:
-                now = self._moments[step - self._first_step].end
+                now = self._simulated_steps[step - self._first_step].end
                 returning = tuple(
                     sorted(
                         rank
@@ -204,10 +204,10 @@ class RunClock:
             self._begin(event)
         elif isinstance(event, StepEvent):
             self._steps[rank] = event.step
-            moment = self.timeline.at(event.step)
-            cost, wait = moment.cost, moment.cost.wait(rank)
+            simulated_step = self.timeline.at(event.step)
+            cost, wait = simulated_step.cost, simulated_step.cost.wait(rank)
             times = {"compute": cost.busy[rank], "wait": wait, "transfer": cost.exchange / cost.interval}
-            return event.model_copy(update={**times, "clock": moment.end})
+            return event.model_copy(update={**times, "clock": simulated_step.end})
         elif isinstance(event, SyncEvent):
             cost = self.timeline.at(event.step).cost
             wait = cost.interval * cost.wait(rank)

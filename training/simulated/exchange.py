@@ -77,7 +77,7 @@ class _Operation:
     readers: set[int] = field(default_factory=set)
 
 
-class AnotherFailed(ExchangeError):
+class OtherMemberFailed(ExchangeError):
     """Another member failed, which ends the run for all; or training is over for all others."""
 
 
@@ -159,7 +159,7 @@ class SimulatedGroup:
         with self._lock:
             self._left.add(rank)
             if failed and self._broken is None:
-                self._broken = AnotherFailed("another member failed")
+                self._broken = OtherMemberFailed("another member failed")
             self._detect_deadlock()
 
     # ------------------------------------------------------------------------------------- failures and newcomers
@@ -190,7 +190,7 @@ class SimulatedGroup:
         with self._lock:
             self._check()
             if rank not in self._states:
-                raise AnotherFailed("the training ended while it was away")
+                raise OtherMemberFailed("the training ended while it was away")
         return True
 
     def meet(self, rank: int, operations: int) -> tuple[bool, tuple[int, ...]]:

@@ -23,7 +23,7 @@ from training.randomness import seed_everything
 from training.run_folder import RunFolder
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
-from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
+from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
 from training.train_member import exit_code_of, prepare_data, prepared, train
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ def _member(
     def trained() -> ExitCode:
         try:
             return train(plan, rank, task, exchange, run_dir, emit, control)
-        except (RunFailed, AnotherFailed) as error:
+        except (RunFailed, OtherMemberFailed) as error:
             cause = error.__cause__ if isinstance(error, RunFailed) else error
-            if not isinstance(cause, AnotherFailed):
+            if not isinstance(cause, OtherMemberFailed):
                 raise
             emit(MemberEvent(status="left", name=plan.seats[rank].name, message=str(cause)))
             return ExitCode.STOPPED

@@ -29,7 +29,7 @@ from training.exchange.base import Exchange
 from training.exchange.codecs import Codec, codec_by_name
 from training.exchange.staging import SideQueue, common_async_device
 from training.lazy import nn, torch
-from training.strategies.base import FED_BACK, StrategyContext
+from training.strategies.base import FEEDS_BACK_ITSELF, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
 from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
 from training.strategies.gradients import Bucket, GradientStrategy, grouped
@@ -96,7 +96,7 @@ class AllReduceCosts(CostModel):
     def with_options(self, settings: OptionsByOwner) -> CostModel:
         return type(self)(settings)
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "" if self._compressor == "none" else _ONLY_ON_REQUEST
 
     def elements(self, trainable: int) -> int:
@@ -181,7 +181,7 @@ class AllReduce(GradientStrategy):
     @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:
         compressor = settings.of(AllReduceOptions).compressor
-        return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, {FED_BACK}"
+        return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, {FEEDS_BACK_ITSELF}"
 
     @classmethod
     def check(cls, settings: StrategySettings) -> None:

@@ -117,7 +117,7 @@ class AsyncDiLoCoCosts(IntervalCosts):
         "async": "as DiLoCo, and 1.9 % more loss: own check, three seeds of a fine-tune, members of one speed"
     }
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:

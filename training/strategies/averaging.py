@@ -59,7 +59,7 @@ class AveragingCosts(IntervalCosts):
         "averaging-scratch": "plain averages from scratch by H: own check, 0.9 M parameters, 4 members, 1 to 3 seeds",
     }
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "" if run.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
 
     def learning(self, run: RunSpec, schedule: SyncSchedule, effective_members: float) -> Learning:

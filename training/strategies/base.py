@@ -61,8 +61,8 @@ def sync_event(
     )
 
 
-FOR_DIFFERENCES = "is made for differences; what is sent here are weights, which it would spoil"
-FED_BACK = "which feeds its errors back by itself"
+CODEC_FOR_DIFFERENCES = "is made for differences; what is sent here are weights, which it would spoil"
+FEEDS_BACK_ITSELF = "which feeds its errors back by itself"
 
 
 @dataclass(frozen=True)

@@ -59,14 +59,16 @@ class CheckedCosts(CostModel):
         stated = self._checked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
         return self if stated is self._stated else CheckedCosts(stated, self._name)
 
-    def unsound(self, run: RunSpec) -> str:
-        return self._checked("unsound", lambda: self._stated.unsound(run), lambda why: isinstance(why, str), "no text")
+    def why_not_ranked(self, run: RunSpec) -> str:
+        return self._checked(
+            "why_not_ranked", lambda: self._stated.why_not_ranked(run), lambda why: isinstance(why, str), "no text"
+        )
 
-    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+    def why_unsupported(self, run: RunSpec, schedule: SyncSchedule) -> str:
         def ask() -> str:
-            return self._stated.refused(run, schedule)
+            return self._stated.why_unsupported(run, schedule)
 
-        return self._checked("refused", ask, lambda why: isinstance(why, str), "no text")
+        return self._checked("why_unsupported", ask, lambda why: isinstance(why, str), "no text")
 
     def elements(self, trainable: int) -> int:
         return self._checked(

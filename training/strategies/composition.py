@@ -272,11 +272,11 @@ class ComposedCosts(CostModel):
         for name, value in totals.items():
             setattr(self, name, value)
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "what its parts learn together is not known"
 
-    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
-        reasons = [model.refused(run, own_schedule) for model, own_schedule in self._models]
+    def why_unsupported(self, run: RunSpec, schedule: SyncSchedule) -> str:
+        reasons = [model.why_unsupported(run, own_schedule) for model, own_schedule in self._models]
         pairs = zip(self._components, reasons, strict=True)
         return next((f"has {component.name}, which {reason}" for component, reason in pairs if reason), "")
 
@@ -356,16 +356,16 @@ def _composed(text: str) -> type[Composition]:
     return type("Composition", (Composition,), attributes)
 
 
-def composed(text: str) -> type[Composition]:
+def composed_class(text: str) -> type[Composition]:
     """Return the class of the combined strategy ``a + b``.
 
     Raises:
         BadInput: one of them is unknown, or they cannot be combined.
     """
-    return _composed(written(text))
+    return _composed(normalized(text))
 
 
-def written(text: str) -> str:
+def normalized(text: str) -> str:
     """Return the normalized ``text``.
 
     Raises:
@@ -376,4 +376,4 @@ def written(text: str) -> str:
     return " + ".join(names)
 
 
-register_form(Form("A + B", lambda text: len(component_names(text)) > 1, written, composed))
+register_form(Form("A + B", lambda text: len(component_names(text)) > 1, normalized, composed_class))

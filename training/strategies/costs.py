@@ -125,14 +125,14 @@ class CostModel:
         """Return the cost model for these options of the strategy."""
         return self
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         """Return why ``strategy = auto`` leaves it out for such a run, as words after its name.
 
         Empty: it is ranked, because its loss in such runs was measured (:meth:`learning`). A strategy that the user
         asks for is predicted in any case."""
         return ""
 
-    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+    def why_unsupported(self, run: RunSpec, schedule: SyncSchedule) -> str:
         """Return why the strategy does not work with this schedule, as words after its name; empty: it works."""
         return ""
 

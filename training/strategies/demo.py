@@ -80,7 +80,7 @@ class DemoCosts(OptionCosts[DemoOptions]):
         "demo": "DeMo: own check, 0.9 M parameters, three seeds; in the paper at 1 B as AdamW (arXiv 2411.19870)"
     }
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "it is another optimizer, with a learning rate of its own"
 
     def elements(self, trainable: int) -> int:

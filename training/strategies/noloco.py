@@ -38,7 +38,7 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
 from training.strategies.averaging import AveragingOptions, RoundStrategy, islands, shuffled
-from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
+from training.strategies.base import CODEC_FOR_DIFFERENCES, StrategyContext, sync_event
 from training.strategies.costs import ONLY_TEXTS, Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency
 from training.strategies.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.registry import register
@@ -97,7 +97,7 @@ class NoLoCoCosts(OptionCosts[NoLoCoOptions], IntervalCosts):
         "noloco": "as DiLoCo; own check, three seeds: 1.2 % more loss; the paper (arXiv 2506.10911) has up to 4 % less"
     }
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "" if run.trains_texts else ONLY_TEXTS
 
     def elements(self, trainable: int) -> int:
@@ -139,7 +139,7 @@ class NoLoCo(RoundStrategy):
 
     @classmethod
     def why_only_own_codecs(cls, settings: StrategySettings) -> str:
-        return FOR_DIFFERENCES
+        return CODEC_FOR_DIFFERENCES
 
     @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:

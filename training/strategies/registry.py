@@ -50,7 +50,7 @@ def forget(name: str) -> None:
 class Form:
     """A syntax for strategies other than a name, such as ``A + B``."""
 
-    written: str
+    notation: str
     """How it is shown in lists."""
     matches: Callable[[str], bool]
     check: Callable[[str], str]
@@ -71,7 +71,7 @@ def register_form(form: Form) -> None:
             return True
         return False
 
-    declare_form("strategy", form.written, accepts)
+    declare_form("strategy", form.notation, accepts)
     _forms.append(form)
 
 

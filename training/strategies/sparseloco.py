@@ -34,7 +34,7 @@ from training.exchange.base import (
 )
 from training.exchange.codecs import Codec
 from training.lazy import nn, torch
-from training.strategies.base import FED_BACK, StrategyContext
+from training.strategies.base import FEEDS_BACK_ITSELF, StrategyContext
 from training.strategies.costs import INTERVALS, ONLY_TEXTS, Learning, RunSpec, SyncSchedule, intervals
 from training.strategies.diloco import DiLoCo
 from training.strategies.outer import OuterOptimizer, OuterOptions
@@ -81,13 +81,13 @@ class SparseLoCoCosts(OuterCosts):
     def with_options(self, settings: OptionsByOwner) -> SparseLoCoCosts:
         return SparseLoCoCosts(self._name, self._options, settings.of(SparseLoCoOptions).force)
 
-    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+    def why_unsupported(self, run: RunSpec, schedule: SyncSchedule) -> str:
         rounds = run.steps // schedule.interval
         if rounds >= FEWEST_ROUNDS or self._force:
             return ""
         return f"needs {FEWEST_ROUNDS} exchanges, and {run.steps} steps have {rounds}"
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         if run.steps // INTERVALS[0] < FEWEST_ROUNDS:
             return f"it needs {FEWEST_ROUNDS} exchanges, and {run.steps} steps are too few for them"
         return "" if run.trains_texts else ONLY_TEXTS
@@ -223,7 +223,7 @@ class SparseLoCo(DiLoCo):
 
     @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:
-        return f"with sparseloco, {FED_BACK}"
+        return f"with sparseloco, {FEEDS_BACK_ITSELF}"
 
     @classmethod
     def sync_schedule(cls, settings: StrategySettings) -> SyncSchedule:

@@ -37,7 +37,7 @@ from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending,
 from training.exchange.codecs import codec_by_name
 from training.exchange.staging import to_device
 from training.lazy import nn, np, torch
-from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
+from training.strategies.base import CODEC_FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
 from training.strategies.costs import (
     Compute,
     Learning,
@@ -124,7 +124,7 @@ class SpartaCosts(OptionCosts[SpartaOptions]):
         "sparta": "SPARTA of 0.5 and 5 %: own check, 0.9 M parameters, 4 members; the paper trains longer"
     }
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         if run.lora:
             return "single numbers of two adapters averaged are of no use: only their product is a change of weights"
         loss_is_known = run.texts or run.start == "scratch"
@@ -202,7 +202,7 @@ class Sparta(Strategy):
 
     @classmethod
     def why_only_own_codecs(cls, settings: StrategySettings) -> str:
-        return FOR_DIFFERENCES
+        return CODEC_FOR_DIFFERENCES
 
     @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:

@@ -118,11 +118,11 @@ class StreamingCosts(OuterCosts):
         self.vectors = 2 + -(-4 // options.fragments)
         super().__init__(name, options)
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         loss_is_known = run.texts or run.start == "scratch"
         return "" if loss_is_known else "what it costs in loss was measured for language models and from scratch only"
 
-    def refused(self, run: RunSpec, schedule: SyncSchedule) -> str:
+    def why_unsupported(self, run: RunSpec, schedule: SyncSchedule) -> str:
         too_short = schedule.interval < self._fragments
         return (
             f"has {self._fragments} fragments, each of which needs a step of its own in an interval"
@@ -134,7 +134,7 @@ class StreamingCosts(OuterCosts):
         return -(-trainable // self._fragments)
 
     def sync_schedules(self, run: RunSpec) -> Iterator[SyncSchedule]:
-        as_diloco = [schedule for schedule in super().sync_schedules(run) if not self.refused(run, schedule)]
+        as_diloco = [schedule for schedule in super().sync_schedules(run) if not self.why_unsupported(run, schedule)]
         with_short_overlap = {
             SyncSchedule(schedule.interval, _SHORT_OVERLAP)
             for schedule in as_diloco

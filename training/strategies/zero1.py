@@ -76,7 +76,7 @@ class ZeRO1Costs(CostModel):
         "zero1": "zero1: the step of the joint batch, exact (Rajbhandari et al. 2019, section 5.1)"
     }
 
-    def unsound(self, run: RunSpec) -> str:
+    def why_not_ranked(self, run: RunSpec) -> str:
         return "it sends what allreduce sends and hides none of it: ask for it where the optimizer does not fit"
 
     def longest(self, trainable: int) -> int:
