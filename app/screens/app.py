@@ -94,7 +94,7 @@ class WizardApp(SteeredApp):
         screen = self.screen
         if isinstance(screen, StepScreen):
             screen.draw()
-        run = state.launch.found.run  # its dashboard opens once, when a launch has made its first step
+        run = state.launch.value.run  # its dashboard opens once, when a launch has made its first step
         if state.step is Step.LAUNCH and state.launch.status is ItemStatus.OK and run and run != self._watched:
             self.open_dashboard(Path(run))
 
@@ -136,7 +136,7 @@ class WizardApp(SteeredApp):
 
     def run_of_interest(self) -> Path | None:
         """Return the run that was watched last, else the one that was started."""
-        run = self._watched or self.wizard.state.launch.found.run
+        run = self._watched or self.wizard.state.launch.value.run
         return Path(run) if run else None
 
 

@@ -111,14 +111,14 @@ class ChecksScreen(StepScreen):
 
     def _failed(self, state: WizardState, check: Check) -> list[Content]:
         """Return why packages could not be installed on a machine, the last time."""
-        error = state.repairs.found.get(check.name, "")
+        error = state.repairs.value.get(check.name, "")
         return [literal(error, "$text-error")] if error else []
 
     def head(self, state: WizardState) -> Content:
         """Return how far each installation is."""
         rows = [check for check in state.checks if check.key in state.under_repair][:_INSTALLING]
         return Content("\n").join(
-            [self._installation(check, state.repairs.found.get(check.name, "")) for check in rows]
+            [self._installation(check, state.repairs.value.get(check.name, "")) for check in rows]
         )
 
     def _installation(self, check: Check, line: str) -> Content:
@@ -206,10 +206,10 @@ class LinksScreen(StepScreen):
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        return [_pair_row(pair) for pair in state.links.found]
+        return [_pair_row(pair) for pair in state.links.value]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        pair = next((pair for pair in state.links.found if _pair_key(pair) == key), None)
+        pair = next((pair for pair in state.links.value if _pair_key(pair) == key), None)
         if pair is None:
             return ()
         path, assessment = path_of(pair), of_pair(pair)
@@ -225,11 +225,11 @@ class LinksScreen(StepScreen):
             return failure(links)
         width = self.app.size.width - 4
         names = [row.name for row in state.members]
-        cables = [literal(line, "$text-accent") for line in state.strategy.found.cables]
-        if (link_map := self._map(names, links.found, len(cables))) and links.found:
-            return Content("\n").join([link_map, legend([_line(pair) for pair in links.found]), *cables])
+        cables = [literal(line, "$text-accent") for line in state.strategy.value.cables]
+        if (link_map := self._map(names, links.value, len(cables))) and links.value:
+            return Content("\n").join([link_map, legend([_line(pair) for pair in links.value]), *cables])
         fits = len(names) >= 2 and _NAME + _CELL * len(names) <= width
-        table = [matrix(names, links.found, _NAME, _CELL)] if fits and links.found else []
+        table = [matrix(names, links.value, _NAME, _CELL)] if fits and links.value else []
         return Content("\n").join([*table, *cables])
 
     def _map(self, names: Sequence[str], pairs: Sequence[PairFigures], below: int) -> Content:
@@ -245,7 +245,7 @@ class LinksScreen(StepScreen):
         return progress(state.links, "Measuring." if state.busy else "No link to measure.")
 
     def summary(self, state: WizardState) -> str:
-        return counted(len(state.links.found), "link") if state.links.found else ""
+        return counted(len(state.links.value), "link") if state.links.value else ""
 
     def hint(self, state: WizardState) -> Content:
         return muted("Measured with a few MB each; later plans reuse the figures.")

@@ -57,11 +57,11 @@ class HomeScreen(StepScreen):
     _watched = False
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        live = [run for run in state.home.found.runs if run.live]
-        finished = [run for run in state.home.found.runs if not run.live][:_FINISHED]
-        saved = [profile for profile in state.home.found.profiles if profile.saved]
-        shipped = [profile for profile in state.home.found.profiles if not profile.saved]
-        findings = [_finding(found) for found in state.doctor.found]
+        live = [run for run in state.home.value.runs if run.live]
+        finished = [run for run in state.home.value.runs if not run.live][:_FINISHED]
+        saved = [profile for profile in state.home.value.profiles if profile.saved]
+        shipped = [profile for profile in state.home.value.profiles if not profile.saved]
+        findings = [_finding(found) for found in state.doctor.value]
         sections = [
             _section("Running now", [_run(run) for run in live]),
             _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
@@ -77,12 +77,12 @@ class HomeScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         kind, _, name = key.partition(":")
         if kind == "profile":
-            profiles = [profile for profile in state.home.found.profiles if profile.name == name]
+            profiles = [profile for profile in state.home.value.profiles if profile.name == name]
             return [line for profile in profiles for line in self._about(profile)]
         if kind == "finding":
-            return [line for row in state.doctor.found if row.check == name for line in cause_lines(of_finding(row))]
+            return [line for row in state.doctor.value if row.check == name for line in cause_lines(of_finding(row))]
         if kind == "run":
-            runs = [run for run in state.home.found.runs if run.run_id == name]
+            runs = [run for run in state.home.value.runs if run.run_id == name]
             about = [muted(line) for run in runs for line in (str(run.path), *what_next(run))]
             return about + [line for run in runs for line in cause_lines(of_run(run))]
         return ()
@@ -103,9 +103,9 @@ class HomeScreen(StepScreen):
 
     def draw(self) -> None:
         super().draw()
-        if not self._placed and self.ready and self.state.home.found.profiles:
+        if not self._placed and self.ready and self.state.home.value.profiles:
             self._placed = True
-            live = next((run.run_id for run in self.state.home.found.runs if run.live), "")
+            live = next((run.run_id for run in self.state.home.value.runs if run.live), "")
             if live and self.table.cursor in ("", NEW):  # unless the person was quicker
                 self.table.select(f"run:{live}")
 
@@ -123,7 +123,7 @@ class HomeScreen(StepScreen):
         elif kind == "profile":
             self.do(actions.rerun(name))
         elif kind == "run":
-            path = next((run.path for run in self.state.home.found.runs if run.run_id == name), None)
+            path = next((run.path for run in self.state.home.value.runs if run.run_id == name), None)
             if path is not None:
                 self._watched = True
                 self.steered.open_dashboard(path)
@@ -184,11 +184,11 @@ def _presence(machine: Presence) -> Content:
 
 
 def _doctor_words(state: WizardState) -> str:
-    problem_count = sum(finding.level != "ok" for finding in state.doctor.found)
-    if not state.doctor.found:
+    problem_count = sum(finding.level != "ok" for finding in state.doctor.value)
+    if not state.doctor.value:
         return "check Python, devices, disk and memory here"
     problems = counted(problem_count, "problem") if problem_count else "no problems"
-    return f"{counted(len(state.doctor.found), 'check')}, {problems}"
+    return f"{counted(len(state.doctor.value), 'check')}, {problems}"
 
 
 def _finding(finding: Finding) -> TableRow:

@@ -60,7 +60,7 @@ class JobScreen(StepScreen):
     _open = False
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        job, profile = state.job.found, state.answers.profile
+        job, profile = state.job.value, state.answers.profile
         is_filtered = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
@@ -80,7 +80,7 @@ class JobScreen(StepScreen):
 
     def _fits(self, state: WizardState) -> Content:
         fits = state.fits
-        bad = [row for row in fits.found if row.status in (ItemStatus.FAILED, ItemStatus.WARNING)]
+        bad = [row for row in fits.value if row.status in (ItemStatus.FAILED, ItemStatus.WARNING)]
         if not state.members:
             return Content("")
         if fits.status in UNSETTLED:
@@ -88,7 +88,7 @@ class JobScreen(StepScreen):
         if fits.status is ItemStatus.FAILED:
             return StatusMark.WARNING.show(fits.cause)
         if not bad:
-            number = len(fits.found)
+            number = len(fits.value)
             machines = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
             return StatusMark.OK.show(f"fits {machines}")
         return MARKS[bad[0].status].show(", ".join(f"{row.name}: {row.label}" for row in bad))
@@ -102,10 +102,10 @@ class JobScreen(StepScreen):
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if key == MODEL:
-            fits = [line for row in state.fits.found for line in (_fit(row), *cause_lines(row))]
-            return _whole(state.job.found.model) + fits
+            fits = [line for row in state.fits.value for line in (_fit(row), *cause_lines(row))]
+            return _whole(state.job.value.model) + fits
         if key == DATASET:
-            return _whole(state.job.found.dataset) + _about_data(state.data)
+            return _whole(state.job.value.dataset) + _about_data(state.data)
         row = self._option_at(key)
         if row is None:
             return ()
@@ -127,11 +127,11 @@ class JobScreen(StepScreen):
         return Content("\n").join([literal(text, style) for text, style in notices if text])
 
     def summary(self, state: WizardState) -> str:
-        changed = sum(row.changed for row in state.job.found.options)
+        changed = sum(row.changed for row in state.job.value.options)
         return f"{changed} changed" if changed else ""
 
     def hint(self, state: WizardState) -> Content:
-        invalid = [row for row in state.job.found.options if row.problem]
+        invalid = [row for row in state.job.value.options if row.problem]
         if invalid:
             return literal(f"{invalid[0].name}: {invalid[0].problem}", "$text-error")
         return muted("These are good values. Change only what you know.")
@@ -145,7 +145,7 @@ class JobScreen(StepScreen):
 
     def _option_at(self, key: str) -> JobOption | None:
         name = key.removeprefix("option:")
-        return next((row for row in self.state.job.found.options if row.name == name), None)
+        return next((row for row in self.state.job.value.options if row.name == name), None)
 
     # --------------------------------------------------------------------------------------------------- actions
 
@@ -170,7 +170,7 @@ class JobScreen(StepScreen):
         self.do(actions.reset_option(self.table.cursor.removeprefix("option:")))
 
     def _ask_profile(self) -> None:
-        choices = [(row.name, row.entry.description) for row in self.state.home.found.profiles]
+        choices = [(row.name, row.entry.description) for row in self.state.home.value.profiles]
 
         def answered(name: str | None) -> None:
             if name:
@@ -180,7 +180,7 @@ class JobScreen(StepScreen):
         self.app.push_screen(ChoiceDialog(heading, value=self.state.answers.profile, choices=choices), answered)
 
     def _ask_reference(self, name: str) -> None:
-        job = self.state.job.found
+        job = self.state.job.value
         names, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
         accepted = "a name in config.ini, a folder, or a name on the Hugging Face hub"
         dialog = TextDialog(
@@ -219,7 +219,7 @@ class JobScreen(StepScreen):
 
 def data_words(state_part: StatePart[DataSummary]) -> str:
     """Return in a few words what a data set holds."""
-    data = state_part.found
+    data = state_part.value
     length = data.hours or 0.0
     hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
@@ -232,7 +232,7 @@ def _whole(value: str) -> list[Content]:
 
 
 def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:
-    lines, data = cause_lines(state_part), state_part.found
+    lines, data = cause_lines(state_part), state_part.value
     if data.splits:
         lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
     if data.columns:

@@ -61,7 +61,7 @@ class PlanScreen(StepScreen):
     )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        changes = state.plan.found.changes
+        changes = state.plan.value.changes
         previous_machines = ("", *(change.machine for change in changes))
         return [_change_row(change, change.machine != other) for change, other in zip(changes, previous_machines)]
 
@@ -69,11 +69,11 @@ class PlanScreen(StepScreen):
         if state.plan.status in UNSETTLED:
             return ()
         width = self.query_one("#about").size.width or self.app.size.width // 2
-        return facts(state.plan.found, width)
+        return facts(state.plan.value, width)
 
     def head(self, state: WizardState) -> Content:
         failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
-        return failure(failed[0]) if failed else literal(state.plan.found.way, "$text-success")
+        return failure(failed[0]) if failed else literal(state.plan.value.way, "$text-success")
 
     def empty(self, state: WizardState) -> Content:
         failed = ItemStatus.FAILED in (state.plan.status, state.strategy.status)
@@ -86,7 +86,7 @@ class PlanScreen(StepScreen):
         if ItemStatus.FAILED in (state.plan.status, state.strategy.status):
             return muted("r tries again, b goes to the job, esc goes back.")
         if state.started:
-            run = summarise(Path(state.launch.found.run)).run_id
+            run = summarise(Path(state.launch.value.run)).run_id
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
         if state.saved:
             return literal("Saved: the command works now.", "$text-success")
@@ -121,7 +121,7 @@ class PlanScreen(StepScreen):
 
     def _confirmed(self, action: Callable[..., Action]) -> None:
         """Do it, after the person has said in words that others may read the training traffic, where they can."""
-        if not self.state.plan.found.in_clear:
+        if not self.state.plan.value.in_clear:
             self.do(action())
             return
 
@@ -129,7 +129,7 @@ class PlanScreen(StepScreen):
             if consent is not None:
                 self.do(action(consent))
 
-        about = [literal(text, "$text-warning") for text in self.state.plan.found.in_clear]
+        about = [literal(text, "$text-warning") for text in self.state.plan.value.in_clear]
         about.append(muted(f"Type '{actions.IN_CLEAR}' to accept that; 'engine = mesh' at the Job encrypts it."))
         self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
 
@@ -142,14 +142,14 @@ class PlanScreen(StepScreen):
                 self.do(actions.save_as(name))
 
         about = [muted("Your choices are saved in profiles/saved; Home lists them next time.")]
-        value = self.state.answers.save_as or self.state.plan.found.profile
+        value = self.state.answers.save_as or self.state.plan.value.profile
         self.app.push_screen(TextDialog("Name of the saved profile", about, value=value, accept="Use it"), answered)
 
     def copied(self) -> str:
         return self.headless()
 
     def headless(self) -> str:
-        return self.state.plan.found.command or command_line("distributed-train", self.state.answers.profile)
+        return self.state.plan.value.command or command_line("distributed-train", self.state.answers.profile)
 
 
 def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:
@@ -209,7 +209,7 @@ class LaunchScreen(StepScreen):
 
     def columns(self, state: WizardState) -> Sequence[TableColumn]:
         steps = [
-            TableColumn(f"step{i}", step, max_width=14, min_width=5) for i, step in enumerate(state.launch.found.steps)
+            TableColumn(f"step{i}", step, max_width=14, min_width=5) for i, step in enumerate(state.launch.value.steps)
         ]
         return (
             TableColumn("name", "machine", max_width=26, min_width=14),
@@ -218,21 +218,21 @@ class LaunchScreen(StepScreen):
         )
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        return [_launch_row(self.steered, row, len(state.launch.found.steps)) for row in state.launch.found.rows]
+        return [_launch_row(self.steered, row, len(state.launch.value.steps)) for row in state.launch.value.rows]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        failing = [row for row in state.launch.found.rows if row.status is ItemStatus.FAILED]
+        failing = [row for row in state.launch.value.rows if row.status is ItemStatus.FAILED]
         row = next((row for row in failing if row.key == key), failing[0] if failing else None)
         if row is not None:
             head = [literal(row.name, "bold"), *cause_lines(row)]
             return [*head, *[literal(line, "$text-muted") for line in row.log]]
-        run = Path(state.launch.found.run)
+        run = Path(state.launch.value.run)
         if state.started and run.is_dir() and not is_live(run):
             return [muted(line) for line in what_next(summarise(run))]
         return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
 
     def question(self, state: WizardState) -> str:
-        run = Path(state.launch.found.run)
+        run = Path(state.launch.value.run)
         if not state.started or not run.is_dir():
             return super().question(state)
         return "The run goes on" if is_live(run) else f"The run has ended: {summarise(run).status}"
@@ -246,7 +246,7 @@ class LaunchScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         if state.launch.status is ItemStatus.FAILED:
             return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
-        run = Path(state.launch.found.run)
+        run = Path(state.launch.value.run)
         if state.started and run.is_dir() and not is_live(run):
             return muted("Enter shows the run, esc goes home.")
         return muted("The run continues in the background when this screen is closed.")
@@ -255,14 +255,14 @@ class LaunchScreen(StepScreen):
         watch, retry, drop = self.KEYS
         if self.state.launch.status is ItemStatus.FAILED:
             return (replace(retry, main=True), drop)
-        return (watch if self.state.launch.found.run else replace(watch, label="Show it when it runs"),)
+        return (watch if self.state.launch.value.run else replace(watch, label="Show it when it runs"),)
 
     def leave_question(self) -> str:
         working = self.state.launch.status is ItemStatus.WORKING
         return "The run is being started and continues without this screen. Leave?" if working else ""
 
     def action_go_on(self) -> None:
-        run = self.state.launch.found.run
+        run = self.state.launch.value.run
         if self.state.launch.status is ItemStatus.FAILED:
             self.action_retry()
         elif run:
@@ -272,8 +272,8 @@ class LaunchScreen(StepScreen):
         self.do(actions.drop(self.table.cursor))
 
     def headless(self) -> str:
-        run = Path(self.state.launch.found.run).name
-        return command_line("attach", run) if run else (self.state.plan.found.command or command_line("runs", "list"))
+        run = Path(self.state.launch.value.run).name
+        return command_line("attach", run) if run else (self.state.plan.value.command or command_line("runs", "list"))
 
 
 def _launch_row(app: MusterApp, row: LaunchRow, steps: int) -> TableRow:

@@ -76,7 +76,7 @@ class StrategyScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """What a way is, and why the recommended one is recommended."""
         lines = [line for way in state.ways if str(way.index) == key for line in _about(way, self._detailed)]
-        strategy = state.strategy.found
+        strategy = state.strategy.value
         reasons = [muted(f"· {text}") for text in (*strategy.reasons, *(strategy.details if self._detailed else ()))]
         return [*lines, *([Content(""), literal("Why the recommended way"), *reasons] if reasons and lines else [])]
 

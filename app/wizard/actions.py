@@ -109,7 +109,7 @@ def retry(state: State, key: str = "") -> State:
         case Step.STRATEGY if state.strategy.status is ItemStatus.WORKING:
             return state.noting(UNDER_WAY)
         case Step.STRATEGY:  # after a failure once more; otherwise with new figures
-            return _anew(state, TaskKind.FORECAST, found=StrategyRanking(measure=state.strategy.status in GOOD))
+            return _anew(state, TaskKind.FORECAST, value=StrategyRanking(measure=state.strategy.status in GOOD))
         case Step.PLAN:
             failed = state.strategy.status is ItemStatus.FAILED
             return _anew(_anew(state, TaskKind.FORECAST) if failed else state, TaskKind.PLAN)
@@ -125,9 +125,9 @@ def _redo(state: State, *kinds: TaskKind) -> State:
     return state
 
 
-def _anew(state: State, kind: TaskKind, key: str = "", found: object = None) -> State:
+def _anew(state: State, kind: TaskKind, key: str = "", value: object = None) -> State:
     fresh = state.empty(kind)
-    return state.putting(kind, key, replace(fresh, found=found or fresh.found, inputs=state.part(kind, key).inputs))
+    return state.putting(kind, key, replace(fresh, value=value or fresh.value, inputs=state.part(kind, key).inputs))
 
 
 def _unskipped(state: State, key: str) -> State:
@@ -269,7 +269,7 @@ def choose_profile(state: State, name: str) -> State:
 def set_option(state: State, name: str, text: str) -> State:
     """Any option of a profile, or ``model`` or ``dataset``, as text. The profile's own value takes the change back."""
     text = " ".join(text.splitlines()).strip()
-    is_default = any(option.name == name and option.default == text for option in state.job.found.options)
+    is_default = any(option.name == name and option.default == text for option in state.job.value.options)
     others = tuple(pair for pair in state.answers.options if pair[0] != name)
     return state.answering(options=others if is_default else (*others, (name, text)))
 
@@ -320,7 +320,7 @@ def _not_yet(state: State, consent: str) -> tuple[str, ...]:
     """Return why the Plan cannot be carried out; ``consent``: what the person typed."""
     if state.step is not Step.PLAN:
         return ("there is no plan yet",)
-    open_ = state.plan.found.in_clear if consent.strip().casefold() != IN_CLEAR else ()
+    open_ = state.plan.value.in_clear if consent.strip().casefold() != IN_CLEAR else ()
     return (*blockers(state), *(f"not encrypted: {text}; nothing was started" for text in open_[:1]))
 
 

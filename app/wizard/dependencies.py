@@ -24,7 +24,7 @@ _OF_THE_DATA = (
 
 def needs_no_figures(state: WizardState) -> bool:
     """Whether only this computer trains, and nobody asked how fast: nothing to choose from, nothing to wait for."""
-    return len(state.members) == 1 and state.members[0].here and not state.strategy.found.measure
+    return len(state.members) == 1 and state.members[0].here and not state.strategy.value.measure
 
 
 # -------------------------------------------------------------------------------------------------------------- inputs
@@ -76,7 +76,7 @@ def _login_of(row: MachineRow) -> tuple[object, ...]:
 def _interval(state: WizardState) -> tuple[RankedCandidate, int] | None:
     """Return the chosen way as it was predicted and the H that is wanted of it, where that is another one."""
     chosen, steps = state.chosen, state.answers.interval
-    base = next((way for way in state.strategy.found.ways if chosen and way.index == chosen.index), None)
+    base = next((way for way in state.strategy.value.ways if chosen and way.index == chosen.index), None)
     return (base, steps) if base is not None and base.periodic and steps not in (0, base.interval) else None
 
 
@@ -213,7 +213,7 @@ def blockers(state: WizardState) -> tuple[str, ...]:
             return _not_done(state.links, "the links are being measured")
         case Step.JOB if state.job.status not in UNSETTLED:
             failed = [part.cause for part in (state.job, state.data) if part.status is ItemStatus.FAILED]
-            return (*failed, *(f"{one.name}: {one.problem}" for one in state.job.found.options if one.problem))
+            return (*failed, *(f"{one.name}: {one.problem}" for one in state.job.value.options if one.problem))
         case Step.JOB:
             return ("the profile is being read",)
         case Step.STRATEGY if state.strategy.status in UNSETTLED and needs_no_figures(state):

@@ -39,7 +39,7 @@ def begun(state: State, task: ServiceTask) -> State:
         words = TaskKind.DOCTOR.value
     state = replace(state, under_way=(*state.under_way, (task, words)))
     if task.kind in _PARTLESS:
-        return state.putting(TaskKind.REPAIR, found={}) if task.kind is TaskKind.REPAIR else state
+        return state.putting(TaskKind.REPAIR, value={}) if task.kind is TaskKind.REPAIR else state
     words = "connecting" if task.kind is TaskKind.ACCESS else ""
     return state.putting(task.kind, task.key, status=ItemStatus.WORKING, words=words)
 
@@ -49,7 +49,7 @@ def log_line(state: State, task: ServiceTask, line: str) -> State:
     """A line about what goes on."""
     state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
     if task.kind is TaskKind.REPAIR and (machine := getattr(line, "machine", "")):
-        return state.putting(TaskKind.REPAIR, found={**state.repairs.found, machine: line})
+        return state.putting(TaskKind.REPAIR, value={**state.repairs.value, machine: line})
     if task.kind in _PARTLESS or not is_current(state, task):
         return state
     progress = (*state.part(task.kind, task.key).progress, line)[-_SHOWN_LINES:]
@@ -118,7 +118,7 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
             return _with_profile_that_hears(state, result)
         case TaskKind.LAUNCH:
             return state.putting(
-                TaskKind.LAUNCH, status=ItemStatus.OK, found=replace(state.launch.found, run=str(result))
+                TaskKind.LAUNCH, status=ItemStatus.OK, value=replace(state.launch.value, run=str(result))
             )
     return _with_result(state, task, result)
 
@@ -140,7 +140,7 @@ def _is_free(state: State) -> bool:
 def _with_profile_that_hears(state: State, data: DataSummary) -> State:
     """Take the profile whose model hears these recordings, in the language of the one before."""
     options_set = dict(state.answers.options)
-    language = next((row.value for row in state.job.found.options if row.name == "language" and row.value), "")
+    language = next((row.value for row in state.job.value.options if row.name == "language" and row.value), "")
     options = state.answers.options if "language" in options_set or not language else (
         *state.answers.options, ("language", language)
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _to_be_examined(state: State) -> State:
 @observation
 def launch_seen(state: State, launch: LaunchProgress) -> State:
     """How far a launch has come."""
-    return state.putting(TaskKind.LAUNCH, found=launch)
+    return state.putting(TaskKind.LAUNCH, value=launch)
 
 
 # ------------------------------------------------------------------------------------------------------------ sighting

@@ -91,7 +91,7 @@ class PlainWizard:
             if self._state.step is not Step.LAUNCH:
                 self._head()
                 steps[self._state.step]()
-        run = Path(self._state.launch.found.run)
+        run = Path(self._state.launch.value.run)
         self._ask.say(f"the run trains in the background; watch it with: {command_line('attach', run.name[:20])}")
         watches_here = may_watch and self._ask.line("Watch it here? y or n", "y").casefold() in ("y", "yes")
         return run if watches_here else None
@@ -140,7 +140,7 @@ class PlainWizard:
     def _home(self) -> None:
         self._until(lambda state: state.home.status not in UNSETTLED)
         home = self._state.home
-        profiles = home.found.profiles
+        profiles = home.value.profiles
         self._say(words.home_lines(self._state))
         if home.cause:
             self._ask.say(f"{home.cause}; {home.fix}")
@@ -149,8 +149,8 @@ class PlainWizard:
             raise Leave
         if answer == "d":
             self._do(do.doctor())
-            self._until(lambda state: bool(state.doctor.found) or bool(state.notice))
-            findings = self._state.doctor.found
+            self._until(lambda state: bool(state.doctor.value) or bool(state.notice))
+            findings = self._state.doctor.value
             self._say(f"  {finding.check}: {of_finding(finding).label}, {finding.seen}" for finding in findings)
         elif answer == "1":
             self._do(do.new_setup())
@@ -312,7 +312,7 @@ class PlainWizard:
 
     def _said_in_clear(self) -> str:
         """Return what the person says of training traffic that others can read; nothing where they cannot."""
-        if not self._state.plan.found.in_clear:
+        if not self._state.plan.value.in_clear:
             return ""
         return self._ask.line(f"Training traffic would not be encrypted. Type '{do.IN_CLEAR}' to accept that:")
 
@@ -322,12 +322,12 @@ class PlainWizard:
         """Tell how the start goes; return whether the run trains."""
         before: tuple[str, ...] = ()
         while (state := self._state).launch.status in UNSETTLED:
-            lines = tuple(words.launch_lines(state.launch.found))
+            lines = tuple(words.launch_lines(state.launch.value))
             self._say(line for line in lines if line not in before)
             before = lines
             self._wizard.wait(partial(_launch_changed, state.launch), 5.0)
         launch = self._state.launch
-        self._say(line for line in words.launch_lines(launch.found) if line not in before)
+        self._say(line for line in words.launch_lines(launch.value) if line not in before)
         if launch.status is ItemStatus.OK:
             return True
         self._ask.say(f"the run did not start: {launch.cause}")

@@ -18,11 +18,11 @@ from profiles.quantities import bytes_text, duration_text, memory_text, rate_tex
 
 def home_lines(state: WizardState) -> Iterator[str]:
     """Runs that live, and what to choose from."""
-    for run in state.home.found.runs:
+    for run in state.home.value.runs:
         if run.live:
             yield f"live: {run.profile}, since {started_text(run)}; watch it with: {command_line('attach', run.run_id)}"
     yield "  1  a new set-up"
-    for number, profile in enumerate(state.home.found.profiles, 2):
+    for number, profile in enumerate(state.home.value.profiles, 2):
         entry, machines = profile.entry, state.presence_of(profile)
         present = sum(machine.present is True for machine in machines)
         asked = machines and all(machine.present is not None for machine in machines)
@@ -76,7 +76,7 @@ def check_lines(rows: Iterable[Check]) -> Iterator[str]:
 
 
 def link_lines(state: WizardState) -> Iterator[str]:
-    for pair in state.links.found:
+    for pair in state.links.value:
         ends, figures = f"  {pair.source} to {pair.target}", pair.figures
         if figures is None:
             yield f"{ends}: {of_pair(pair).label}"
@@ -89,14 +89,14 @@ def link_lines(state: WizardState) -> Iterator[str]:
 
 
 def job_lines(state: WizardState) -> Iterator[str]:
-    job, data = state.job.found, state.data.found
+    job, data = state.job.value, state.data.value
     yield f"  profile: {state.answers.profile}"
     yield f"  model: {job.model or 'none'} (known: {', '.join(job.models)}; or a folder, or a name on the hub)"
     yield f"  dataset: {job.dataset or 'none'}: {state.data.label}{f', {data.hours:.1f} hours' if data.hours else ''}"
     yield from _trouble(state.data)
     yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)
-    for fit in state.fits.found:
+    for fit in state.fits.value:
         size = f", needs {memory_text(fit.needed)} of {memory_text(fit.free)} free" if fit.needed and fit.free else ""
         yield f"  memory of {fit.name}: {fit.label}{size}"
         yield from _trouble(fit)
@@ -106,7 +106,7 @@ def job_lines(state: WizardState) -> Iterator[str]:
 
 def all_option_lines(state: WizardState) -> Iterator[str]:
     """Every option with what it means."""
-    yield from (f"{_option(option)}: {option.spec.help}" for option in state.job.found.options)
+    yield from (f"{_option(option)}: {option.spec.help}" for option in state.job.value.options)
 
 
 def _option(option: JobOption) -> str:
@@ -117,7 +117,7 @@ def _option(option: JobOption) -> str:
 
 def strategy_lines(state: WizardState, in_full: bool = False) -> Iterator[str]:
     """The ways that are offered, with their numbers; ``in_full``: every candidate by its name, with all figures."""
-    ranking, chosen = state.strategy.found, state.chosen
+    ranking, chosen = state.strategy.value, state.chosen
     if chosen is not None:
         yield from (f"  {text}" for text in about(chosen))
     yield from (f"  {text}" for text in (*ranking.reasons[:3], *(ranking.details if in_full else ())))
@@ -171,7 +171,7 @@ def way_words(candidate: RankedCandidate) -> str:
 
 
 def plan_lines(plan_part: StatePart[Plan]) -> Iterator[str]:
-    plan = plan_part.found
+    plan = plan_part.value
     yield f"  way: {plan.way}"
     for row in plan.changes:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""

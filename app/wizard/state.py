@@ -126,7 +126,7 @@ class ServiceTask:
 class StatePart(Assessment, Generic[T]):
     """What the services work out from the answers: how far they are, and what came of it."""
 
-    found: T
+    value: T
     progress: tuple[str, ...] = ()
     """What was said on the way, the last lines."""
     inputs: object = field(default=None, repr=False)
@@ -134,7 +134,7 @@ class StatePart(Assessment, Generic[T]):
 
     def outdated(self) -> StatePart[T]:
         """Return it as to be worked out once more; what is shown stays meanwhile."""
-        return StatePart(self.found, inputs=self.inputs)
+        return StatePart(self.value, inputs=self.inputs)
 
 
 class _PartOf(Generic[T]):
@@ -283,7 +283,7 @@ class WizardState:
     def access(self) -> tuple[Access, ...]:
         """The way to each picked machine but this computer."""
         rows = [(row, self.part(TaskKind.ACCESS, row.key)) for row in self.picked if not row.here]
-        return tuple(Access(row.key, row.name, part.found, **self._shown(row, part)) for row, part in rows)
+        return tuple(Access(row.key, row.name, part.value, **self._shown(row, part)) for row, part in rows)
 
     def access_of(self, key: str) -> Access | None:
         """Return the way to one picked machine."""
@@ -306,7 +306,7 @@ class WizardState:
         return tuple(self._check(row) for row in self.picked)
 
     def _check(self, row: MachineRow) -> Check:
-        examined, findings = self.examined, self.examined.found.get(row.key)
+        examined, findings = self.examined, self.examined.value.get(row.key)
         assessment: Assessment = examined if examined.status is not ItemStatus.OK else Assessment()
         if examined.status is ItemStatus.OK and findings is not None:
             assessment = of_findings(findings)
@@ -317,9 +317,9 @@ class WizardState:
     @property
     def ways(self) -> tuple[RankedCandidate, ...]:
         """The ways to train, the best first, the chosen one with the H that was asked for."""
-        base, moved = self.moved.inputs, self.moved.found
+        base, moved = self.moved.inputs, self.moved.value
         of = base[0] if moved is not None and isinstance(base, tuple) else None
-        return tuple(moved if moved is not None and way == of else way for way in self.strategy.found.ways)
+        return tuple(moved if moved is not None and way == of else way for way in self.strategy.value.ways)
 
     @property
     def chosen(self) -> RankedCandidate | None:
@@ -336,12 +336,12 @@ class WizardState:
     @property
     def started(self) -> bool:
         """Whether a run was started from this set-up, and trains or has trained."""
-        return self.launch.status is ItemStatus.OK and bool(self.launch.found.run)
+        return self.launch.status is ItemStatus.OK and bool(self.launch.value.run)
 
     @property
     def request(self) -> PlanRequest:
         """Everything that a plan for these answers is made of."""
-        ranking = self.strategy.found
+        ranking = self.strategy.value
         return PlanRequest(self.members, self.answers, self.chosen, ranking.planning, ranking.measure)
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:

@@ -87,7 +87,7 @@ _SETTLED = (*_GOOD, ItemStatus.FAILED)
 def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard], number: int) -> None:
     wizard = tour(number)
     state = to_the_plan(wizard, number)
-    assert state.plan.found.hash and state.plan.found.changes and "recorded" in state.plan.cause
+    assert state.plan.value.hash and state.plan.value.changes and "recorded" in state.plan.cause
     assert state.chosen is not None
     refused = {"demo-air", "demo-mini"} if number == MOST else set()  # they let nobody in
     assert len(state.chosen.choice.members) <= number - len(refused) and refused.isdisjoint(state.chosen.choice.members)
@@ -117,9 +117,9 @@ def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:
 @pytest.mark.slow
 def test_launch_ends_in_a_live_run(tour: Callable[..., Wizard]) -> None:
     wizard = tour(3, FAST / 4)  # the run must not be over before it is looked at
-    expected = to_the_plan(wizard, 3).plan.found.hash
+    expected = to_the_plan(wizard, 3).plan.value.hash
     wizard.do(do.confirm())
-    path = Path(until_state(wizard, lambda state: state.launch.status is ItemStatus.OK).launch.found.run)
+    path = Path(until_state(wizard, lambda state: state.launch.status is ItemStatus.OK).launch.value.run)
     run = RunFolder.open(path)
     assert run.live and run.plan().hash() == expected
     leave_request(path, "kill")

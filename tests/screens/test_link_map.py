@@ -100,7 +100,7 @@ CABLE = "with a cable to air (941 Mbit/s): 1.58x -> 1.90x"
 @pytest.mark.parametrize("size", [(80, 24), (120, 32)])
 def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int]) -> None:
     steering = at(Step.LINKS)
-    steering.state = steering.state.putting(TaskKind.FORECAST, found=replace(STRATEGY, cables=(CABLE,)))
+    steering.state = steering.state.putting(TaskKind.FORECAST, value=replace(STRATEGY, cables=(CABLE,)))
 
     async def drive(pilot: Pilot[Any]) -> None:
         shown = text(pilot.app)

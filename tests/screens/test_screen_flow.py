@@ -52,7 +52,7 @@ def drive_set_up(
     with set_up(services, opened) as app:
 
         async def whole(pilot: Pilot[Any]) -> None:
-            await until(pilot, lambda: app.wizard.state.home.found.profiles)
+            await until(pilot, lambda: app.wizard.state.home.value.profiles)
             await drive(pilot, app)
 
         run(app, whole)

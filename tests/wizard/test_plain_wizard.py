@@ -73,7 +73,7 @@ def test_the_same_plan_as_the_state_machine() -> None:
         wizard.do(do.go_on())
         until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
         wizard.do(do.confirm())
-        until_state(wizard, lambda state: bool(state.launch.found.run))
+        until_state(wizard, lambda state: bool(state.launch.value.run))
     finally:
         wizard.close()
     assert services.requests[-1] == direct.requests[-1]

@@ -87,7 +87,7 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
             row = _stranger(wizard.state)
             wizard.do(do.go_on() if row is None else do.trust_key(row.key, row.fingerprint))
         until_state(wizard, lambda state: state.plan.status in (ItemStatus.OK, ItemStatus.WARNING))
-        assert " ".join(wizard.state.plan.found.time).startswith(planned.rstrip())
+        assert " ".join(wizard.state.plan.value.time).startswith(planned.rstrip())
     finally:
         wizard.close()
 

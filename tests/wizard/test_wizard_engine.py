@@ -63,7 +63,7 @@ def test_enter_enter_trains_on_this_computer(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services)
     state = launch(wizard)
-    assert state.launch.found.run == "/runs/1"
+    assert state.launch.value.run == "/runs/1"
     assert services.requests[-1].machines == (HERE,)
     assert not any(name.startswith("access") or name in ("examine", "links") for name in services.asked)
 
@@ -81,7 +81,7 @@ def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -
     state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
     assert state.strategy.status is ItemStatus.WORKING
     services.hold["forecast"].set()
-    until_state(wizard, lambda state: state.plan.found.way == "alone H=1")
+    until_state(wizard, lambda state: state.plan.value.way == "alone H=1")
 
 
 def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make: Make) -> None:
@@ -105,7 +105,7 @@ def test_picked_machines_are_asked_looked_at_and_measured(make: Make) -> None:
     assert [row.name for row in services.requests[-1].machines] == ["desk", "anna"]
     assert {"access anna", "examine", "links", "forecast", "plan", "launch"} <= set(services.asked)
     assert "access desk" not in services.asked
-    assert state.plan.found.way == "diloco mxfp4 H=50"
+    assert state.plan.value.way == "diloco mxfp4 H=50"
 
 
 def test_back_and_forth_asks_nothing_again(make: Make) -> None:
@@ -220,7 +220,7 @@ def test_packages_come_from_here_where_a_person_says_so(make: Make) -> None:
     until_state(wizard, lambda state: state.checks[1].status is ItemStatus.FAILED)
     wizard.do(do.send_packages())
     state = until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
-    assert state.repairs.found == {"anna": "anna: fixed"}
+    assert state.repairs.value == {"anna": "anna: fixed"}
     assert "repair with packages from here" in services.asked
 
 
@@ -266,7 +266,7 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
     until_state(wizard, lambda state: state.launch.status is ItemStatus.FAILED and services.asked.count("launch") == 2)
     wizard.do(do.drop("anna"))
     assert wizard.state.step is Step.PLAN
-    assert launch(wizard).launch.found.run
+    assert launch(wizard).launch.value.run
     assert services.requests[-1].machines == (HERE,)
 
 

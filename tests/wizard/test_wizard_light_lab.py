@@ -78,8 +78,8 @@ def replanned(profile: str) -> set[str]:
     """Return the machines of a set-up that begins at the Plan of a saved profile."""
     wizard = Wizard(Services(), profile)
     try:
-        state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and bool(state.plan.found.hash))
-        assert f"distributed-train {profile}" in state.plan.found.command
+        state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and bool(state.plan.value.hash))
+        assert f"distributed-train {profile}" in state.plan.value.command
         return {row.name for row in state.members}
     finally:
         wizard.close()
@@ -107,22 +107,22 @@ def test_what_was_chosen_is_what_runs(
         until_state(wizard, lambda state: all(row.status is not ItemStatus.WORKING for row in state.checks))
         on(wizard, Step.PLAN)
         state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
-        assert len(state.links.found) >= 1
+        assert len(state.links.value) >= 1
         assert {row.name for row in state.members} == {"a", "b"}
         assert not (project / "profiles").exists()
-        assert state.plan.found.hash
+        assert state.plan.value.hash
         wizard.do(do.save_only())
         until_state(wizard, lambda state: state.saved)
         capsys.readouterr()
-        words = state.plan.found.command.split()
+        words = state.plan.value.command.split()
         assert main([*words[2:], "--plan-only", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.found.hash
-        assert replanned(state.plan.found.profile) == {"a", "b"}
+        assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.value.hash
+        assert replanned(state.plan.value.profile) == {"a", "b"}
         wizard.do(do.confirm())
         state = until_state(wizard, lambda state: state.launch.status in (ItemStatus.OK, ItemStatus.FAILED))
         assert state.launch.status is ItemStatus.OK, state.launch
-        run = Path(state.launch.found.run)
-        assert read_plan(run / "plan.json").hash() == state.plan.found.hash
+        run = Path(state.launch.value.run)
+        assert read_plan(run / "plan.json").hash() == state.plan.value.hash
         assert RunFolder.open(run).metadata.command == words[1:]
     finally:
         wizard.close()

@@ -209,7 +209,7 @@ def test_the_profiles_own_value_takes_a_change_back() -> None:
     state = begin().putting(TaskKind.JOB, state_part=StatePart(job, status=ItemStatus.OK))
     state = apply(state, do.set_option("epochs", "5"))
     assert dict(state.answers.options)["epochs"] == "5"
-    state = state.putting(TaskKind.JOB, found=job)
+    state = state.putting(TaskKind.JOB, value=job)
     assert apply(state, do.set_option("epochs", " 3 ")).answers.options == ()
 
 
@@ -218,7 +218,7 @@ def test_a_stale_result_changes_nothing() -> None:
     state = apply(apply(state, do.pick(ANNA.key, True)), do.go_to(Step.HOME))
     old = ServiceTask(TaskKind.LINKS, "", inputs(state, TaskKind.LINKS))
     state = apply(state, do.pick(ANNA.key, False))
-    assert apply(state, done(old, (pair("a", "b"),))).links.found == ()
+    assert apply(state, done(old, (pair("a", "b"),))).links.value == ()
 
 
 def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
@@ -245,7 +245,7 @@ def started() -> WizardState:
     at_plan = replace(at_plan, step=Step.PLAN).putting(TaskKind.PLAN, status=ItemStatus.OK)
     launched = apply(at_plan, do.confirm())
     assert launched.step is Step.LAUNCH
-    done = launched.putting(TaskKind.LAUNCH, status=ItemStatus.OK, found=LaunchProgress(run="output/1"))
+    done = launched.putting(TaskKind.LAUNCH, status=ItemStatus.OK, value=LaunchProgress(run="output/1"))
     return replace(done, orders=())
 
 
@@ -256,7 +256,7 @@ def test_a_plan_that_was_started_starts_no_second_run_unless_another_one_is_aske
     assert again.step is Step.LAUNCH  # it is shown
     assert again.launch is state.launch and not tasks_to_start(again)  # and nothing is started
     another = apply(state, do.confirm(another=True))
-    assert (another.step, another.launch.status, another.launch.found.run) == (Step.LAUNCH, ItemStatus.WORKING, "")
+    assert (another.step, another.launch.status, another.launch.value.run) == (Step.LAUNCH, ItemStatus.WORKING, "")
 
 
 def test_back_from_a_run_that_trains_leads_home_and_a_new_set_up_starts_its_own_run() -> None:
