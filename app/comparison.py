@@ -1,8 +1,8 @@
-"""Strategies side by side: what runs of one job, each with several seeds, say of them. Pure: events in, figures out.
+"""Comparison of strategies by runs of one job with several seeds each. Pure: events in, figures out.
 
-All are compared after the same number of samples, which the group of members has seen together. Between two points of a
-curve the loss is a straight line. Times are predicted: the steps are those of the runs, and the planner's cost model
-says what a step takes with equal links between equal machines, which compute as fast as the members did here.
+All runs are compared after the same number of samples that the group has seen; losses between two points of a curve are
+interpolated linearly. Times are predicted: the number of steps is the runs' own, and the planner's cost model gives the
+time of a step for equal machines with equal links, which compute as fast as the members did here.
 """
 
 from __future__ import annotations
@@ -28,115 +28,115 @@ from training.strategies.registry import cost_model
 from training.strategies.user_strategy import sync_schedule_of
 
 Curve = tuple[tuple[float, float], ...]
-"""Samples that the group has seen, and the loss then; ascending."""
+"""Samples that the group has seen, and the loss then; ascending in samples."""
 AS_GOOD = 0.02
-"""A loss this much higher than the lowest, as a share, counts as good: the bound that the planner has too."""
+"""Relative excess over the lowest loss that still counts as good; the planner's bound is the same."""
 _POINTS = 20
-"""Of a curve of training losses, which differ from step to step."""
+"""Points of a curve of training losses, which are averaged over steps because they are noisy."""
 _MARKS = 100
-"""At most about so many, of a series."""
+"""Approximate maximum of points of an exchange series."""
 _WARM_UP = 3
 _FP32 = 4
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """What one run says."""
+    """The figures of one run."""
 
     seed: int
     split: str
-    """What the loss was measured on: ``validation``, another split, or ``training`` where nothing is evaluated."""
+    """Split of the losses: ``validation``, another one, or ``training`` where nothing was evaluated."""
     curve: Curve
     steps: int
     samples: int
     sent: float
-    """Bytes that a member sent in all its steps, on average."""
+    """Bytes that a member sent in the whole run, mean of the members."""
     compute: float
-    """Seconds of a member's step without exchanges: the median."""
+    """Median seconds of a member's step without exchanges."""
     trainable: int
-    """Parameters; 0: the run did not say."""
+    """Trainable parameters; 0: unknown."""
     exchanges: Mapping[str, Curve] = field(default_factory=dict)
-    """What synchronisations told over the samples, by the name of the series: of all members together."""
+    """Series of the synchronisations over samples, of all members together, by name."""
     clock: float = 0.0
-    """Seconds on the machines that were simulated; 0: their time was not."""
+    """Simulated seconds; 0: the machines were real."""
 
 
 @dataclass(frozen=True)
 class StrategyTimes:
-    """What was predicted for one rate of the links, or told by the runs' own clock."""
+    """Times for one rate of the links: predicted, or of the simulated clock."""
 
     mbit: float
-    """Rate of each link's line; 0: those of the machines that were simulated."""
+    """Line rate of each link; 0: the links of the simulated machines."""
     step: float
     """Seconds of a step."""
     to_end: float
     to_loss: float | None = None
-    """Until the loss that all good strategies reach; ``None``: it was not reached."""
+    """Seconds to the loss that all good strategies reach; ``None``: it was not reached."""
 
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """One strategy and what came of its runs, with what :func:`rank_strategies` makes of them."""
+    """One strategy with its runs, and the figures that :func:`rank_strategies` adds."""
 
     strategy: str
     profile: Profile | None = None
-    """With which it ran; ``None`` where it was refused before."""
+    """Profile of its runs; ``None`` where it was refused before."""
     runs: tuple[SeedRun, ...] = ()
     refused: str = ""
-    """Why there is nothing to show."""
+    """Reason why it did not run; empty if it did."""
     losses: tuple[float, ...] = ()
-    """By seed, after as many samples as every run has seen."""
+    """By seed, after the samples that every run has seen."""
     curve: Curve = ()
     """The mean over the seeds."""
     sent: float = 0.0
     interval: int = 1
     """Steps between exchanges."""
     memory: int | None = None
-    """Bytes that a member keeps for the strategy beside the optimizer; ``None``: not known."""
+    """Bytes of a member's state for the strategy, without the optimizer; ``None``: unknown."""
     times: tuple[StrategyTimes, ...] = ()
     unpredicted: str = ""
-    """Why there are no times."""
+    """Reason why there are no times."""
 
     @property
     def loss(self) -> float:
         return statistics.fmean(self.losses)
 
     def exchanged(self, name: str) -> Curve:
-        """Return the mean over the seeds of what synchronisations told; nothing where they did not tell it."""
+        """Return the mean over the seeds of an exchange series; empty where it was not reported."""
         curves = [run.exchanges[name] for run in self.runs if name in run.exchanges]
         return mean_curve(curves) if curves else ()
 
     @property
     def rounds(self) -> int:
-        """How often members exchanged in the shortest run, what ends it left aside."""
+        """Exchanges in the shortest run, without the final one."""
         return min(run.steps for run in self.runs) // self.interval
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over the seeds; ``None`` of a single one."""
+        """Standard deviation over the seeds; ``None`` for a single seed."""
         return statistics.stdev(self.losses) if len(self.losses) > 1 and math.isfinite(self.loss) else None
 
 
 @dataclass(frozen=True)
 class StrategyComparison:
-    """All strategies."""
+    """All strategies, compared."""
 
     rows: tuple[StrategyResult, ...]
     split: str = ""
     samples: float = 0.0
-    """After which the losses were compared."""
+    """Samples after which the losses were compared."""
     target: float | None = None
     """The loss to which times are given."""
     best: str = ""
-    """Of those that exchanged often enough and have about the lowest loss, the one that ends soonest on the slowest
-    links."""
+    """Name of the strategy that ends soonest on the slowest links, among those with enough exchanges and a good
+    loss."""
     compute: float = 0.0
-    """Seconds of a step of one of the machines that times are predicted for."""
+    """Seconds of compute in a step, of the machines that times are predicted for."""
 
 
 @dataclass
 class _RunCounters:
-    """What is counted over the events of a run."""
+    """Counters over the events of a run."""
 
     samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     losses: dict[int, list[StepEvent]] = field(default_factory=lambda: defaultdict(list))
@@ -148,7 +148,7 @@ class _RunCounters:
 
 
 def read_run(seed: int, events: Iterable[Event]) -> SeedRun | None:
-    """Return what the events of a whole run say; ``None`` where it took no step."""
+    """Return the figures of a whole run from its events; ``None`` where it took no step."""
     taken = _RunCounters()
     for event in events:
         if isinstance(event, StepEvent):
@@ -203,12 +203,12 @@ def _exchanges(taken: _RunCounters, samples: int) -> dict[str, Curve]:
 
 
 def _orderable_loss(loss: float | None) -> float:
-    """Return a loss that can be ordered: one that is not a number is beyond all others."""
+    """Return a loss that can be ordered: infinite where it is missing or not finite."""
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 def _training_curve(taken: _RunCounters) -> dict[int, float]:
-    """Return the mean loss of all members over some steps, by the last of them."""
+    """Return the mean training loss of all members over windows of steps, by each window's last step."""
     steps = sorted(taken.losses)
     width = max(1, len(steps) // _POINTS)
     mean_losses = {}
@@ -226,7 +226,7 @@ def _training_curve(taken: _RunCounters) -> dict[int, float]:
 
 
 def loss_at(curve: Curve, samples: float) -> float:
-    """Return the loss after so many samples; the first or last one beyond the ends."""
+    """Return the loss after so many samples, interpolated; beyond the ends, that of the nearest point."""
     places = [x for x, _ in curve]
     index = bisect_left(places, samples)
     if index == 0 or index == len(curve):
@@ -236,7 +236,7 @@ def loss_at(curve: Curve, samples: float) -> float:
 
 
 def samples_until(curve: Curve, loss: float) -> float | None:
-    """Return after how many samples a curve first comes down to a loss; ``None``: never."""
+    """Return the samples after which a curve first reaches a loss; ``None``: never."""
     if curve and curve[0][1] <= loss:
         return curve[0][0]
     for (x0, y0), (x1, y1) in pairwise(curve):
@@ -246,7 +246,7 @@ def samples_until(curve: Curve, loss: float) -> float | None:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the mean of curves where all of them are known."""
+    """Return the mean of curves over the range that all of them cover."""
     start, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     places = sorted({x for curve in curves for x, _ in curve if start <= x <= end})
     return tuple((x, statistics.fmean(loss_at(curve, x) for curve in curves)) for x in places)
@@ -258,11 +258,11 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 def rank_strategies(
     results: Sequence[StrategyResult], members: int, links: Sequence[float], cores: float = 0.0
 ) -> StrategyComparison:
-    """Put strategies side by side.
+    """Compare strategies and choose the best.
 
     Args:
         links: rates of lines in Mbit/s, to predict times for.
-        cores: of a machine; 0: unknown.
+        cores: processor cores of a machine; 0: unknown.
     """
     runs = [run for result in results for run in result.runs]
     if not runs:
@@ -295,14 +295,14 @@ def _row(result: StrategyResult, samples: float) -> StrategyResult:
 
 
 def _good(rows: Sequence[StrategyResult]) -> list[StrategyResult]:
-    """Return those whose loss is about as low as the lowest: within the bound, or within what its seeds differ."""
+    """Return the rows with a good loss: within :data:`AS_GOOD` of the lowest, or within the spread of its seeds."""
     lowest = min(rows, key=lambda row: row.loss)
     bound = lowest.loss + max(AS_GOOD * abs(lowest.loss), lowest.spread or 0.0)
     return [row for row in rows if row.loss <= bound]
 
 
 def _order(row: StrategyResult) -> tuple[float, ...]:
-    """The soonest on the slowest links first; where no time is known, the one with the lowest loss, last."""
+    """Return the sort key: by time on the slowest links; rows without times last, by loss."""
     if not row.times:
         return (1, row.loss, row.sent)
     slowest = min(row.times, key=lambda times: times.mbit)
@@ -318,15 +318,15 @@ class EqualMachines:
 
     count: int
     compute: float
-    """Seconds of a step of each."""
+    """Seconds of compute in a step of each."""
     cores: float = 0.0
 
     def cluster(self, batch: int, mbit: float) -> Cluster:
-        """Return them as the planner's figures.
+        """Return them as the planner's cluster.
 
         Args:
-            batch: samples of one member's forward pass, in one of which a step consists.
-            mbit: rate of a link's line, which is that of a machine's interface too.
+            batch: samples of one member's step, in a single forward pass.
+            mbit: line rate of a link, and of a machine's interface.
         """
         names = [f"machine-{number}" for number in range(1, self.count + 1)]
         measured = (Measurement(batch=batch, seconds=max(self.compute, 1e-9)),)
@@ -340,7 +340,7 @@ class EqualMachines:
 
 
 def step_seconds(profile: Profile, run: SeedRun, machines: EqualMachines, mbit: float) -> float:
-    """Return what a step should take.
+    """Return the predicted seconds of a step.
 
     Raises:
         BadInput: it cannot be predicted.

@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 200
 _LOOK = 0.2
 _JOINERS = "\u200c\u200d"
-"""Persian, Hindi and others need them to be written right; they neither move nor hide anything."""
+"""Zero-width joiners: Persian, Hindi and others need them, and they neither move nor hide anything."""
 _stopped = threading.Event()
 KEPT_CRASH_LOGS = 20
 SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
 
 def visible(text: object) -> str:
-    """Return ``text`` in one line with every control or direction-changing character written out; what many scripts
-    join and part their letters with stays."""
+    """Return ``text`` in one line with every control or direction-changing character written out.
+
+    The joiners of letters that many scripts need stay.
+    """
     return "".join(map(_visible, str(text)))
 
 
@@ -52,7 +54,7 @@ def _visible(char: str) -> str:
 
 
 def short_names(names: Sequence[str], cells: int) -> list[str]:
-    """Return names in so many cells, without the end that all have in common where they would look alike."""
+    """Return names cut to ``cells``, without their common suffix where they would look alike."""
     shown = [_short(name, cells) for name in names]
     if len(set(shown)) == len(set(names)):
         return shown
@@ -61,7 +63,7 @@ def short_names(names: Sequence[str], cells: int) -> list[str]:
 
 
 def _short(name: str, cells: int) -> str:
-    """Return a name with its middle left out where it is too long: machines often differ at their ends."""
+    """Return a name with its middle left out where it is too long: names of machines often differ at the ends."""
     from rich.cells import cell_len, set_cell_size  # as diagnostics below
 
     if cell_len(name) <= cells:
@@ -86,13 +88,13 @@ def interactive() -> bool:
 
 
 def say(text: str) -> None:
-    """Write one plain line to stderr; that nobody reads there any more is no reason to end a run."""
+    """Write one plain line to stderr; errors are ignored, because a closed stderr must not end a run."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def say_error(message: str, hint: str = "") -> None:
-    """Write what went wrong and what to do about it to stderr."""
+    """Write an error and its hint to stderr."""
     for label, text, style in (("error", message, "bold red"), ("hint", hint, "cyan")):
         if not text:
             continue
@@ -106,7 +108,7 @@ def say_error(message: str, hint: str = "") -> None:
 
 
 def answered_yes(question: str) -> bool:
-    """Ask the person at the terminal; only a clear yes is one."""
+    """Ask the person at the terminal a question; only ``y`` and ``yes`` count as yes."""
     say(f"{question} [y/N] ")
     with ctrl_c_heard():
         if threading.current_thread() is not threading.main_thread():
@@ -121,10 +123,10 @@ def _wait_for_line() -> None:
 
 
 def raise_if_stopped() -> None:
-    """Ask nothing more after Ctrl-C.
+    """Stop a thread that asks questions after Ctrl-C.
 
     Raises:
-        StoppedByUser: the main thread heard it (:func:`ctrl_c_ends_questions`).
+        StoppedByUser: Ctrl-C was pressed within :func:`ctrl_c_ends_questions`.
     """
     if _stopped.is_set():
         raise StoppedByUser("stopped")
@@ -132,10 +134,10 @@ def raise_if_stopped() -> None:
 
 @contextlib.contextmanager
 def ctrl_c_ends_questions() -> Iterator[None]:
-    """Let Ctrl-C, which only the main thread hears, end the questions of other threads too.
+    """Let Ctrl-C, which only the main thread receives, end the questions of other threads too.
 
-    Without that, the main thread would wait for a thread that waits for an answer. Such a thread has it look for
-    signals now and then, as :func:`ctrl_c_heard` does.
+    Without that, the main thread would wait for a thread that waits for an answer. Such a thread wakes the main thread
+    regularly to check for signals, as :func:`ctrl_c_heard` does.
     """
 
     def press(*_: object) -> None:
@@ -158,12 +160,12 @@ def ctrl_c_ends_questions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ctrl_c_heard() -> Iterator[None]:
-    """Lose no ctrl+c meanwhile, in the main thread; in others it changes nothing.
+    """Lose no Ctrl-C within the context, in the main thread; in other threads it does nothing.
 
-    Python looks for signals between two of its own steps. One that comes between the last look and a read that blocks
-    would wait for the next line, and the terminal has thrown away what was typed before it. One that is raised where
-    nothing can be raised, in the callback of a weak reference, is forgotten. So a thread has Python look every
-    0.2 s, and a press that is not heard two looks later is raised again.
+    Python checks for signals between bytecode instructions. A signal between the last check and a blocking read would
+    wait for the next line, and the terminal has discarded what was typed before it. A ``KeyboardInterrupt`` raised in
+    the callback of a weak reference is dropped. So a thread makes Python check every 0.2 s, and a press that has had no
+    effect two checks later is raised again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -209,7 +211,7 @@ def ctrl_c_heard() -> Iterator[None]:
 
 
 def show(content: RenderableType) -> None:
-    """Write data a person asked for to stdout; a pipe or file gets lines that are not cut at 80 columns."""
+    """Write requested data to stdout; a pipe or file gets lines that are not cut at 80 columns."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -217,12 +219,12 @@ def show(content: RenderableType) -> None:
 
 
 def show_line(text: str) -> None:
-    """Write one line of data to stdout, as it is."""
+    """Write one line of data to stdout, unchanged."""
     print(text, flush=True)
 
 
 def show_piece(text: str) -> None:
-    """Write a piece of a text to stdout at once; its lines and tabs stay."""
+    """Write a piece of a text to stdout without a line end, flushed; its newlines and tabs stay."""
     print("".join(char if char in "\n\t" else _visible(char) for char in text), end="", flush=True)
 
 
@@ -240,35 +242,35 @@ TOUR_PROFILE = "scripted-demo"
 
 
 def profile_text(name: str) -> str:
-    """Return the name of a run's profile; a run of the tour must not look like a training of one's own."""
+    """Return the name of a run's profile; runs of the tour are marked as recorded."""
     return "tour (recorded)" if name == TOUR_PROFILE else name
 
 
 def command_line(*arguments: str) -> str:
-    """Return what to type to run this program with ``arguments``, from the current folder."""
+    """Return the command line that runs this program with ``arguments`` from the current folder."""
     return shlex.join([*program_words(), *displayed_words(arguments)])
 
 
 def program_words() -> list[str]:
-    """Return what starts this program from the current folder."""
+    """Return the words that start this program from the current folder."""
     return ["python3", relative_path(SCRIPT)] if IS_CHECKOUT else list(PROGRAM)
 
 
 def relative_path(path: str | Path) -> str:
-    """Return a path from the current folder, or the whole one where that would lead out of it."""
+    """Return a path relative to the current folder, or unchanged where it lies outside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def command_about(run_dir: Path, *words: str) -> str:
-    """Return what to type to do something with a run: its id after ``words``, and where it is if that is elsewhere."""
+    """Return the command line for a run: ``words``, its id, and ``--output`` where it is not in the usual folder."""
     folder = run_dir.parent
     usual = folder.resolve() == RUNS_FOLDER.resolve()
     return command_line(*words, run_dir.name[:20], *([] if usual else ["--output", str(folder)]))
 
 
 def can_only_print() -> bool:
-    """Whether the terminal says of itself that it knows no escape codes."""
+    """Whether the terminal, by ``TERM``, has no escape codes."""
     return os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 

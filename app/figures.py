@@ -1,5 +1,4 @@
-"""How figures of a run, and an evaluation of its model, are put in words and documents: shared by the display, the
-report and the lists."""
+"""Figures of a run, and of an evaluation of its model, as texts and JSON documents; every display shares them."""
 
 from __future__ import annotations
 
@@ -30,16 +29,16 @@ from training.tasks.error_analysis import (
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 DATA_BRAKE = 0.1
-"""Share of a step that waits for its samples, from which on they are what holds training back."""
+"""Share of waiting for samples in a step from which on the data is the bottleneck."""
 MORE_DATA = "set data_workers higher, or put the data on a faster disk"
-"""What to do about it."""
+"""Advice against it."""
 
 
 def data_text(state: RunState, whole_run: bool = False) -> str:
-    """Return how much of a step waits for its samples, on the machine where it is most; empty where that is little.
+    """Return the largest share of a step that a machine waits for samples, as text; empty where it is small.
 
     Args:
-        whole: in the whole run, which is over; else in the steps of the last while.
+        whole_run: over all steps of a run that has ended; else over the members' windows.
     """
     if whole_run:
         done = {rank: member.total for rank, member in state.members.items() if member.total.steps >= MIN_STEPS}
@@ -56,17 +55,17 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
 
 
 def evaluation_headline(results: SplitResults, split: str) -> str:
-    """``WER on validation: 98.1 % -> 12.3 % (step 400)``: the most telling metric of a split, first and last.
+    """Return ``WER on validation: 98.1 % -> 12.3 % (step 400)``: the main metric of a split, first and last.
 
-    Texts that had not ended at their bound (``eval_max_new_tokens``) are told: with many of them the WER says little.
-    Before the first step a model from scratch ends none.
+    The share of texts that reached ``eval_max_new_tokens`` is added, except before the first step: with many of them
+    the WER says little.
     """
     text = evaluation_text(results, split)
     return f"{text} (step {results.last.step})" if results.last.figures else text
 
 
 def evaluation_text(results: SplitResults, split: str = "") -> str:
-    """Return the headline without the step, and without the split where none is given: ``WER 98.1 % -> 12.3 %``."""
+    """Return the same without the step, and without the split where none is given: ``WER 98.1 % -> 12.3 %``."""
     last_metrics = metrics_of(results.last)
     if not last_metrics:
         return f"{f'{split}: ' if split else ''}evaluated at step {results.last.step}"
@@ -81,13 +80,13 @@ def evaluation_text(results: SplitResults, split: str = "") -> str:
 
 
 def change(results: SplitResults, name: str, arrow: str = " -> ") -> str:
-    """``98.1 % -> 12.3 %``: a metric of the first and of the last evaluation; one value where there was only one."""
+    """Return ``98.1 % -> 12.3 %``: a metric of the first and last evaluation; one value after a single one."""
     now = metric_text(name, results.last.figures.get(name))
     return now if results.first is results.last else f"{metric_text(name, results.first.figures.get(name))}{arrow}{now}"
 
 
 def evaluated_series(state: RunState) -> dict[str, str]:
-    """Return the metric of every series that evaluations gave, by the name of the series."""
+    """Return the metrics of all series of evaluations, by the names of the series."""
     return {
         evaluation_series(split, metric): metric
         for split, results in state.evaluations.items()
@@ -96,9 +95,9 @@ def evaluated_series(state: RunState) -> dict[str, str]:
 
 
 def start_line(events: Iterable[Event]) -> str:
-    """Return the parts of the newest start in the order in which they ended; empty where nothing was measured.
+    """Return the durations of the newest start's phases in the order of their ends; empty where none was measured.
 
-    A part that several machines have is as long as the slowest of them took. Parts overlap, so they do not add up.
+    A phase of several machines lasts as long as on the slowest one. Phases overlap, so they do not add up.
     """
     newest = {(event.part, event.member): event for event in events if isinstance(event, TimingEvent)}
     seconds: dict[str, float] = {}
@@ -120,7 +119,7 @@ _OF_SYNC = {"round", "step", "bytes_sent", "bytes_received", "seconds", "wait", 
 
 
 def state_document(state: RunState) -> dict[str, object]:
-    """Return the state as JSON-able data, for ``--json``."""
+    """Return the state as a JSON document, for ``--json``."""
     return {
         **{name: getattr(state, name) for name in _OF_STATE},
         "members": [_member_document(member) for member in state.members.values()],
@@ -133,7 +132,7 @@ def state_document(state: RunState) -> dict[str, object]:
 
 
 def series_document(state: RunState) -> dict[str, Mapping[str, object]]:
-    """Return the final figures of everything that the dashboard draws: of the run, and the newest of each member."""
+    """Return the final figures of every series: of the run, and the newest of each member."""
     document: dict[str, Mapping[str, object]] = {}
     for name in series_names(state.curves):
         points = of_run(state.curves, name).points()
@@ -149,7 +148,7 @@ def series_document(state: RunState) -> dict[str, Mapping[str, object]]:
 
 
 def evaluations_document(state: RunState) -> dict[str, dict[str, Mapping[str, object]]]:
-    """Return first, best and last evaluation of every split."""
+    """Return first, best and last evaluation of every split as a JSON document."""
     return {
         split: {
             which: {"step": result.step, "samples": result.samples, **metrics_of(result)}
@@ -178,7 +177,7 @@ def _member_document(member: MemberState) -> dict[str, object]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------- for whom it errs
+# ------------------------------------------------------------------------------------------------------ error analysis
 
 
 SHOWN_SPEAKERS = 24
@@ -193,12 +192,12 @@ GROUPINGS: Mapping[str, Callable[[Sequence[Prediction]], list[EvaluationSlice]]]
 
 
 def predictions_in(run_dir: Path) -> tuple[list[Prediction], list[Prediction]]:
-    """Return what the model of a run wrote before the first step and in its newest evaluation; empty: not there."""
+    """Return the predictions before the first step and of the newest evaluation; empty lists where there are none."""
     predictions = []
     for name in (BEFORE, NAME):
         try:
             predictions.append(read_predictions(run_dir / FOLDER / name))
-        except BadInput:  # none was written, or somebody has changed it
+        except BadInput:  # none was written, or it was changed
             predictions.append([])
     return predictions[0], predictions[1]
 
@@ -223,7 +222,7 @@ def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Predicti
 
 
 def _rows(groups: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice], limit: int) -> list[str]:
-    """``ada  73.8 % -> 4.9 % of 61 words``: before, where it is known, and after."""
+    """Return ``ada  73.8 % -> 4.9 % of 61 words``: before, where it is known, and after."""
     rows, shown, omitted = [], groups[:limit], groups[limit:]
     width = min(40, max(len(_name(group)) for group in shown))
     for group in shown:
@@ -245,7 +244,7 @@ def _word(word: str) -> str:
 
 
 def breakdown_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return the error analysis as a JSON document."""
     breakdown = {
         grouping: [_document(group) for group in divide(predictions)] for grouping, divide in GROUPINGS.items()
     }
@@ -261,48 +260,48 @@ def _document(group: EvaluationSlice) -> dict[str, Any]:
     return {"name": group.name, "wer": group.wer, **figures}
 
 
-def difference_lines(wer_difference: WerDifference) -> list[str]:
-    """Return what two models differ by, in words."""
-    first_wer, second_wer = metric_text("wer", wer_difference.first), metric_text("wer", wer_difference.second)
-    interval = f"95 % interval {wer_difference.low * 100:+.1f} to {wer_difference.high * 100:+.1f} points"
+def difference_lines(difference: WerDifference) -> list[str]:
+    """Return the difference in WER between two models, with its confidence interval, as text."""
+    first_wer, second_wer = metric_text("wer", difference.first), metric_text("wer", difference.second)
+    interval = f"95 % interval {difference.low * 100:+.1f} to {difference.high * 100:+.1f} points"
     p = (
-        f"{wer_difference.p:.2f}"
-        if wer_difference.p >= 0.1
-        else f"{wer_difference.p:.3f}"
-        if wer_difference.p >= 0.001
+        f"{difference.p:.2f}"
+        if difference.p >= 0.1
+        else f"{difference.p:.3f}"
+        if difference.p >= 0.001
         else "under 0.001"
     )
-    method = f"{wer_difference.drawn} {wer_difference.units} resampled, p {p}"
-    if wer_difference.shown:
-        better = "fewer" if wer_difference.difference < 0 else "more"
-        conclusion = f"{abs(wer_difference.difference) * 100:.1f} points {better}"
-    elif wer_difference.low > 0 or wer_difference.high < 0:
-        better = "fewer" if wer_difference.difference < 0 else "more"
-        few = f"{counted(wer_difference.recordings, 'recording')} are too few to be sure"
-        conclusion = f"{abs(wer_difference.difference) * 100:.1f} points {better}, but {few}"
+    method = f"{difference.drawn} {difference.units} resampled, p {p}"
+    if difference.shown:
+        better = "fewer" if difference.difference < 0 else "more"
+        conclusion = f"{abs(difference.difference) * 100:.1f} points {better}"
+    elif difference.low > 0 or difference.high < 0:
+        better = "fewer" if difference.difference < 0 else "more"
+        few = f"{counted(difference.recordings, 'recording')} are too few to be sure"
+        conclusion = f"{abs(difference.difference) * 100:.1f} points {better}, but {few}"
     else:
-        conclusion = f"no difference that {counted(wer_difference.recordings, 'recording')} can show"
+        conclusion = f"no difference that {counted(difference.recordings, 'recording')} can show"
     lines = [f"WER   {first_wer} -> {second_wer}: {conclusion} ({interval}; {method})"]
-    if wer_difference.left_out:
+    if difference.left_out:
         lines.append(
-            f"      left out: {counted(wer_difference.left_out, 'recording')} that only one of the two transcribed"
+            f"      left out: {counted(difference.left_out, 'recording')} that only one of the two transcribed"
         )
     return lines
 
 
-def difference_document(wer_difference: WerDifference) -> dict[str, Any]:
-    """Return the same for programs."""
-    return {**vars(wer_difference), "difference": wer_difference.difference, "shown": wer_difference.shown}
+def difference_document(difference: WerDifference) -> dict[str, Any]:
+    """Return the difference as a JSON document."""
+    return {**vars(difference), "difference": difference.difference, "shown": difference.shown}
 
 
 def run_lines(run_dir: Path) -> list[str]:
-    """Return what a run has changed for whom: before the first step and in its newest evaluation."""
+    """Return how a run changed the errors, with their breakdown and its held-out samples."""
     before, after = predictions_in(run_dir)
     return [*changed_lines(before, after), *breakdown_lines(after, before), *showcase_lines(run_dir)]
 
 
 def changed_lines(before: Sequence[Prediction], after: Sequence[Prediction]) -> list[str]:
-    """Return how a model differs from what it was; nothing where one of the two was not kept."""
+    """Return the difference between two evaluations of a model; empty where one of them was not kept."""
     try:
         return difference_lines(wer_difference(before, after)) if before and after else []
     except BadInput:  # no recording is in both

@@ -1,4 +1,4 @@
-"""A run as its folder tells it, followed while it goes on or played again; the run does not notice its readers."""
+"""Readers of a run folder: follow a live run, or replay a finished one; neither affects the run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from training.run_files import is_live
 from training.run_folder import RunFolder
 
 LONGEST_SILENCE = 60.0
-"""Seconds of a replayed run: a longer silence (the night between two attempts, a wrong clock) is shortened to this."""
+"""Longest pause in a replay, seconds; longer ones (a night between attempts, a wrong clock) are shortened to it."""
 _NAP = 0.1
 
 
 class Follower:
-    """Where a display takes a live or finished run from: its events, its plan, and how it ended."""
+    """Source of a live or finished run for a display: its events, its plan, and its outcome."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,9 +32,9 @@ class Follower:
         self._attempt = NewestAttempt()
 
     def events(self) -> Iterator[Event | None]:
-        """Yield the events from the first one on, and ``None`` every now and then while nothing happens.
+        """Yield the events from the first one on, and ``None`` regularly while there are none.
 
-        May wait for a moment between two of them, so a display reads it in a thread.
+        It blocks for a moment between events, so a display reads it in a thread.
         """
         for event in self._events:
             if event is not None:
@@ -42,24 +42,23 @@ class Follower:
             yield event
 
     def now(self) -> float:
-        """Return the present by the clock of the events, in seconds since the epoch: for ages and elapsed times."""
+        """Return the current Unix time by the clock of the events, for ages and elapsed times."""
         return time.time()
 
     def ended(self, state: RunState) -> EndedRun:
-        """Return how the run ended; to be called after the last event."""
+        """Return the outcome of the run; to be called after the last event."""
         outcome = self._attempt.outcome(self.path)
         return EndedRun(**vars(outcome), plan=self.plan, state=at_its_end(state, outcome.status, outcome.message))
 
 
 class Replay(Follower):
-    """A finished run once more, in its own time or faster: each event comes when it is due.
+    """A finished run, replayed in real time or faster.
 
-    Events keep their times, so that every speed that is worked out from them is the run's own; :meth:`now` is the
-    present of the run, and stands still after the last event. Events of machines whose clocks differ come in the order
-    of the log.
+    Events keep their times, so that speeds computed from them are the run's own; :meth:`now` is the time within the
+    run, and stands still after the last event. Events of machines whose clocks differ come in the order of the log.
 
     Args:
-        speed: how much faster than it was.
+        speed: factor over real time.
         clock: seconds, for tests.
         sleep: waits so many seconds.
 
@@ -81,18 +80,18 @@ class Replay(Follower):
         self._clock = clock
         self._sleep = sleep
         self._present = 0.0
-        """Time of the newest event that was due, by the clock of the run ..."""
+        """Time of the newest event that was due, by the clock of the run."""
         self._reached = clock()
-        """... and when it was reached, by the clock of this process."""
+        """When that event was due, by the clock of this process."""
         self._next = 0.0
-        """Time of the event that is waited for: a display that lags behind must not see a later present."""
+        """Time of the next event: :meth:`now` must not pass it where the display lags behind."""
 
     def now(self) -> float:
         return min(self._present + (self._clock() - self._reached) * self._speed, self._next)
 
     def events(self) -> Iterator[Event | None]:
         began = False
-        for event in super().events():  # they are all there, so none of them is waited for
+        for event in super().events():  # the log is complete, so this does not block
             if event is None:
                 continue
             if not began:
@@ -102,7 +101,7 @@ class Replay(Follower):
 
     def _wait_for(self, moment: float) -> Iterator[None]:
         if moment <= self._present:
-            return  # of a clock that is behind
+            return  # the clock of its machine is behind
         silence = min(moment - self._present, LONGEST_SILENCE)
         due, self._next = self._reached + silence / self._speed, self._present + silence
         while (left := due - self._clock()) > 0:

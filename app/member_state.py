@@ -1,4 +1,4 @@
-"""What one member looks like right now: the part of :mod:`app.run_state` that only its own events decide."""
+"""The state of one member: the part of :mod:`app.run_state` that depends on its own events alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOW_STEPS = 64
 GONE = ("left", "lost", "done", "failed", "stopped")
 TROUBLE = ("lost", "failed")
 PRESENT_STATUSES = ("started", "joined", "ready")
-"""What a member says, or the coordinator says of it, when it takes part: nothing else brings one back that was gone."""
+"""Statuses of a member that takes part; only these bring back one that was gone."""
 KEPT_SYNCS = 64
 MIN_STEPS = 8
 """Fewest steps from which the share of waiting for data is told."""
@@ -63,7 +63,7 @@ def changed(state: State, /, **changes: Any) -> State:
 
 @dataclass(frozen=True)
 class MemberTotals:
-    """What a member has done and exchanged. Seconds and bytes."""
+    """Sums over a member's steps and synchronisations, in seconds and bytes."""
 
     steps: int = 0
     samples: int = 0
@@ -79,11 +79,11 @@ class MemberTotals:
     syncs: int = 0
     sync_seconds: float = 0.0
     data: float = 0.0
-    """How much of ``compute`` they stood still for their samples."""
+    """Part of ``compute`` spent waiting for samples."""
 
     @property
     def bytes_sent(self) -> int:
-        """Some strategies count bytes by step, others by synchronisation, some by both."""
+        """Strategies count bytes by step, by synchronisation, or by both."""
         return max(self.step_sent, self.sync_sent)
 
     @property
@@ -91,13 +91,13 @@ class MemberTotals:
         return max(self.step_received, self.sync_received)
 
     def with_step(self, event: StepEvent) -> MemberTotals:
-        """Return the work with one more step."""
+        """Return the totals with one more step."""
         times = (event.seconds, event.compute, event.wait, event.transfer)
         done = MemberTotals(1, event.samples, *times, event.bytes_sent, event.bytes_received, data=event.data)
         return self + done
 
     def with_sync(self, event: SyncEvent) -> MemberTotals:
-        """Return the work with one more synchronisation."""
+        """Return the totals with one more synchronisation."""
         sent, received = event.bytes_sent, event.bytes_received
         return self + MemberTotals(sync_sent=sent, sync_received=received, syncs=1, sync_seconds=event.seconds)
 
@@ -107,20 +107,20 @@ class MemberTotals:
 
 @dataclass(frozen=True)
 class MemberState:
-    """One member."""
+    """A member after some of its events."""
 
     rank: int
     name: str = ""
     device: str = ""
     status: str = "starting"
     message: str = ""
-    """Why it is in this state, where somebody said so."""
+    """Reported reason of its status."""
     since: float | None = None
-    """When it came into this state, by the clock of whoever said so."""
+    """When it took on its status, by the clock of the event's sender."""
     updated: float | None = None
     """Time of its newest event."""
     phase: str = ""
-    """What it prepares, before the first step."""
+    """Name of the preparation before the first step."""
     phase_done: int = 0
     phase_total: int | None = None
     step: int = 0
@@ -128,32 +128,32 @@ class MemberState:
     loss: float | None = None
     learning_rate: float | None = None
     work: MemberTotals = MemberTotals()
-    """Since its start, and ..."""
+    """Since its newest start."""
     earlier: MemberTotals = MemberTotals()
-    """... in its starts before that."""
+    """In its earlier starts."""
     recent_syncs: tuple[SyncEvent, ...] = ()
-    """The newest ones, oldest first."""
+    """The newest synchronisations, oldest first."""
     began: tuple[float, int] | None = None
     """Time and number of its first step since its start."""
     times_lost: int = 0
     window: tuple[StepEvent, ...] = ()
-    """Its newest steps, oldest first: what speeds and shares are means over."""
+    """Its newest steps, oldest first, over which speeds and shares are averaged."""
     machine: MachineEvent | None = None
     """The newest load of its machine since its start."""
     memory_peak: int = 0
     device_memory_peak: int | None = None
     hottest: float | None = None
     counted_joules: float | None = None
-    """Energy since its start, and ..."""
+    """Energy since its newest start; ``None``: there is no meter."""
     earlier_joules: float | None = None
-    """... of its starts before that; ``None``: nothing counted it."""
+    """Energy in its earlier starts."""
     meters: tuple[str, ...] = ()
-    """What watts and joules are of."""
+    """Names of the meters behind watts and joules."""
     snapshot_step: int | None = None
     snapshot_live: tuple[int, ...] = ()
-    """Who trained when it wrote that snapshot."""
+    """Ranks that trained when it wrote that snapshot."""
     routes: Mapping[int, PeerPath] = field(default_factory=dict)
-    """How what it sends reaches each peer, by rank."""
+    """Routes to its peers, by rank."""
 
     @property
     def active(self) -> bool:
@@ -161,17 +161,17 @@ class MemberState:
 
     @property
     def has_worked(self) -> bool:
-        """Whether its speed means something: it trains, or did so until its work or the run came to an end."""
+        """Whether its speed is meaningful: it trains, or did so until its work or the run ended."""
         return bool(self.window) and (self.active or self.status in ("done", "stopped"))
 
     @property
     def label(self) -> str:
-        """Its name, or its number where it has not said it yet."""
+        """Its name, or ``member RANK`` before it has reported one."""
         return self.name or f"member {self.rank}"
 
     @property
     def preparing(self) -> str:
-        """What it prepares and how far that is: ``features 3/10``; empty while it prepares nothing."""
+        """Its preparation with progress: ``features 3/10``; empty while there is none."""
         return phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
 
     @property
@@ -181,7 +181,7 @@ class MemberState:
 
     @property
     def exchanges(self) -> int:
-        """How many it had since its start; of many in a row only some are reported, and say how many there were."""
+        """Exchanges since its start; only some of many in a row are reported, with their round numbers."""
         return max(self.work.syncs, self.last_sync.round if self.last_sync else 0)
 
     @property
@@ -190,7 +190,7 @@ class MemberState:
 
     @property
     def total(self) -> MemberTotals:
-        """What it did over all its starts."""
+        """Totals over all its starts."""
         return self.earlier + self.work
 
     @property
@@ -207,7 +207,7 @@ class MemberState:
 
     @property
     def seconds_to_advance(self) -> float | None:
-        """Time in which the run comes one step further: that of this member's step, unless it goes at its own pace."""
+        """Seconds in which the run advances one step: a step of this member, unless members are uneven."""
         steps = self.window[-1].step - self.window[0].step if self.window else 0
         if steps in (0, len(self.window) - 1):
             return self.seconds_per_step
@@ -215,15 +215,15 @@ class MemberState:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples over the wall time of the steps in the window, as in the series: evaluations between them, snapshots
-        and pauses do not count."""
+        """Samples over the wall time of the steps in the window, without evaluations, snapshots and pauses between
+        them, as in the series."""
         seconds = sum(step.seconds for step in self.window)
         return sum(step.samples for step in self.window) / seconds if seconds > 0 else 0.0
 
     @property
     def data_share(self) -> float:
-        """Share of the window's wall time in which steps stood still for their samples, without the longest stop:
-        that of the first step, often."""
+        """Share of the window's wall time that steps waited for their samples, without the longest wait, which is
+        often that of the first step."""
         stops = sorted(step.data for step in self.window)
         seconds = sum(step.seconds for step in self.window)
         return sum(stops[:-1]) / seconds if len(stops) >= MIN_STEPS and seconds > 0 else 0.0
@@ -239,18 +239,18 @@ class MemberState:
 
 
 def phase_text(phase: str, done: int, total: int | None) -> str:
-    """``features 3/10``, or ``features 3`` where nobody knows how much it will be; ``bytes to anna 3.2 MB/85.4 MB``."""
+    """``features 3/10``, ``features 3`` where the total is unknown, or ``bytes to anna 3.2 MB/85.4 MB``."""
     return f"{phase} {amount_text(phase, done, total)}"
 
 
 def amount_text(phase: str, done: int, total: int | None) -> str:
-    """How far a phase is: ``3/10``; of bytes ``3.2 MB/85.4 MB``."""
+    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB`` for bytes."""
     shown = bytes_text if phase.startswith("bytes ") else str
     return f"{shown(done)}/{shown(total)}" if total else shown(done)
 
 
 def stopped(member: MemberState, moment: float) -> MemberState:
-    """Return a member whose run has ended: who was still at work is not any more, whatever it said last."""
+    """Return a member whose run has ended: an active one becomes ``stopped``."""
     return changed(member, status="stopped", message="", phase="", since=moment) if member.active else member
 
 
@@ -293,7 +293,7 @@ def _advanced(member: MemberState, event: MemberScopedEvent) -> MemberState:
 
 
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
-    """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
+    """Take on a new status; a member that starts (also after a resume) has an empty window and new counts."""
     if event.status == "started":
         carried_over = {name: getattr(member, name) for name in _CARRIED_OVER}
         member = changed(MemberState(member.rank), **carried_over, earlier=member.total, earlier_joules=member.joules)
@@ -304,14 +304,14 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
 
 
 def _gone(member: MemberState, status: str, why: str) -> MemberState:
-    """A member went. One in trouble already stays so, with the first cause: what is said later follows from it."""
+    """Mark a member as gone. One in trouble keeps its status and first cause: later ones follow from it."""
     if member.status in TROUBLE:
         return changed(member, message=member.message or why)
     return changed(member, status=status, message=why, times_lost=member.times_lost + (status == "lost"))
 
 
 def _step(member: MemberState, event: StepEvent) -> MemberState:
-    """Steps come late, from a machine that was cut off, too: they bring nobody back who was gone."""
+    """Count a step. Late steps of a machine that was cut off do not bring it back."""
     window = [old for old in member.window if old.time > event.time - WINDOW_SECONDS]
     return changed(
         member,
@@ -336,6 +336,6 @@ def _highest(current: _Number | None, new: _Number | None) -> _Number | None:
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of what is known; ``None`` where nothing is."""
+    """Return the sum of the values that are not ``None``; ``None`` where all are."""
     known_values = [value for value in values if value is not None]
     return sum(known_values) if known_values else None

@@ -1,37 +1,37 @@
-"""How a metric of an evaluation is called, and how its value is shown."""
+"""Labels and texts of metrics."""
 
 from __future__ import annotations
 
 from training.events import EvaluationEvent
 
 RATES = ("wer", "cer", "accuracy", "cut")
-"""Metrics that are shares of one and read best as per cent."""
+"""Metrics that are shares, shown as per cent."""
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """``3.2 %`` for an error rate, four digits for anything else, ``-`` for nothing."""
+    """Return ``3.2 %`` for an error rate, four digits for anything else, ``-`` for ``None`` and NaN."""
     if value is None or value != value:
         return "-"
     return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
 
 
 def four_digits(value: float) -> str:
-    """``2.000`` and ``0.08712``: as many digits for every loss, so that a column of them does not jump."""
+    """Return ``2.000`` or ``0.08712``: four significant digits, so that a changing loss keeps its width."""
     return f"{value:#.4g}".rstrip(".")
 
 
 def simulated_text(hours: float) -> str:
-    """``3.20 simulated hours``, or seconds of less than one: time of machines that are simulated."""
+    """Return ``3.20 simulated hours``, or seconds below one hour."""
     return f"{hours:.2f} simulated hours" if hours >= 1 else f"{hours * 3600:.1f} simulated seconds"
 
 
 def metric_label(name: str) -> str:
-    """``WER`` for ``wer``; other names as they are."""
+    """Return ``WER`` for ``wer``; other names are unchanged."""
     return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)
 
 
 def metrics_of(result: EvaluationEvent) -> dict[str, float]:
-    """Metrics of an evaluation, error rates first, the loss last."""
+    """Return the metrics of an evaluation, error rates first, the loss last."""
     figures = result.figures
     rates = [name for name in RATES if name in figures]
     others = sorted(name for name in figures if name not in RATES and name != "loss")

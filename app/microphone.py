@@ -1,4 +1,4 @@
-"""A few seconds from the microphone of this machine."""
+"""Recording from this machine's microphone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_SECONDS = 3600.0
 
 
 def hear_microphone(seconds: float) -> Samples:
-    """Return mono samples at :data:`RATE` Hz of the input device that the system has chosen; Ctrl-C ends it earlier.
+    """Record mono samples at :data:`RATE` Hz from the default input device; Ctrl-C ends it earlier.
 
     Raises:
         BadInput: nothing can be recorded; the message says why.
@@ -52,7 +52,7 @@ def hear_microphone(seconds: float) -> Samples:
 
 @contextlib.contextmanager
 def recorded(seconds: float, hear: Callable[[float], Samples] = hear_microphone) -> Iterator[Path]:
-    """Record into a file that is gone afterwards.
+    """Record into a temporary file.
 
     Raises:
         BadInput: there is no microphone, nothing was recorded, or the time is out of bounds.

@@ -1,4 +1,4 @@
-"""How the pairs of a run reach one another, in words: directly and over which address, or through the relay."""
+"""Texts of the routes between the pairs of members: direct with address, or through the relay."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from app.member_state import MemberState
 from training.events import PeerPath, WaysEvent
 
 SHOWN = 3
-"""Pairs that are named one by one; of more only those that are not direct are."""
+"""Most pairs that are listed one by one; of more, only the relayed ones are listed."""
 _RELAY = "through the relay"
 
 
 def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, PeerPath | None, PeerPath | None]]:
-    """Yield the two ranks of each pair that has met, the way from the lower to the higher, and the one back."""
+    """Yield lower and higher rank of each connected pair, the route from the lower to the higher, and the one back."""
     for rank, peer in itertools.combinations(sorted(members), 2):
         forward, backward = members[rank].routes.get(peer), members[peer].routes.get(rank)
         if forward is not None or backward is not None:
@@ -23,7 +23,7 @@ def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, PeerPa
 
 
 def route_text(route: PeerPath) -> str:
-    """``through the relay``, or ``directly (10.0.0.2 over eth0)``."""
+    """Return ``through the relay``, or ``directly (10.0.0.2 over eth0)``."""
     if route.how == "relayed":
         return _RELAY
     over = f" over {route.interface}" if route.interface else ""
@@ -34,7 +34,7 @@ def route_text(route: PeerPath) -> str:
 def pair_text(
     names: Callable[[int], str], rank: int, peer: int, forward: PeerPath | None, backward: PeerPath | None
 ) -> str:
-    """``studio - tower: directly (10.0.0.2 over eth0)``; both directions where they differ in kind."""
+    """Return ``studio - tower: directly (10.0.0.2 over eth0)``; both directions where they differ in kind."""
     ends = f"{names(rank)} - {names(peer)}"
     kinds = {route.how == "relayed" for route in (forward, backward) if route is not None}
     either = forward or backward
@@ -66,7 +66,7 @@ def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], 
 
 
 def route_changes(event: WaysEvent, before: MemberState | None) -> str:
-    """Return what has changed for whom; empty where a pair has met for the first time, or nothing did."""
+    """Return the text of changed routes; empty where none changed, or pairs met for the first time."""
     texts = []
     if before is None:
         return ""
@@ -79,7 +79,7 @@ def route_changes(event: WaysEvent, before: MemberState | None) -> str:
 
 
 def is_loopback(route: PeerPath) -> bool:
-    """Whether a way does not leave its machine."""
+    """Whether a route stays on its machine."""
     try:
         return ipaddress.ip_address(route.address).is_loopback
     except ValueError:

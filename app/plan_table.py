@@ -1,4 +1,4 @@
-"""A plan for a person: what to do, why, and the ranking as a table of 80 columns."""
+"""A plan as text: the choice, the reasons, and the ranking as a table of 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = "   way                  over           n  step s  wait   raw useful  lo
 
 
 def candidate_text(candidate: Candidate) -> str:
-    """``diloco H=50 mxfp4``, or ``alone``."""
+    """Return ``diloco H=50 mxfp4``, or ``alone``."""
     choice = candidate.choice
     if choice.alone:
         return "alone"
@@ -30,7 +30,7 @@ def candidate_text(candidate: Candidate) -> str:
 
 
 def choice_text(choice: Choice) -> str:
-    """``desk, pc and studio, merging every 50 steps``, or ``studio alone``; without names of strategies."""
+    """Return ``desk, pc and studio, merging every 50 steps``, or ``studio alone``, without the strategy's name."""
     return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
 
 
@@ -57,7 +57,7 @@ def _row(candidate: Candidate, chosen: bool) -> str:
 
 
 def table_lines(planning: Planning) -> Iterator[str]:
-    """Yield the ranking, each way once; no line is longer than 80 columns."""
+    """Yield the ranking, each distinct candidate once, in lines of at most 80 columns."""
     yield _HEAD
     seen = set[object]()
     for index, candidate in enumerate(planning.ranking):
@@ -69,7 +69,7 @@ def table_lines(planning: Planning) -> Iterator[str]:
 
 
 def explanation_lines(planning: Planning) -> Iterator[str]:
-    """Yield why, one reason a paragraph, and where the figures of learning come from."""
+    """Yield the reasons, one a paragraph, and the sources of the expected loss."""
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     for reason in planning.reasons:
         yield from textwrap.wrap(visible(sentence(reason)), width, initial_indent="- ", subsequent_indent="  ")
@@ -82,7 +82,7 @@ def explanation_lines(planning: Planning) -> Iterator[str]:
 
 
 def summary_lines(planning: Planning) -> Iterator[str]:
-    """Yield the choice in a few lines."""
+    """Yield the chosen plan in a few lines."""
     best = planning.best
     if best is None:
         yield from explanation_lines(planning)

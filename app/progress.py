@@ -1,6 +1,6 @@
-"""What a person sees of a running run, on stderr: a live picture on a terminal, plain lines elsewhere.
+"""Progress of a run on stderr: a live display on a terminal, plain lines elsewhere.
 
-Both are readers of :class:`app.run_state.RunState`; neither ever disturbs the run, whatever happens to the terminal.
+Both read :class:`app.run_state.RunState`; neither disturbs the run, whatever happens to the terminal.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PAINTS_PER_SECOND = 4
 PLAIN_INTERVAL = 10.0
 """Seconds between two plain lines of the same kind."""
 PLAIN_BURST = 24
-"""Plain lines about warnings and changes in one interval; what is more is only counted."""
+"""Plain lines about warnings and changes in one interval; further ones are only counted."""
 SHOWN_WARNINGS = 3
 BAR_CELLS = 12
 _STATUS_STYLES = {"training": "green", "done": "green", "lost": "bold red", "failed": "bold red", "left": "yellow"}
 
 
 class ProgressDisplay(contextlib.AbstractContextManager["ProgressDisplay"]):
-    """Shows a run; a context manager around it."""
+    """Shows a run; a context manager around its events."""
 
     def __init__(self, title: str, state: RunState) -> None:
         self.state = state
@@ -53,9 +53,9 @@ def progress_for(
     """Return the display that fits where stderr goes.
 
     Args:
-        title: what is running, in one line.
+        title: of the run, in one line.
         state: the state so far, for a run that is resumed.
-        write: takes lines, where they are to be lines and not a picture.
+        write: takes plain lines, also on a terminal.
     """
     if interactive() and write is None:
         return LiveProgress(title, state or RunState(), diagnostics())
@@ -63,7 +63,7 @@ def progress_for(
 
 
 class LiveProgress(ProgressDisplay):
-    """A picture that is painted at most four times a second, by a thread of its own."""
+    """A display that is painted at most four times a second, by a thread of its own."""
 
     def __init__(self, title: str, state: RunState, console: Console) -> None:
         super().__init__(title, state)
@@ -85,7 +85,7 @@ class LiveProgress(ProgressDisplay):
 
 @dataclass(frozen=True)
 class RunView:
-    """One picture of a state."""
+    """A state as rich renders it."""
 
     title: str
     state: RunState
@@ -152,7 +152,7 @@ def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
 
 
 def time_bar(member: MemberState, narrow: bool) -> Text:
-    """A bar of compute against exposed wait, with the shares (transfer may be hidden behind compute)."""
+    """Return a bar of compute and exposed wait, with the shares (transfer may be hidden behind compute)."""
     if not member.window:
         return Text("-")
     compute, wait, transfer = member.shares
@@ -210,7 +210,7 @@ class PlainProgress(ProgressDisplay):
                 if event.step != before.snapshot_step:
                     self._bounded(f"snapshot of step {event.step} written")
             case _:
-                if text := change_line(before, event):  # what the run is comes through, whatever its members say
+                if text := change_line(before, event):  # lines about the run itself are never dropped
                     (self._line if isinstance(event, RunEvent) else self._bounded)(text)
 
     def _is_due(self, kind: str, once: bool = False) -> bool:
@@ -238,7 +238,7 @@ class PlainProgress(ProgressDisplay):
             self._dropped = 0
 
     def _line(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the run goes on
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone; the run goes on
             self._write(f"[{duration_text(self._clock() - self._start)}] {visible(text)}")
 
 
@@ -260,7 +260,7 @@ def step_line(state: RunState) -> str:
 
 
 def change_line(before: RunState, event: Event) -> str:
-    """Return what an event changes for a person, in the words of the run's history; empty: nothing."""
+    """Return the line of an event, in the words of the timeline; empty: it changes nothing."""
     if isinstance(event, RunEvent) and event.status == before.status and before.started is not None:
         return ""
     entry = timeline_entry(event, before.members.get(-1 if event.member is None else event.member))

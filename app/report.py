@@ -1,4 +1,4 @@
-"""What is told at the end of a run: what it reached, where the result is, what to type next."""
+"""The text at the end of a run: its results, where the model is, what to type next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from training.schedule import ends_in_warm_up
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun(RunOutcome):
-    """A run that has ended, and what its events told."""
+    """The outcome of a run, with its plan and final state."""
 
     plan: RunPlan
     state: RunState
@@ -44,7 +44,7 @@ class EndedRun(RunOutcome):
 
 
 def title_of(plan: RunPlan) -> str:
-    """Return what runs, in one line."""
+    """Return the title of a run in one line."""
     if plan.launch is not None:
         return f"{plan.launch.title} · {plan.run_id} · {counted(plan.world_size, 'process', 'processes')}"
     workers = counted(plan.world_size, "worker")
@@ -79,7 +79,7 @@ def completed_lines(ended: EndedRun) -> list[str]:
     speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
     attempts = ended.metrics.get("attempts", 1)
     took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
-    steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
+    steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only completes the run takes no step
     if ended.plan.launch is not None:
         return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.run_dir}"]
     lines = [
@@ -112,7 +112,7 @@ def _plan_vs_actual(ended: EndedRun) -> list[str]:
 
 
 def next_commands(ended: EndedRun) -> list[str]:
-    """Return what to type to use what a run has made, or to go on with it from its snapshot."""
+    """Return the commands to use the model of a run, or to resume it from its snapshot."""
     if ended.status != "completed":
         return [] if ended.plan.launch or ended.state.resume_step is None else [ended.resume_command]
     kind = ended.plan.profile.model.trait
@@ -124,8 +124,8 @@ def next_commands(ended: EndedRun) -> list[str]:
 
 
 def _speech_commands(ended: EndedRun) -> list[str]:
-    """What to do with a model that hears: let it write, measure it, and train on recordings of one's own after a data
-    set that has a section of its own, as a starter profile's has."""
+    """Return the commands for a speech model: transcribe, evaluate, and, after a starter profile's data set, train on
+    one's own recordings."""
     profile = ended.plan.profile
     transcribe, *others = model_commands(ended.run_dir)
     data = profile.data.dataset_path
@@ -141,7 +141,7 @@ def _speech_commands(ended: EndedRun) -> list[str]:
 
 
 def model_commands(run_dir: Path) -> list[str]:
-    """Return what to type to use a model that hears: on a file, beside what it was, and in other programs."""
+    """Return the commands to use a speech model: transcribe a file, compare it with its base, export it."""
     return [
         f"{command_about(run_dir, 'transcribe')} FILE.wav",
         command_about(run_dir, "compare"),
@@ -150,11 +150,11 @@ def model_commands(run_dir: Path) -> list[str]:
 
 
 def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[str]:
-    """Return what to type to use a language model; nothing where a run has left none.
+    """Return the commands to use a language model; empty where a run has left none.
 
     Args:
         measurable: whether ``evaluate`` knows its task.
-        has_base: whether there was a model before it.
+        has_base: whether it was trained from another model.
     """
     model = finished_model(run_dir)
     if model is None or not (is_language_model(model) and holds_tokenizer(model)):
@@ -166,7 +166,7 @@ def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[st
 
 
 def what_next(run: RunSummary) -> tuple[str, ...]:
-    """Return what to type once a run has left a model that hears or writes; nothing else yet where it has not."""
+    """Return the commands for the speech or language model that a run has left; empty where it has none."""
     model = run.metadata.config.get("model", {}) if run.metadata else {}
     kind = trait_of(model.get("task", ""))
     if run.status != "completed" or finished_model(run.path) is None:
@@ -177,7 +177,7 @@ def what_next(run: RunSummary) -> tuple[str, ...]:
 
 
 def evaluation_lines(state: RunState) -> list[str]:
-    """Return one line a metric and split: ``WER test 97.9 % -> 3.1 %``, in columns; with the step where another split
+    """Return one line a metric and split in columns: ``WER test 97.9 % -> 3.1 %``; with the step where another split
     was evaluated later."""
     cells = []
     newest = max((results.last.step for results in state.evaluations.values()), default=0)
@@ -190,7 +190,7 @@ def evaluation_lines(state: RunState) -> list[str]:
 
 
 def stopped_line(ended: EndedRun) -> str:
-    """Return the one line after a stop: what is kept and how to go on."""
+    """Return the line after a stop: what is saved and how to resume."""
     if ended.plan.launch is not None:
         return f"stopped; the logs are in {ended.run_dir / 'logs'}"
     if ended.state.resume_step is None:

@@ -1,6 +1,6 @@
-"""What each machine did over a whole run, by steps: computed, waited, was away, came back, wrote snapshots. Pure.
+"""Ribbons: what each machine did over the steps of a run (computed, waited, was away, wrote snapshots). Pure.
 
-The dashboard and the report draw it under the loss, on the same axis.
+The dashboard and the report draw them under the loss, on the same axis.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from app.run_state import RunState, machine_changes
 from app.timeline import with_reason
 
 _GAP = 8
-"""Buckets without a step that count as work: at their own pace, members do not take every step."""
+"""Buckets without a step that count as work: uneven members do not take every step."""
 
 
 class AwaySpan(NamedTuple):
-    """A time in which a machine did not take part."""
+    """A span of steps in which a machine did not take part."""
 
     start: float
-    """Step at which it went."""
+    """Step at which it left or was lost."""
     until: float
-    """Step at which it was back; infinite: it was not."""
+    """Step at which it was back; infinite: it never was."""
     status: str
-    """Of the machine since then."""
+    """Its status since then."""
     why: str
 
     @property
@@ -45,11 +45,11 @@ class Ribbon:
 
     rank: int
     waits: Series
-    """Share of the time that it stood still, over as many steps as lie between two synchronisations; it has a bucket
-    wherever the machine took a step."""
+    """Share of waiting in its time, averaged over the steps between two synchronisations; there is a bucket wherever
+    the machine took a step."""
     away: tuple[AwaySpan, ...] = ()
     arrivals: tuple[float, ...] = ()
-    """Steps at which it came, or came back."""
+    """Steps at which it joined or came back."""
     snapshots: tuple[float, ...] = ()
     """Steps at which it wrote one."""
 
@@ -79,10 +79,10 @@ def ribbons(state: RunState) -> list[Ribbon]:
 
 
 def rate_of_run(state: RunState) -> Series:
-    """Return the samples/s of all machines, of each over as many steps as lie between two synchronisations.
+    """Return the samples/s of all machines, each averaged over the steps between two synchronisations.
 
-    Where machines exchange after some steps only, each has its long ones elsewhere: the rates of single steps add up to
-    more than the run does.
+    With an interval between exchanges, the machines' long steps lie elsewhere: the rates of single steps would add up
+    to more than the run's.
     """
     return summed(
         moving_average(of_member(state.curves, rank, "samples/s"), _between_syncs(member))
@@ -91,8 +91,8 @@ def rate_of_run(state: RunState) -> Series:
 
 
 def _between_syncs(member: MemberState) -> int:
-    """Return the usual number of steps from one synchronisation to the next one; 1 where they are not told, or nearly
-    every step exchanges something."""
+    """Return the median number of steps between synchronisations; 1 where none are reported, or nearly every step
+    exchanges something."""
     if sum(step.bytes_sent > 0 for step in member.window) > 0.6 * len(member.window):
         return 1
     steps = [sync.step for sync in member.recent_syncs]
@@ -100,9 +100,9 @@ def _between_syncs(member: MemberState) -> int:
 
 
 def moving_average(series: Series, steps: int) -> Series:
-    """Return a series whose buckets are means over so many steps around them, as far as these follow one another.
+    """Return a series whose buckets are means over ``steps`` steps around them, within runs of adjacent buckets.
 
-    Members that exchange after some steps wait in every last one of them, which would be seen and nothing else.
+    Members that exchange every H steps wait in each H-th step alone; without the mean, only those waits would show.
     """
     around = steps // series.width
     if around < 2 or series.current is None:
@@ -129,8 +129,8 @@ def steps_away(ribbon: Ribbon, last_step: float) -> float:
 
 
 def most_notable(candidates: Sequence[Ribbon], limit: int) -> list[Ribbon]:
-    """Return as many ribbons as there is room for, in their order: those of machines that were away, then of those
-    whose waiting differs most from what is usual."""
+    """Return at most ``limit`` ribbons in their order: those of machines that were away, then those whose share of
+    waiting differs most from the median."""
     waited = {ribbon.rank: wait_of(ribbon.waits) for ribbon in candidates}
     known_shares = sorted(share for share in waited.values() if share is not None)
     median = known_shares[len(known_shares) // 2] if known_shares else 0.0
@@ -144,18 +144,18 @@ def most_notable(candidates: Sequence[Ribbon], limit: int) -> list[Ribbon]:
 
 
 def wait_of(waits: Series) -> float | None:
-    """Return the share of all its time that a machine waited; ``None``: it took no step."""
+    """Return the share of waiting in a machine's whole time; ``None``: it took no step."""
     weight = sum(bucket.weight for bucket in waits.buckets)
     return sum(bucket.total for bucket in waits.buckets) / weight if weight > 0 else None
 
 
 def shares(waits: Series, left: float, right: float, cells: int) -> list[float | None]:
-    """Return the share of waiting for each of so many cells between two steps; ``None`` where no step was taken.
+    """Return the share of waiting for each of ``cells`` cells between two steps; ``None`` where no step was taken.
 
     The cell of a step is that of a curve above: ``(step - left) / (right - left) * cells``, rounded down.
     """
     sums, weights = [0.0] * cells, [0.0] * cells
-    right = right if right > left else left + 1  # of a single step
+    right = right if right > left else left + 1  # the run has a single step
     scale = cells / (right - left)
     end = -1
     for bucket in waits.buckets:
@@ -173,6 +173,6 @@ def shares(waits: Series, left: float, right: float, cells: int) -> list[float |
 
 
 def _fill(sums: list[float], weights: list[float], end: int, start: int) -> None:
-    """Let the cells between two that have values be as the first of them."""
+    """Fill the cells between two that have values with the first one's."""
     for cell in range(end + 1, start):
         sums[cell], weights[cell] = sums[end], weights[end]

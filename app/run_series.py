@@ -1,9 +1,9 @@
 """Every figure over the steps of a run in bounded memory, whatever the length of the run.
 
-A series is a row of buckets, each with the least, the greatest and the mean of what fell into it. All buckets are as
-wide, a power of two of steps, and lie at multiples of their width; when there are too many, neighbours are joined and
-the width doubles. So the series of several members, and of a run and a former one, always fit on each other. Every
-member has its own, so no order between members matters.
+A series is a row of buckets, each with the least, the greatest and the mean of its values. All buckets have the same
+width, a power of two of steps, and lie at multiples of it; when there are too many, neighbours are joined and the width
+doubles. So the series of several members, and of two runs, are always aligned. Every member has its own series, so
+the order between members does not matter.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from training.events import EvaluationEvent, MachineEvent, SnapshotEvent, StepEv
 
 MOST_BUCKETS = 1024
 _NEAR = 2
-"""Neighbours on each side between whose least and greatest a smoothed line stays."""
+"""Neighbours on each side that bound a smoothed line by their least and greatest values."""
 
 
 class SeriesBucket(NamedTuple):
-    """What a series holds of ``width`` steps."""
+    """The values of a series within ``width`` steps."""
 
     number: int
-    """Number of the bucket: its first step over the width."""
+    """Index of the bucket: its first step over the width."""
     amount: int
     """Values in it."""
     low: float
@@ -41,7 +41,7 @@ class SeriesBucket(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A bucket as a reader sees it."""
+    """A bucket as a point of a curve."""
 
     step: float
     """In the middle of the bucket."""
@@ -59,7 +59,7 @@ class Series:
     closed: tuple[SeriesBucket, ...] = ()
     current: SeriesBucket | None = None
     invalid: int = 0
-    """Values that were not finite, and so are in no bucket."""
+    """Values that were not finite, and are in no bucket."""
 
     @property
     def buckets(self) -> tuple[SeriesBucket, ...]:
@@ -82,10 +82,10 @@ class Series:
 
 
 def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
-    """Return the series with one more value; a step before the last one takes back what came after it.
+    """Return the series with one more value; a step before the last one removes the values after it.
 
-    A member that went on from an earlier snapshot does its steps a second time: what it did first is replaced, as far
-    as the width of a bucket can tell.
+    A member that resumes from an earlier snapshot repeats steps: their first values are replaced, to the precision of a
+    bucket.
     """
     if not math.isfinite(value) or not math.isfinite(weight) or abs(value) > 1e300 or not 0 <= weight <= 1e300:
         return Series(series.width, series.closed, series.current, series.invalid + 1)
@@ -100,7 +100,7 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
 
 
 def coarser(series: Series, width: int) -> Series:
-    """Return the series with buckets of ``width`` steps: a power of two, no less than now."""
+    """Return the series with buckets of ``width`` steps, a power of two; the series itself if it is as wide already."""
     factor = width // series.width
     if factor <= 1:
         return series
@@ -115,7 +115,7 @@ def coarser(series: Series, width: int) -> Series:
 
 
 def merged(several: Iterable[Series]) -> Series:
-    """Return what all members together show: means by weight, the least and the greatest of all."""
+    """Return one series of all members: weighted means, the least and the greatest of all."""
     return _combined(several, lambda buckets: reduce(_join, buckets))
 
 
@@ -131,7 +131,7 @@ def summed(several: Iterable[Series]) -> Series:
 
 
 def _combined(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], SeriesBucket]) -> Series:
-    """Return one series with, for every place, one bucket made of those that the members have there."""
+    """Return one series in which ``one_of`` joins the members' buckets of the same number."""
     filled = [series for series in several if series.current is not None]
     width = max((series.width for series in filled), default=1)
     buckets_by_number: dict[int, list[SeriesBucket]] = {}
@@ -143,12 +143,10 @@ def _combined(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], 
 
 
 def smoothed(points: list[Point], strength: float) -> list[Point]:
-    """Return the points with means over their neighbours on both sides (strength 0: as they are, towards 1: of more),
-    within least and greatest of the nearest ones.
+    """Return the points smoothed by means over their neighbours, within the least and greatest of the nearest ones.
 
-    A neighbour weighs ``strength ** distance``. On each side there are as many as on the other one, and no more than a
-    third of those that lie before: so a falling curve is drawn above itself neither at its steep beginning nor later,
-    and the ends are what they are.
+    A neighbour weighs ``strength ** distance`` (0: no smoothing, towards 1: more). Both sides have equally many
+    neighbours, at most a third of the points before: so a steeply falling curve is not lifted, and the ends stay.
     """
     if strength <= 0 or not points:
         return points
@@ -171,7 +169,7 @@ def smoothed(points: list[Point], strength: float) -> list[Point]:
 
 
 def _fading(values: list[float], strength: float) -> list[float]:
-    """Return for each value the sum of it and all before it, each weighed by ``strength ** distance``."""
+    """Return for each value the sum of it and all before it, weighted by ``strength ** distance``."""
     return list(accumulate(values, lambda sum_, value: strength * sum_ + value))
 
 
@@ -184,7 +182,7 @@ def _nearest(values: list[float], pick: Callable[..., float]) -> list[float]:
 def _cut_after(series: Series, number: int) -> Series:
     buckets = [bucket for bucket in series.buckets if bucket.number <= number]
     if series.width == 1 and buckets and buckets[-1].number == number:
-        buckets.pop()  # exactly the step that is done again
+        buckets.pop()  # the step that is repeated
     return Series(series.width, tuple(buckets[:-1]), buckets[-1] if buckets else None, series.invalid)
 
 
@@ -198,7 +196,7 @@ Curves = Mapping[str, Series]
 """Series by name."""
 
 RUN = -1
-"""Stands for the run itself where a rank is expected."""
+"""Rank that stands for the run itself."""
 
 SUMMED = ("samples/s", "bytes/step", "memory", "device memory", "sync bytes", "power")
 """Series whose values add up over the members; of all others the mean is shown."""
@@ -216,7 +214,7 @@ OF_EXCHANGES = {
     "drift": "Largest difference of a weight that was found between the machines, or from their mean.",
     "correlation": "Of a machine's weights with the mean, before it took the mean over; 1: the same.",
 }
-"""Series of what every strategy tells at a synchronisation, with what they are."""
+"""Series that every strategy reports at a synchronisation, with descriptions for people."""
 
 
 class Figure(NamedTuple):
@@ -229,14 +227,14 @@ class Figure(NamedTuple):
 
 
 MeasuredEvent = StepEvent | SyncEvent | EvaluationEvent | MachineEvent | SnapshotEvent
-"""Events that have figures."""
+"""Events that carry figures."""
 
 
 def figures(event: MeasuredEvent, step: int) -> Iterator[Figure]:
     """Yield the figures of an event.
 
     Args:
-        step: the newest step of the event's member, for events that say none.
+        step: the newest step of the event's member, for events without a step.
     """
     weight: dict[str, float] = {}
     values: dict[str, float | None]
@@ -276,7 +274,7 @@ def evaluation_series(split: str, metric: str) -> str:
 
 
 def with_figures(curves: Mapping[int, Curves], rank: int, event_figures: Iterator[Figure]) -> Mapping[int, Curves]:
-    """Return all curves with the figures of one event of one member."""
+    """Return the curves with the figures of one event of one member added."""
     member_curves = dict(curves.get(rank, {}))
     for name, step, value, weight in event_figures:
         member_curves[name] = add(member_curves.get(name, _EMPTY), step, value, weight)
@@ -291,13 +289,13 @@ def series_names(curves: Mapping[int, Curves]) -> list[str]:
 
 
 def of_run(curves: Mapping[int, Curves], name: str) -> Series:
-    """Return what all members together show of a series: the sum where values add up, else the weighted mean."""
+    """Return a series over all members: the sum where values add up, else the weighted mean."""
     member_series = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
     return (summed if name in SUMMED else merged)(member_series)
 
 
 def over_hours(curves: Mapping[int, Curves], name: str) -> list[tuple[float, float]]:
-    """Return a series over the simulated time: hours and value; what was measured before the first step is at 0."""
+    """Return a series over simulated time, as hours and values; values before the first step are at 0."""
     clock, shown = of_run(curves, SIMULATED), of_run(curves, name)
     width = max(clock.width, shown.width)
     hours = {0: 0.0} | {bucket.number: bucket.mean for bucket in coarser(clock, width).buckets}
@@ -305,7 +303,7 @@ def over_hours(curves: Mapping[int, Curves], name: str) -> list[tuple[float, flo
 
 
 def newest(curves: Mapping[int, Curves], name: str) -> float | None:
-    """Return the newest value of :func:`of_run` from the last bucket of every member, without joining the rest."""
+    """Return the newest value of :func:`of_run`, from the current bucket of every member alone."""
     member_series = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
     ends = [Series(series.width, (), series.current) for series in member_series]
     return (summed if name in SUMMED else merged)(ends).newest

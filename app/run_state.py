@@ -1,9 +1,8 @@
-"""What a run looks like right now: a pure function of its events.
+"""The state of a run: a pure function of its events.
 
-``state = apply(state, event)`` is all there is; the live display, ``runs show``, the trial run and the dashboard are
-readers of the same :class:`RunState`. Members' events may be merged in any order as long as each member's own order
-is kept: whatever is shared between members (evaluations, warnings, the last snapshot) is chosen by rules that do not
-look at who came first.
+``state = apply(state, event)``; the live display, ``runs show``, the trial run and the dashboard all read the same
+:class:`RunState`. Members' events may be merged in any order as long as each member's own order is kept: what members
+share (evaluations, warnings, the last snapshot) is chosen by rules that do not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ from training.run_folder import RunFolder
 from training.runs import summarise
 
 INTERRUPTED = "interrupted"
-"""Status of a run whose end nobody wrote down."""
+"""Status of a run whose end was never recorded."""
 KEPT_REQUESTS = 20
 
 
 @dataclass(frozen=True)
 class SplitResults:
-    """First, last and best evaluation of one split. Best: lowest WER, or loss where there is no WER."""
+    """First, last and best evaluation of one split; the best has the lowest WER, or loss where there is no WER."""
 
     first: EvaluationEvent
     last: EvaluationEvent
@@ -67,44 +66,44 @@ class SplitResults:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run."""
+    """The state of a run after some of its events."""
 
     status: str = "starting"
     message: str = ""
     started: float | None = None
-    """When the run started, or went on after a resume."""
+    """Unix time at which the run started, or was resumed last."""
     ended: float | None = None
-    """When it ended; ``None`` while it goes on."""
+    """Unix time of its end; ``None`` while it goes on."""
     updated: float | None = None
     """Time of the newest event."""
     attempts: Attempts = ()
     total_steps: int | None = None
     phase: str = ""
-    """What the run itself prepares before the first step: ``machines 1/3``."""
+    """Preparation of the run itself before the first step: ``machines 1/3``."""
     members: Mapping[int, MemberState] = field(default_factory=dict)
     evaluations: Mapping[str, SplitResults] = field(default_factory=dict)
     snapshot_step: int | None = None
     curves: Mapping[int, Curves] = field(default_factory=dict)
-    """Every figure over the steps, by rank (:data:`app.run_series.RUN`: of the run) and name."""
+    """Series of every figure over the steps, by rank (:data:`app.run_series.RUN`: of the run) and name."""
     timeline: RunTimeline = field(default_factory=dict)
-    """What happened, by kind; :func:`app.timeline.chronological` makes one list of it."""
+    """Timeline entries by kind; :func:`app.timeline.chronological` lists them in order."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
-    """The newest answer to each of the last requests, by their ids."""
+    """The newest answer to each of the last requests, by request id."""
 
     def name(self, rank: int, planned: Mapping[int, str]) -> str:
-        """Return what a member is called: by itself, by the plan, or by its number; below 0 it is the run itself."""
+        """Return a member's name: its own, the planned one, or ``member RANK``; ``run`` for negative ranks."""
         own_name = self.members[rank].name if rank in self.members else ""
         return own_name or planned.get(rank) or (f"member {rank}" if rank >= 0 else "run")
 
     @property
     def warnings(self) -> tuple[TimelineEntry, ...]:
-        """The newest ones that hold, oldest first: nobody waits for a machine that has come, or in a run that ended."""
-        come = tuple(
+        """The newest warnings that hold, oldest first; waiting for a machine ends when it joins or the run ends."""
+        arrived = tuple(
             f"waiting for {member.label}:"
             for member in self.members.values()
             if member.step or member.status == "joined"
         )
-        past = come if self.ended is None else ("waiting for ",)
+        past = arrived if self.ended is None else ("waiting for ",)
         return tuple(entry for entry in newest(self.timeline, "warning") if not entry.text.startswith(past))
 
     @property
@@ -113,7 +112,7 @@ class RunState:
 
     @property
     def resume_step(self) -> int | None:
-        """Newest step of which all who trained then have a snapshot: a resumed run goes on there. ``None``: none."""
+        """Newest step of which all members that trained then have a snapshot; ``None``: there is none."""
         written = {
             r: (m.snapshot_step, m.snapshot_live) for r, m in self.members.items() if m.snapshot_step is not None
         }
@@ -121,7 +120,7 @@ class RunState:
 
     @property
     def saved_progress(self) -> str:
-        """What is kept of a run that did not come to its end, and what is lost."""
+        """Text of what an unfinished run has saved, and what is lost."""
         return kept_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
 
     def seconds(self, now: float) -> float:
@@ -130,7 +129,7 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """Steps that all members still at work have done; one that joins has taken none of its own yet."""
+        """Steps that all active members have done; members that are still joining do not count."""
         working = [member.step for member in self.members.values() if member.active and member.step]
         return min(working) if working else max((member.step for member in self.members.values()), default=0)
 
@@ -140,17 +139,17 @@ class RunState:
 
     @property
     def simulated_hours(self) -> float | None:
-        """Of the machines whose time is simulated; ``None``: those that train are real."""
+        """Simulated time; ``None``: the machines are real."""
         return newest_value(self.curves, SIMULATED)
 
     @property
     def joules(self) -> float | None:
-        """Energy that the meters of all members counted; ``None``: there is none."""
+        """Energy that the meters of all members counted; ``None``: there are no meters."""
         return sum_of_known(member.joules for member in self.members.values())
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate for the steps that are left, at the pace of the slowest member in its window."""
+        """Estimated time of the remaining steps, at the pace of the slowest member in its window."""
         paces = [m.seconds_to_advance for m in self.members.values() if m.active and m.seconds_to_advance]
         if self.simulated_hours is not None and self.step and self.started is not None:  # members take turns here
             paces = [self.seconds(self.updated or self.started) / self.step]
@@ -172,7 +171,7 @@ def reduce_events(events: Iterable[Event], state: RunState | None = None) -> Run
 
 
 def state_of(folder: RunFolder) -> RunState:
-    """Return the state of the run in a folder, with the end that its metadata tell where its events do not."""
+    """Return the state of the run in a folder; its end is taken from the metadata where the events lack it."""
     state, summary = reduce_events(folder.events()), summarise(folder.path)
     return state if summary.live else at_its_end(state, summary.status, folder.metadata.error_message)
 
@@ -209,8 +208,10 @@ def apply(state: RunState, event: Event) -> RunState:
 
 
 def arrivals_and_departures(state: RunState) -> list[TimelineEntry]:
-    """Return when machines came and went, oldest first; not that all left because the run was stopped, nor that they
-    are there again when it goes on."""
+    """Return the entries of machines that joined and left, oldest first.
+
+    That all leave a run that is stopped, and are back when it resumes, is left out.
+    """
     moves: list[TimelineEntry] = []
     present: set[int] = set()
     away: dict[int, bool] = {}
@@ -233,7 +234,7 @@ def arrivals_and_departures(state: RunState) -> list[TimelineEntry]:
 
 
 def machine_changes(state: RunState) -> list[tuple[float, TimelineEntry]]:
-    """Return when machines came and went, over the steps; not how a run begins and ends."""
+    """Return the steps at which machines joined and left, without the beginning and the end of the run."""
     moves, since = [], dict[int, float]()
     for entry in arrivals_and_departures(state):
         step = float(entry.step) if entry.step >= 0 else _step_at(state, entry.time)
@@ -260,7 +261,7 @@ def _first_own_step(state: RunState, rank: int, start: float) -> float:
 
 
 def _step_at(state: RunState, moment: float) -> float | None:
-    """Return about which step was done at a time, between what is known of other times."""
+    """Return the approximate step at a time, interpolated between events that have both; ``None``: unknown."""
     moments = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
     moments += [
         (entry.time, entry.step) for entry in chronological(state.timeline) if entry.step >= 0 and not entry.status
@@ -276,7 +277,7 @@ def _step_at(state: RunState, moment: float) -> float | None:
 
 
 def _without_snapshots(state: RunState) -> RunState:
-    """Count on no snapshot any more: machines that looked at theirs found none to go on with."""
+    """Forget all snapshots: the machines found none to resume from."""
     members = {r: changed(member, snapshot_step=None, snapshot_live=()) for r, member in state.members.items()}
     return changed(state, members=members, snapshot_step=None)
 
@@ -297,10 +298,10 @@ def _answered(state: RunState, event: RequestEvent) -> RunState:
 
 
 def at_its_end(state: RunState, status: str, message: str = "") -> RunState:
-    """Return the state of a run whose end is known from elsewhere: where it could not be written into the events.
+    """Return the state of a run whose end is missing from its events.
 
     Args:
-        status: as the metadata tell, or :data:`INTERRUPTED`.
+        status: the one in the metadata, or :data:`INTERRUPTED`.
     """
     if state.ended is not None:
         return state
@@ -308,7 +309,7 @@ def at_its_end(state: RunState, status: str, message: str = "") -> RunState:
 
 
 def _at_rest(state: RunState) -> RunState:
-    """Let nobody be at work in a run that has ended."""
+    """Mark all members as stopped in a run that has ended."""
     if state.ended is None:
         return state
     return changed(state, members={rank: stopped(member, state.ended) for rank, member in state.members.items()})
@@ -338,7 +339,7 @@ def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:
 
 
 def _order(result: EvaluationEvent) -> tuple[object, ...]:
-    """Return its position among the evaluations of a split; the same for every order of arrival."""
+    """Return the sort key among the evaluations of a split, independent of the order of arrival."""
     figures_text = repr(sorted(result.figures.items()))
     member = -1 if result.member is None else result.member
     return (result.step, result.time, result.samples, result.seconds, figures_text, member)

@@ -1,4 +1,4 @@
-"""What a few held-out samples say of a run, in words: shared by ``runs show``, the dashboard and the report."""
+"""Held-out samples before and after training, as text: shared by ``runs show``, the dashboard and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Sample, Showcase, read_showcase
 
 TextPiece = tuple[str, Literal["", "wrong", "left out"]]
-"""Words of a text; ``left out``: they were said and not heard."""
+"""Words of a text and their mark; ``left out``: they are in the reference only."""
 TITLES = {
     "speech": "Held-out clips before and after training",
     "text": "Held-out texts continued before and after training",
@@ -23,12 +23,12 @@ _SHORT = 160
 
 
 def showcase_in(run_dir: Path) -> Showcase | None:
-    """Return what a run shows of its model; ``None``: nothing."""
+    """Return the samples of a run; ``None``: it has none."""
     return read_showcase(run_dir / FOLDER / NAME)
 
 
 def change_of(kind: str, sample: Sample) -> str:
-    """``WER 100.0 % -> 0.0 %``, or ``loss 2.3 -> 0.1``; empty where nothing was measured."""
+    """Return ``WER 100.0 % -> 0.0 %``, or ``loss 2.3 -> 0.1``; empty where it was not measured."""
     if sample.last is None:
         return ""
     name = "wer" if kind == "speech" else "loss"
@@ -37,7 +37,7 @@ def change_of(kind: str, sample: Sample) -> str:
 
 
 def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
-    """Return what a model wrote; of a clip each word, with what differs from what was said."""
+    """Return a model's output in pieces; that of a speech model word by word, aligned with the reference."""
     if kind != "speech":
         return [(text, "")]
     words: list[TextPiece] = []
@@ -51,7 +51,7 @@ def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
 
 
 def rows(kind: str, sample: Sample) -> list[tuple[str, list[TextPiece]]]:
-    """Return the texts of a sample by what they are."""
+    """Return the labelled texts of a sample: reference, prompt, before, after."""
     labelled: list[tuple[str, list[TextPiece]]] = (
         [("said", [(sample.reference or "(nothing)", "")])] if kind == "speech" else []
     )
@@ -65,13 +65,13 @@ def rows(kind: str, sample: Sample) -> list[tuple[str, list[TextPiece]]]:
 
 
 def plain(text_pieces: list[TextPiece]) -> str:
-    """``open *a* (the) door``: what is wrong in stars, what was left out in brackets."""
+    """Return ``open *a* (the) door``: wrong words in stars, words left out in brackets."""
     marks = {"": "{}", "wrong": "*{}*", "left out": "({})"}
     return " ".join(marks[mark].format(words) for words, mark in text_pieces)
 
 
 def short(name: str, text: str, limit: int = _SHORT) -> str:
-    """Return a text in one line; of a prompt its end, of all others the beginning."""
+    """Return a text in one line, cut at the end, or for a prompt at the beginning."""
     line = " ".join(text.split())
     if len(line) <= limit:
         return line
@@ -79,7 +79,7 @@ def short(name: str, text: str, limit: int = _SHORT) -> str:
 
 
 def showcase_lines(run_dir: Path) -> list[str]:
-    """Return the samples of a run for a terminal; nothing where it has none."""
+    """Return the samples of a run as lines for a terminal; empty where it has none."""
     showcase = showcase_in(run_dir)
     if showcase is None:
         return []
@@ -94,7 +94,7 @@ def showcase_lines(run_dir: Path) -> list[str]:
 
 
 def showcase_document(run_dir: Path) -> dict[str, Any] | None:
-    """Return the same for programs, without the sound."""
+    """Return the samples as a JSON document, without the sound; ``None``: there are none."""
     showcase = showcase_in(run_dir)
     if showcase is None:
         return None

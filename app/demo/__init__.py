@@ -1,8 +1,9 @@
-"""The tour: recorded machines and a recorded run behind the seams of the real ones.
+"""The tour: recorded machines and a recorded run behind the interfaces of the real ones.
 
-It needs no network and no training, and serves the pictures and the screens' tests too. Names, chips and health of the
-machines are invented; links, speeds and the run were recorded on lab hosts (``record/README.md``). All machines are
-named ``demo-...`` and the profile of a run ``scripted-demo``, so that nothing can be taken for a measurement of yours.
+It needs no network and no training, and serves the documentation's pictures and the screens' tests too. Names, chips
+and health of the machines are invented; links, speeds and the run were recorded on lab hosts (``record/README.md``).
+All machines are named ``demo-...`` and the profile of a run ``scripted-demo``, so that nothing can be taken for a
+measurement of yours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ JOB = "demo"
 
 
 class ScriptClock:
-    """Waits as long as scripted work takes, and no longer than until it is closed.
+    """A clock for scripted work; closing it ends all waiting.
 
     Args:
         speed: how much faster than the script.
@@ -39,11 +40,11 @@ class ScriptClock:
 
     @property
     def passed(self) -> float:
-        """Seconds of the script since the beginning."""
+        """Scripted seconds since the beginning."""
         return (self._clock() - self._began) * self.speed
 
     def work(self, seconds: float) -> None:
-        """Let ``seconds`` of the script pass."""
+        """Wait for ``seconds`` of the script."""
         self._closed.wait(seconds / self.speed)
 
     def close(self) -> None:

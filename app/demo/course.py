@@ -1,7 +1,7 @@
-"""What happens in a run of the tour.
+"""The scripted events of a run of the tour.
 
-Its times are those that the planner's cost model gives the chosen plan; losses, word error rates and texts are those of
-a training that was recorded once (``record/README.md``).
+Times come from the planner's cost model for the chosen plan; losses, word error rates and texts from a training that
+was recorded once (``record/README.md``).
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from training.simulated.clock import Cost
 from training.tasks.showcase import Showcase
 
 LOG = "log"
-"""Kind of what is no event: a line of a log."""
+"""Pseudo-event kind of a line of a log."""
 VICTIM = "demo-studio"
 """The machine that is lost, and comes back."""
 LOST, AWAY = 0.55, 0.12
-"""After which share of the steps it is lost, and for which share it is away at least: it comes back where all meet."""
+"""Share of the steps after which it is lost, and smallest share it is away; it comes back at a synchronisation."""
 START = 9.0
-"""Seconds until the first step could be taken."""
+"""Seconds before the first step."""
 _SILENCE = 5.0
-"""Seconds after which a machine that says nothing is lost."""
+"""Seconds of silence after which a machine is lost."""
 _LOAD_EVERY = 2.0
 _UNEVEN = 0.05
-"""Share by which a step's time differs from the mean, at most."""
+"""Largest relative difference of a step's time from the mean."""
 _FIRST_PID, _PIDS_APART = 2140, 1217
 _SYNCS_REPORTED_EVERY = 10
 _COORDINATOR = "192.168.7.20:47100"
 
 
 class RecordedTraining(BaseModel):
-    """The training that was recorded."""
+    """The recorded training."""
 
     model_config = ConfigDict(frozen=True)
 
     losses: tuple[tuple[float | None, ...], ...]
-    """Of each member by step; ``None``: it was away."""
+    """Losses by member and step; ``None``: the member was away."""
     norms: tuple[float | None, ...]
-    """Of the gradient, by step."""
+    """Gradient norms by step."""
     evaluations: tuple[EvaluationEvent, ...]
     showcase: Showcase
 
@@ -76,8 +76,8 @@ class RecordedTraining(BaseModel):
         return len(self.norms)
 
     def loss(self, rank: int, share: float) -> float:
-        """Return the loss after a share of the run; of a member that was away, and of one more than were recorded, that
-        of another."""
+        """Return a member's loss after a share of the run; for one that was away or was not recorded, another
+        member's."""
         step = min(self.steps - 1, int(share * self.steps))
         step_losses = [losses[step] for losses in self.losses]
         recorded_losses = [loss for loss in step_losses if loss is not None]
@@ -94,7 +94,7 @@ def recorded_training() -> RecordedTraining:
 
 
 def figures_of(names: Sequence[str]) -> Figures:
-    """Return what is measured of machines of the tour."""
+    """Return the recorded measurements of machines of the tour."""
     measurement = MeasurementResult(list(names), here=HERE)
     measurement.pairs = [fixture().pair(source, target) for source, target in combinations(names, 2)]
     speeds = {machine.name: machine.speed for machine in fixture().machines}
@@ -106,7 +106,7 @@ class TourScript:
     """The events of one run, in the order of their times.
 
     Args:
-        seed: of what differs between two steps.
+        seed: of the random variation between steps.
     """
 
     def __init__(self, plan: RunPlan, seed: int = 0) -> None:
@@ -135,14 +135,14 @@ class TourScript:
 
     @property
     def _interval(self) -> int:
-        """Steps between two exchanges that are told of."""
+        """Steps between two exchanges that are reported."""
         if self._plan.world_size == 1:
             return self._steps + 1
         interval = self._clock.cost(tuple(sorted(self._live)), self._trainable, self._steps).interval
         return interval if interval > 1 else _SYNCS_REPORTED_EVERY
 
     def events(self) -> list[Event]:
-        """Return all of them, with seconds from the start of the run on."""
+        """Return all events, with times in seconds since the start of the run."""
         events = [*self._start(), *self._evaluated(0)]
         self._began = self._time
         for step in range(1, self._steps + 1):
@@ -228,7 +228,7 @@ class TourScript:
 
     @property
     def _bytes(self) -> int:
-        """That a member sends in one exchange, on average."""
+        """Mean bytes that a member sends in one exchange."""
         count = len(self._live)
         names = tuple(member.name for member in self._plan.members)
         codec = codec_by_name(choice_of(self._plan.profile, names).codec)
@@ -254,7 +254,7 @@ class TourScript:
             )
 
     def _evaluated(self, step: int) -> Iterator[Event]:
-        """The evaluations that the record has at this share of the run; of the first machine, as it says them."""
+        """Yield the recorded evaluations at this share of the run, as events of the first machine."""
         for evaluation in self._course.evaluations:
             if round(evaluation.step / self._course.steps * self._steps) == step:
                 self._time += 1.2
@@ -270,7 +270,7 @@ class TourScript:
         return SnapshotEvent(time=self._time, member=rank, step=step, path=path, bytes=size, seconds=0.4, live=live)
 
     def _load(self, rank: int, at: float) -> MachineEvent:
-        """What the machine would tell of heat and power; nobody measured it."""
+        """Return an invented load of a machine: heat, power, memory."""
         machine = self._machines[rank]
         worked = max(0.0, at - self._began)
         heat = 1 - math.exp(-worked / 40)
@@ -294,7 +294,7 @@ class TourScript:
 
     @property
     def _back_at(self) -> int:
-        """The first step where all meet, a while after it was lost."""
+        """The first synchronisation at least ``AWAY`` after the loss."""
         return math.ceil((self._lost_at + AWAY * self._steps) / self._interval) * self._interval
 
     def _lose(self, rank: int) -> Iterator[Event]:

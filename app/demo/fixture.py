@@ -1,4 +1,4 @@
-"""What was recorded for the tour: its machines, the links between them, and the data of its job."""
+"""The recording of the tour: its machines, the links between them, and the data of its job."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class _RecordModel(BaseModel):
 
 
 class Trouble(_RecordModel):
-    """What stands between a machine and its first step."""
+    """What keeps a machine of the tour from training."""
 
     error: str
     """Cause of the :class:`distributed.ssh.errors.SshError` that it ends with."""
     problem: str = ""
     hint: str = ""
     seconds: float = 0.0
-    """After so many it is over by itself; 0: not by itself."""
+    """Seconds after which it ends by itself; 0: it does not."""
     lacks: tuple[str, ...] = ()
-    """Packages that are missing there until they are installed."""
+    """Packages that are missing until they are installed."""
 
 
 class TourMachine(_RecordModel):
@@ -39,7 +39,7 @@ class TourMachine(_RecordModel):
 
     name: str
     chip: str
-    """Processor or graphics card as a person calls it."""
+    """Common name of the processor or graphics card."""
     system: str
     uname: str
     memory: int
@@ -49,10 +49,10 @@ class TourMachine(_RecordModel):
     found_by: str
     trouble: Trouble | None
     facts: dict[str, Any]
-    """What the first look of a check is answered."""
+    """Answer to the first probe of a check."""
     health: Health
     speed: ClusterMachine
-    """As measuring the job there would find it."""
+    """Its measured speed at the job."""
 
     @property
     def key_blob(self) -> bytes:
@@ -61,17 +61,17 @@ class TourMachine(_RecordModel):
 
 
 class Fixture(_RecordModel):
-    """The whole fixture."""
+    """The whole recording."""
 
     machines: tuple[TourMachine, ...]
     pairs: tuple[PairFigures, ...]
     workload: Workload
     data: dict[str, Any]
-    """What :mod:`training.data_findings` says of the job's data."""
+    """The job's data as :mod:`training.data_findings` describes it."""
     input_bytes: int
 
     def pair(self, name: str, peer: str) -> PairFigures:
-        """Return the figures of a link, whichever of its ends was the source."""
+        """Return the figures of the link between two machines, in either direction."""
         return next(pair for pair in self.pairs if {pair.source, pair.target} == {name, peer})
 
 

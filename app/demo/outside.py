@@ -1,6 +1,6 @@
 """The tour's network: machines appear, accept the login, are checked and measured as they were recorded.
 
-It stands at the seam of connection and discovery, so that everything above it is the product's own code.
+It replaces connections and discovery, so that everything above it is the product's own code.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _ABSENT = ("the tour has no machine of this name", "without --demo it would be l
 
 
 class TourConnection(HereConnection):
-    """A connection to a machine of the tour: it answers what a check asks, as recorded."""
+    """A connection to a machine of the tour, which answers a check's commands as recorded."""
 
     def __init__(self, machine: TourMachine, lacks: Sequence[str]) -> None:
         super().__init__(machine.name)
@@ -98,7 +98,7 @@ class TourConnection(HereConnection):
         return _Listener()
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
-        """Nothing is kept."""
+        """Discard the file."""
 
 
 class _Listener(Process):
@@ -123,7 +123,7 @@ class TourSearch:
     """Machines that appear one after the other; the one that sleeps wakes up.
 
     Args:
-        typed: the only one that is looked for; ``None``: all.
+        typed: the only machine to look for; ``None``: all.
     """
 
     def __init__(self, machines: Sequence[TourMachine], clock: ScriptClock, typed: Machine | None) -> None:
@@ -138,7 +138,7 @@ class TourSearch:
         return seen + 1
 
     def close(self) -> None:
-        """Nothing goes on."""
+        """Do nothing: no search is running."""
 
     def _observations(self) -> Sequence[Observation]:
         if self._typed is None:
@@ -171,7 +171,7 @@ class TourSearch:
 
 
 class TourOutside(Outside):
-    """The machines of the tour; remembers what was mended.
+    """The machines of the tour; remembers which were repaired.
 
     Args:
         number: of machines, this computer included.
@@ -186,7 +186,7 @@ class TourOutside(Outside):
         self._mended = {machine.name for machine in self.machines if open_doors}
         self._equipped = set(self._mended)
         self._tried: dict[str, float] = {}
-        """When a machine was tried first: a trouble that ends by itself is counted from then on."""
+        """When each machine was first tried, from which on a trouble that ends by itself is counted."""
 
     def now(self) -> float:
         return self.clock.passed
@@ -237,10 +237,10 @@ class TourOutside(Outside):
         )
 
     def _connect(self, machine: Machine, trust: Trust | None) -> HereConnection:
-        """Connect, or say what stands between.
+        """Connect to a machine, or raise its recorded trouble.
 
         Raises:
-            SshError: it cannot be reached, or lets nobody in.
+            SshError: it cannot be reached, or refuses the login.
         """
         tour_machine = self._tour_machine(machine)
         if tour_machine is None:

@@ -1,4 +1,4 @@
-"""The recorded run as one that goes on: in a process of its own that holds the run folder and obeys requests::
+"""Plays the recorded run as a live one, in a process of its own that holds the run folder and obeys requests::
 
 .venv/bin/python -m app.demo.run RUN_FOLDER --seed 0 --speed 1
 """
@@ -51,7 +51,7 @@ _WITH_DURATIONS = (StepEvent, SyncEvent, EvaluationEvent, SnapshotEvent, TimingE
 
 
 def recorded(plan: RunPlan, seed: int = 0) -> list[Event]:
-    """Return what happens to the members of a plan, with times from the start of the run on."""
+    """Return the events of a plan's run, with times in seconds since its start."""
     return TourScript(plan, seed).events()
 
 
@@ -60,12 +60,12 @@ class PlaybackStopped(Exception):
 
 
 class Player:
-    """Writes one run.
+    """Writes the events and logs of one run into its folder.
 
     Args:
         run: held by this process.
         events: see :func:`recorded`.
-        start: when the run begins, in seconds since the epoch.
+        start: Unix time at which the run begins.
         speed: how much faster than recorded; durations shrink with it, so that the figures fit together.
     """
 
@@ -74,14 +74,14 @@ class Player:
         self._names = [member.name for member in run.plan().members]
         self._machines, self._book = LocalMachines(run.plan()), RequestBook()
         self._state = RunState()
-        """Of all that was written."""
+        """State after the events that were written."""
         self._dropped: set[int] = set()
-        """Members whose part is left out, because a person let them go."""
+        """Members whose events are left out because they were dropped by request."""
         self._paused_at: float | None = None
         self._logs: dict[str, Path] = {}
 
     def write(self, until: float | None) -> None:
-        """Write all that happens until so many seconds after the start, at once; ``None``: to the end."""
+        """Write the events up to ``until`` seconds after the start, at once; ``None``: to the end."""
         for event in self._events:
             if until is not None and event.time / self._speed > until:
                 return
@@ -89,7 +89,7 @@ class Player:
         self._end("completed", self._due(self._events[-1]))
 
     def play(self) -> str:
-        """Write everything when it is due; return how the run ended."""
+        """Write every event when it is due; return how the run ended."""
         try:
             for event in self._events:
                 self._wait_for(event)
@@ -104,7 +104,7 @@ class Player:
         return self._start + event.time / self._speed
 
     def _put(self, event: Event) -> None:
-        """Write an event, or a line of a log, with the time at which it is due."""
+        """Write an event, or a line of a log, with its due time."""
         due_at = self._due(event)
         if isinstance(event, UnknownEvent) and event.kind == LOG:
             log_line = event.model_extra or {}
@@ -152,10 +152,10 @@ class Player:
             time.sleep(_POLL if self._paused_at is not None else min(left, _POLL))
 
     def _answer(self, request: Request) -> None:
-        """Carry out what was asked for, and say what came of it.
+        """Carry out a request, and report its outcome.
 
         Raises:
-            PlaybackStopped: the run shall end.
+            PlaybackStopped: the request ends the run.
         """
         try:
             self._say(self._book.accept(request))
@@ -186,7 +186,7 @@ class Player:
         raise PlaybackStopped("ended by the user")
 
     def _pause(self, pause: bool) -> str:
-        """Stand still, or go on; what is still to come moves by as much as the run stood still."""
+        """Pause or resume; later events are delayed by the length of the pause."""
         now = time.time()
         self._start += 0.0 if self._paused_at is None else now - self._paused_at
         self._paused_at = now if pause else None
@@ -229,7 +229,7 @@ class Player:
 
 
 def _utc_text(moment: float) -> str:
-    """Return a time as ``metadata.json`` holds it."""
+    """Return a time in the format of ``metadata.json``."""
     return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
 
 
@@ -249,12 +249,12 @@ def start_demo_run(
 
 
 def pace_of(seed: int) -> float:
-    """Return how fast the record is played: as it was for 0, up to 5 % slower or faster for another seed."""
+    """Return the playback speed: 1 for seed 0, up to 5 % slower or faster for others."""
     return random.Random(seed).uniform(0.95, 1.05) if seed else 1.0
 
 
 def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFolder:
-    """Make the folder of a run of the tour, and hold it.
+    """Create and hold the folder of a run of the tour.
 
     Raises:
         BadInput: the folder cannot be made.
@@ -269,7 +269,7 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
 
 
 def main() -> int:
-    """Play the run that this process is told to its end."""
+    """Play the run whose folder comes on stdin, to its end."""
     parser = argparse.ArgumentParser(prog="python -m app.demo.run", description="Play the recorded run.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speed", type=float, default=1.0)

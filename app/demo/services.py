@@ -1,4 +1,4 @@
-"""The set-up's own services over the tour's network: no machine is asked, nothing trains, nothing is saved."""
+"""The set-up's services over the tour's network: no machine is contacted, nothing trains, nothing is saved."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from distributed.launcher import Planned
 
 DEMO_START = 1_767_258_000.0
-"""2026-01-01 09:00 UTC: when a finished demo run pretends to have started."""
+"""2026-01-01 09:00 UTC: start time of a finished demo run."""
 _AT_ONCE = 1e9
 NOT_DONE = "recorded: nothing is saved, copied or trained"
 
 
 class DemoServices(Services):
-    """The tour.
+    """The services of the tour.
 
     Args:
         number: of machines, this computer included.
         speed: how much faster than recorded.
         output: where the run's folder goes.
-        clock: seconds since any moment; decides what has appeared by now.
+        clock: monotonic seconds, which decide what has appeared by now.
         open_doors: all machines accept the login and have their packages.
 
     Raises:
-        BadInput: fewer than one or more machines than there are.
+        BadInput: fewer than one machine, or more than the tour has.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DemoServices(Services):
 
     @cached_property
     def outside(self) -> TourOutside:
-        """Loaded when it is needed, so that the first screen does not wait for it."""
+        """The tour's network, loaded on first use so that the first screen does not wait for it."""
         from app.demo.outside import TourOutside
 
         return TourOutside(self._number, self._clock, self._open_doors)
@@ -75,7 +75,7 @@ class DemoServices(Services):
         return replace(demo_plan, way=f"{plan.way} ({NOT_DONE})", assessment=note)
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
-        """Nothing: the choices of a tour are worth no file.
+        """Refuse: a tour saves no choices.
 
         Raises:
             BadInput: always.
@@ -92,7 +92,7 @@ class DemoServices(Services):
         return follow(path, planned.plan, see)
 
     def planned(self, request: PlanRequest) -> Planned:
-        """Return the run as the Plan shows it.
+        """Return the planned run as the Plan screen shows it.
 
         Raises:
             BadInput: the choices do not fit together.
@@ -112,15 +112,15 @@ class DemoServices(Services):
 
 
 def command_of(number: int) -> str:
-    """Return what to type for this tour."""
+    """Return the command of this tour."""
     return f"{WIZARD} --demo {number}"
 
 
 def recommended(machines: int) -> Planned:
-    """Return the run that the set-up recommends for so many machines of the tour.
+    """Return the run that the set-up recommends for a number of machines of the tour.
 
     Raises:
-        BadInput: there are not so many.
+        BadInput: the tour has fewer machines.
     """
     from app.wizard.machines import Naming
     from distributed.discovery import discovery
@@ -136,13 +136,13 @@ def recommended(machines: int) -> Planned:
 def write_demo_run(
     folder: Path, machines: int = 3, seed: int = 0, start: float = DEMO_START, until: float | None = None
 ) -> Path:
-    """Write a whole finished run into the output folder ``folder``, and return its own folder.
+    """Write a finished run into the output folder ``folder``, and return the run's folder.
 
     Args:
         machines: how many machines take part.
         seed: see :func:`app.demo.run.pace_of`; the same seed and start give the same events.
-        start: when the run pretends to have started, in seconds since the epoch.
-        until: seconds after the start at which the run is left as it is, in the middle; ``None``: it is finished.
+        start: Unix time of the run's start.
+        until: seconds after the start at which the run is left unfinished; ``None``: it is finished.
 
     Raises:
         BadInput: too many machines, the run is there already, or the folder cannot be written.

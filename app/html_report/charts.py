@@ -1,6 +1,6 @@
-"""The charts of a report, as figures of plotly: names and texts in them are escaped, numbers are as they were measured.
+"""The charts of a report, as plotly figures: names and texts are escaped, numbers are unrounded.
 
-A chart that has nothing to show is left out.
+Charts without data are left out.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _GHOST_NOTE = (
 )
 _SMOOTHING = 0.8
 _LOSS_HEIGHT = 420
-"""Pixels, without the machines under it."""
+"""Pixels, without the machines below it."""
 COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
 SIGNS = ("circle", "diamond", "square", "triangle-up", "x", "star")
-"""Of lines, which do not differ by their colours alone."""
+"""Markers of lines, which thus do not differ by colour alone."""
 _SCALE_BUTTONS = {
     "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
     "buttons": [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")],
 }  # fmt: skip
 _SHOWN_MARKS = 12
 _LONGEST_NAME = 40
-"""Letters of a machine's name beside bars and on curves; the whole one is under the pointer."""
+"""Letters of a machine's name beside bars and on curves; hovering shows the whole name."""
 THROUGHPUT_POINTS = 80
-"""Few, so that a point is the mean of several steps: one with a synchronisation and the next one differ too much."""
+"""Few, so that a point averages several steps: those with and without a synchronisation differ too much."""
 _THROUGHPUT_NOTE = "Samples a second of training time, all machines together; evaluations and snapshots are not in it."
 
 
@@ -65,12 +65,12 @@ class ReportChart:
     id: str
     title: str
     note: str
-    """What is to be known to read it."""
+    """Explanation under the chart."""
     figure: Mapping[str, Any]
 
 
 def charts_of(evidence: Evidence) -> list[ReportChart]:
-    """Return the charts that have something to show."""
+    """Return the charts that have data."""
     state = evidence.state
     learning_rate = of_run(state.curves, "learning rate")
     width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
@@ -91,7 +91,7 @@ def charts_of(evidence: Evidence) -> list[ReportChart]:
 
 
 def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> ReportChart:
-    """Return a chart of traces and layout as plotly has them, in the style of the page."""
+    """Return a chart of plotly traces and layout, in the style of the page."""
     full_layout: dict[str, Any] = {
         "margin": {"l": 64, "r": 16, "t": 36, "b": 84 if len(traces) > 1 else 48},
         "height": 340 if len(traces) > 1 else 304,
@@ -139,12 +139,12 @@ def _loss(evidence: Evidence) -> ReportChart | None:
 
 
 def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], layout: dict[str, Any]) -> ReportChart:
-    """Return the chart of the loss with the machines under it, on one axis of steps."""
+    """Return the chart of the loss with the machines below it, on one axis of steps."""
     below = bands(evidence, _OF_MACHINES)
     if below is None:
         return drawn("loss", "Loss", note, traces, **layout)
     height = _LOSS_HEIGHT + below.height
-    share = below.height / (height - 130)  # what is above and below of both: title, steps, legend
+    share = below.height / (height - 130)  # 130 pixels: title, step axis, legend
     layout["xaxis"] |= {"anchor": "y2"}
     layout["yaxis"] |= {"domain": [share + 0.06, 1]}
     layout |= {"yaxis2": {**below.axis, "domain": [0, share]}, "height": height}
@@ -188,7 +188,7 @@ def _loss_in_time(state: RunState) -> ReportChart | None:
 
 
 def _names(evidence: Evidence) -> dict[int, tuple[str, str]]:
-    """Return by rank what each machine is called, where there is little room, and whole."""
+    """Return each machine's shortened and full name, by rank."""
     full_names = {rank: visible(evidence.name(rank)) for rank in {**evidence.state.members, **evidence.work}}
     shortened = short_names(list(full_names.values()), _LONGEST_NAME)
     return {
@@ -212,7 +212,7 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
 
 
 def _metrics(state: RunState, *, rates: bool) -> ReportChart | None:
-    """Return the course of what is a share of one, in per cent, or that of all other metrics but the loss."""
+    """Return the chart of the metrics that are shares, in per cent, or of all others but the loss."""
     shown = sorted(
         (split, name)
         for split, results in state.evaluations.items()
@@ -235,7 +235,7 @@ def _metrics(state: RunState, *, rates: bool) -> ReportChart | None:
 def _measured(
     state: RunState, split: str, name: str, words: str, number: int, factor: float = 1.0, **style: str
 ) -> list[dict[str, Any]]:
-    """Return the course of one metric of a split as a line, the ``number``-th of its chart; none where it was never
+    """Return one metric of a split over the steps, as the ``number``-th line of its chart; empty where it was never
     measured."""
     points = of_run(state.curves, evaluation_series(split, name)).points()
     line = {"color": COLOURS[number % len(COLOURS)], **style}
@@ -252,7 +252,7 @@ def _line(
 
 
 def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], str]], unit: str) -> dict[str, Any]:
-    """Return traces and layout of bars, a row a member: their names, values and colours."""
+    """Return traces and layout of bars, one row a member; ``bars``: names, values and colours."""
     names = _names(evidence)
     rows, full_names = (
         [f"{names[rank][0]} ({rank})" for rank in evidence.work],
@@ -325,8 +325,8 @@ def _synchronisations(evidence: Evidence) -> ReportChart | None:
 
 
 def _exchanged(state: RunState, name: str, description: str) -> ReportChart | None:
-    """Return what synchronisations tell of one figure, of all machines together, with its last value in words; a single
-    one makes no course."""
+    """Return the chart of one exchange series over all machines, with its last value in the note; ``None`` for fewer
+    than two points."""
     points = of_run(state.curves, name).points()
     if len(points) < 2:
         return None

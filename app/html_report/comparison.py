@@ -1,4 +1,4 @@
-"""A comparison of strategies as one HTML file: the curves, and the tables that the command prints too."""
+"""A comparison of strategies as one HTML file: curves, and the tables that the command prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BAND = "rgba(110, 118, 129, 0.16)"
 
 
 def write_comparison(result: StrategyComparison, profile: str, members: int, folder: Path) -> Path:
-    """Write the page into the folder of a comparison, whole or not at all, and return its path.
+    """Write the page atomically into the folder of a comparison, and return its path.
 
     Raises:
         BadInput: it cannot be written.
@@ -63,7 +63,7 @@ def comparison_charts(result: StrategyComparison) -> list[ReportChart]:
 
 
 def last_exchanged(result: StrategyComparison) -> str:
-    """Return a table of the last point of every curve that synchronisations make; empty where there is none."""
+    """Return a table of the last points of all exchange series; empty where there are none."""
     curves = [(row.strategy, [row.exchanged(name) for name in OF_EXCHANGES]) for row in result.rows if row.losses]
     rows = [
         (name, *(figure_text(curve[-1][1]) if curve else "-" for curve in row_curves))
@@ -114,7 +114,7 @@ def _line(curve: Curve, row: StrategyResult, number: int) -> dict[str, Any]:
 
 
 def _band(curves: list[Curve]) -> list[Mapping[str, Any]]:
-    """Return the lowest and the highest of curves whose points are at the same places, as two invisible lines."""
+    """Return the minimum and maximum of curves over their common points, as two invisible lines."""
     places = [dict(curve) for curve in curves]
     common = [x for x, _ in curves[0] if all(math.isfinite(points.get(x, math.inf)) for points in places)]
     edge = {"x": common, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
@@ -138,7 +138,7 @@ def result_tables(result: StrategyComparison, members: int) -> list[ResultTable]
 
 
 def remarks(result: StrategyComparison) -> list[str]:
-    """Return why figures are missing, or say little."""
+    """Return remarks on figures that are missing or not reliable."""
     lines = []
     for row in result.rows:
         if row.refused or row.unpredicted:
@@ -151,7 +151,7 @@ def remarks(result: StrategyComparison) -> list[str]:
 
 
 def why_best(result: StrategyComparison) -> str:
-    """Return what makes the best one the best."""
+    """Return the text of why the best strategy is the best."""
     best = next(row for row in result.rows if row.strategy == result.best)
     if not best.times:
         return "the lowest loss"

@@ -1,4 +1,4 @@
-"""Everything a report is made of, read from the run folder once. What is not there is ``None``, never guessed."""
+"""The data of a report, read once from the run folder. What is missing is ``None``, never guessed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.tasks.showcase import Showcase
 
 @dataclass(frozen=True)
 class Evidence:
-    """One run."""
+    """The data of one run."""
 
     path: Path
     metadata: RunMetadata
@@ -35,19 +35,19 @@ class Evidence:
     state: RunState
     plan: RunPlan | None
     planning: Planning | None
-    """What the planner had predicted; ``None``: the run was started without a plan, or it cannot be read."""
+    """The plan with its predictions; ``None``: the run was started without one, or it cannot be read."""
     comparison: PredictionComparison | None
-    """Predicted beside measured: as it was written at the end, or made from what is there so far."""
+    """Predicted and measured steps: as written at the end of the run, or computed from the events so far."""
     metrics: Mapping[str, Any]
     model: Path | None
     model_bytes: int
     predictions: tuple[list[Prediction], list[Prediction]]
-    """What the model wrote before the first step and in its newest evaluation; empty: it is not kept."""
+    """Predictions before the first step and of the newest evaluation; empty: not kept."""
     showcase: Showcase | None
 
     @property
     def work(self) -> Mapping[int, MemberTotals]:
-        """What every member did that took a step, over all its starts."""
+        """Totals over all starts of every member that took a step."""
         done = {rank: member.total for rank, member in self.state.members.items()}
         return {rank: work for rank, work in done.items() if work.steps}
 
@@ -58,11 +58,11 @@ class Evidence:
 
     @property
     def plan_vs_actual(self) -> PlanVsActual | None:
-        """The run compared with that; ``None`` also while it goes on."""
+        """The run compared with that; ``None`` while it goes on."""
         return None if self.summary.live else compare_with_plan(self.state, self.prediction, self.comparison)
 
     def name(self, rank: int) -> str:
-        """Return what the member is called: by itself, by the plan, or by its number."""
+        """Return the name of a member: its own, the planned one, or its rank."""
         return self.state.name(rank, {host.get("rank", RUN): host.get("name", "") for host in self.metadata.hosts})
 
 

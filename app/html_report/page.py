@@ -1,7 +1,7 @@
-"""A report as one HTML file that loads nothing: charts, their library, style and data are all in it.
+"""A report as one HTML file that loads nothing: charts, their library, style and data are all inside.
 
-Its content security policy allows exactly the scripts that this module wrote, by their hashes, and no connection at
-all, so that nothing in a run's names or messages could do anything even if it were not escaped.
+Its content security policy allows only this module's scripts, by their hashes, and no connections: names and messages
+of a run could do nothing even if they were not escaped.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from training.run_files import explained, write_whole
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"
-"""Variable of a screen in a browser, which opens no file of this machine: where that browser finds the report."""
+"""Environment variable of a screen in a browser, which cannot open local files: the report's path on the web server."""
 _SCRIPTS = ("plotly-basic.min.js", "draw.js")
-"""The first one is plotly.js 4.1.1 as it was published, in its smallest bundle, under the MIT licence."""
+"""The first one is plotly.js 4.1.1 as published, in its smallest bundle, under the MIT licence."""
 _HERE = Path(__file__).parent
 _ON_SCREENS = ("learning-rate", "syncs", "prediction")
-"""Charts that are not printed: a table or the options say nearly as much."""
+"""Charts that are not printed: tables have nearly the same figures."""
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write the report of a run, whole or not at all, and return its path.
+    """Write the report of a run atomically, and return its path.
 
     Args:
-        run_dir: the run folder; of a run that goes on, what there is so far is reported.
+        run_dir: the run folder; the report of a live run covers its events so far.
         out: the file; default: ``report.html`` in the run folder.
 
     Raises:
@@ -52,14 +52,14 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def show_report(path: Path, open_page: Callable[[str], bool] = webbrowser.open) -> str:
-    """Open a report that is written, where the person sees a browser that is opened here, and return one line that
-    says where it is."""
+    """Open a report in a browser, where the person would see one that opens on this machine, and return the line that
+    says where the report is."""
     path = path.resolve()
     return f"report opened: {path}" if has_browser() and open_page(path.as_uri()) else f"report: {path}"
 
 
 def has_browser() -> bool:
-    """Whether a browser that is opened here is one that the person sees."""
+    """Whether the person would see a browser that opens on this machine."""
     elsewhere = "web_driver" in os.environ.get("TEXTUAL_DRIVER", "") or "SSH_CONNECTION" in os.environ
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return not elsewhere and (sys.platform == "darwin" or bool(display))
@@ -72,7 +72,7 @@ def page(evidence: Evidence) -> str:
 
 
 def whole_page(title: str, content: str, charts: Iterable[ReportChart]) -> str:
-    """Return a page with some content, in which the places of these charts are (:func:`figure`)."""
+    """Return a page around ``content``, which has the elements of these charts (:func:`figure`)."""
     scripts = tuple((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     loads = "style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
     allowed = f"default-src 'none'; script-src {script_hashes(scripts)}; {loads}"
@@ -89,7 +89,7 @@ def whole_page(title: str, content: str, charts: Iterable[ReportChart]) -> str:
 
 
 def figure(chart: ReportChart) -> str:
-    """Return the place of a chart, with its title and what is to be known to read it."""
+    """Return the element of a chart, with its title and note."""
     note = f"<p>{text(chart.note)}</p>" if chart.note else ""
     drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
     kind = "whole" if "yaxis2" in chart.figure["layout"] else "in-detail" if chart.id in _ON_SCREENS else ""
@@ -98,19 +98,19 @@ def figure(chart: ReportChart) -> str:
 
 
 def embedded(content: object) -> str:
-    """Return JSON that can stand inside a script element: no character in it can end the element."""
+    """Return JSON for a script element: no character in it can end the element."""
     document = json.dumps(finite(content), allow_nan=False, default=str, separators=(",", ":"))
     return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def script_hashes(scripts: Iterable[str]) -> str:
-    """Return what a content security policy names the scripts of a page by."""
+    """Return the hashes of scripts for a content security policy."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 def body(evidence: Evidence, charts: list[ReportChart]) -> str:
-    """Return everything that is seen."""
+    """Return the visible part of the page."""
     by_id = {chart.id: figure(chart) for chart in charts}
 
     def shown(*names: str) -> str:

@@ -1,5 +1,5 @@
-"""What a model makes of data that it was not trained on: a few samples before and after training, to be shown to
-friends; for whom it errs, what it takes for what, and the worst ten recordings to hear.
+"""A model on held-out data: samples before and after training, error rates by group, confusions, and the ten worst
+recordings with their sound.
 
 The sound is in the page, as MP3, which every browser plays; it is cut and bounded, so that the page can be mailed.
 """
@@ -28,7 +28,7 @@ WORST = 10
 LONGEST = 30.0
 """Seconds of one recording in the page."""
 MOST_SOUND = 300_000
-"""Bytes of sound in this part, so that a page stays below 2 MB."""
+"""Bytes of sound in this section, so that a page stays below 2 MB."""
 _SHOWN_PARTS = 60
 _MARKS = {"": "{}", "wrong": "<mark>{}</mark>", "left out": "<del>{}</del>"}
 _NOTE = (
@@ -37,7 +37,7 @@ _NOTE = (
 
 
 def showcase(document: Showcase | None) -> str:
-    """Return the section; empty where a run shows nothing."""
+    """Return the section of samples before and after training; empty where a run has none."""
     if document is None or not document.samples:
         return ""
     note = f" {_NOTE}" if document.kind == "speech" else ""
@@ -59,7 +59,7 @@ def _words(pieces: list[TextPiece]) -> str:
 
 
 def recordings(evidence: Evidence) -> str:
-    """Return the section; empty where nothing was kept of what a model wrote."""
+    """Return the section of the error analysis; empty where no predictions were kept."""
     before, after = evidence.predictions
     if not after:
         return ""
@@ -113,7 +113,7 @@ def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Pre
 
 
 def marked(prediction: Prediction, before: Prediction | None = None) -> str:
-    """Return the heard words with what differs from the said ones, and with what ``before`` had wrong, marked."""
+    """Return the predicted words; errors, and corrections of errors in ``before``, are marked."""
     earlier = [(expected, heard) for expected, heard in aligned(before) if expected] if before is not None else []
     wrong_before = {position for position, (expected, heard) in enumerate(earlier) if expected != heard}
     words, position = [], 0
@@ -148,7 +148,7 @@ def player(sound: str) -> str:
 
 
 def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path]:
-    """Return where the recordings are here: those of another machine are looked for in this one's data set."""
+    """Return the local files of recordings; those that another machine evaluated are looked up in the data set."""
     local_files = {
         prediction.id: Path(prediction.audio)
         for prediction in chosen
@@ -161,13 +161,13 @@ def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path
     chosen_ids = {prediction.id for prediction in chosen}
     try:
         clips = [clip for split in read_speech(dataset).values() for clip in split if clip.id in chosen_ids]
-    except BadInput:  # the data set is no longer what it was
+    except BadInput:  # the data set has changed
         return local_files
     return {clip.id: clip.audio.path for clip in clips if isinstance(clip.audio, FileSource)} | local_files
 
 
 def _sound(path: Path | None) -> bytes | str:
-    """Return the beginning of a recording as MP3, or why it is not in the page."""
+    """Return the beginning of a recording as MP3, or the reason why it is not in the page."""
     if path is None or not path.is_file():
         return "the recording is not on this machine"
     from training.tasks.audio import as_mp3  # imports soundfile

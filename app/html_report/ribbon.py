@@ -1,6 +1,6 @@
-"""The machines of a run under its loss, on one axis: who computed, waited, was away, came back, wrote snapshots.
+"""The machines of a run below its loss, on one axis: computing, waiting, away, back, and snapshots.
 
-A machine is a band: computing from below, waiting above it and hatched, so that the height tells both without colours.
+A machine is a band: computing from below, waiting above it and hatched, so that both are readable without colours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from app.run_series import coarser
 
 MOST_MACHINES = 24
 _MOST_PIECES = 6000
-"""Of all bands together: each has eight numbers in the page."""
+"""Pieces of all bands together: each takes eight numbers in the page."""
 _THICK = 0.72
-"""Of a band, where the next one is 1 further down."""
+"""Thickness of a band; the distance of two bands is 1."""
 _LONGEST = 24
 """Letters of a name."""
 _ROW, _LEAST = 30, 90
@@ -35,11 +35,11 @@ class Bands:
     axis: Mapping[str, Any]
     height: int
     left_out: int
-    """Machines that there is no room for."""
+    """Number of machines that are not drawn."""
 
 
 def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
-    """Return the bands of a run; ``None`` where nobody took a step.
+    """Return the bands of a run; ``None`` where no member took a step.
 
     Args:
         colours: of ``compute``, ``wait``, ``lost``, ``back`` and ``snapshot``.
@@ -75,7 +75,7 @@ def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
 
 
 class _Shapes:
-    """Areas of one colour, a gap between two."""
+    """Rectangles of one colour as one plotly outline, separated by gaps."""
 
     def __init__(self) -> None:
         self.x: list[float | None] = []
@@ -89,7 +89,7 @@ class _Shapes:
 
 
 def _add(ribbon: Ribbon, top: float, max_pieces: int, computed: _Shapes, waited: _Shapes) -> None:
-    """Add the pieces of a machine whose band ends at ``top``: at most so many, neighbours that look alike as one."""
+    """Add at most ``max_pieces`` pieces of a band with upper edge ``top``; equal neighbours are joined."""
     waits = ribbon.waits
     while len(waits.buckets) > max_pieces:
         waits = coarser(waits, waits.width * 2)
@@ -111,7 +111,7 @@ def _add(ribbon: Ribbon, top: float, max_pieces: int, computed: _Shapes, waited:
 def _signs(
     evidence: Evidence, shown: Sequence[Ribbon], last_step: float, colours: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return lines where machines were away, and signs where they went, came and wrote snapshots."""
+    """Return lines where machines were away, and signs where they left, came back and wrote snapshots."""
     line: list[dict[str, Any]] = [{"x": [], "y": [], "text": []} for _ in range(4)]
     away, went, came, wrote = line
     for row, ribbon in enumerate(shown):

@@ -1,4 +1,4 @@
-"""The parts of a report that are text and tables. Every word from outside is escaped by :func:`text`."""
+"""The sections of a report that are text and tables. All text from outside is escaped by :func:`text`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from profiles.quantities import bytes_text, duration_text, energy_text, figure_t
 from training.model_folders import converses, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
-"""How a run's status is called and shown; any other one is bad."""
+"""Word and style of a run's status; others are ``bad``."""
 SHOWN_CANDIDATES = 8
 _TOLD_CHANGES = 6
 _NOT_CONSIDERED = ("no-cost-model", "no-interval")
@@ -31,7 +31,7 @@ _HOW = {"dialled": "directly", "came": "directly, opened by the other", "relayed
 
 
 def text(content: object) -> str:
-    """Return text from outside as HTML that shows exactly it, control characters written out."""
+    """Return text from outside as HTML, with control characters written out."""
     return html.escape(visible(content))
 
 
@@ -98,7 +98,7 @@ def _story(evidence: Evidence) -> str:
 
 
 def machines(evidence: Evidence) -> str:
-    """Return who took part and what each did."""
+    """Return the table of the members and their work."""
     header = ("rank", "machine", "device", "state", "batch", "steps", "samples", "compute", "wait", "transfer")
     rows = []
     hosts = {host.get("rank"): host for host in evidence.metadata.hosts}
@@ -139,7 +139,7 @@ def _energy_note(evidence: Evidence) -> str:
 
 
 def network(evidence: Evidence) -> str:
-    """Return what the members exchanged."""
+    """Return the table of the members' exchanges, and their routes."""
     exchanged = {rank: work for rank, work in evidence.work.items() if work.bytes_sent or work.bytes_received}
     if not exchanged:
         return "<p>Nothing was exchanged: one worker trained alone.</p>"
@@ -153,7 +153,7 @@ def network(evidence: Evidence) -> str:
 
 
 def _routes_table(evidence: Evidence) -> str:
-    """Return how what each member sends to each other one goes, as they have met last."""
+    """Return the table of the newest routes between members."""
     rows = [
         (evidence.name(rank), evidence.name(route.peer), _HOW[route.how], route.address or "-", route.interface or "-")
         for rank, member in evidence.state.members.items()
@@ -164,7 +164,7 @@ def _routes_table(evidence: Evidence) -> str:
 
 
 def strategy(evidence: Evidence) -> str:
-    """Return how the members worked together and why."""
+    """Return the strategy, the reasons, and the ranking of the candidate plans."""
     metadata, planning = evidence.metadata, evidence.planning
     rows: list[tuple[str, object]] = [("strategy", metadata.strategy), ("engine", metadata.engine)]
     rows.append(("why", metadata.strategy_reason or "the profile or a person chose it; no reason was recorded"))
@@ -212,7 +212,7 @@ def _candidate(candidate: Candidate, chosen: bool) -> tuple[object, ...]:
 
 
 def prediction(evidence: Evidence) -> str:
-    """Return predicted beside measured."""
+    """Return the table of predicted and measured figures."""
     comparison = evidence.comparison
     if comparison is None:
         short = "the run was too short, or differs from the planned one" if evidence.planning else ""
@@ -239,7 +239,7 @@ def _comparison_row(name: str, predicted: float, measured: float, unit: str) -> 
 
 
 def result(evidence: Evidence) -> str:
-    """Return what was reached, where the model is and what it can be used for."""
+    """Return the results, the model's path and how to use it."""
     rows = []
     for split, results in evidence.state.evaluations.items():
         for name in metrics_of(results.last):
@@ -265,7 +265,7 @@ def result(evidence: Evidence) -> str:
 
 
 def notices(evidence: Evidence) -> str:
-    """Return warnings and errors; the earliest error first, because what follows often follows from it."""
+    """Return errors and warnings; the earliest error first, because later ones often follow from it."""
     tracks = [evidence.state.timeline[kind] for kind in ("error", "warning") if kind in evidence.state.timeline]
     if not tracks:
         return "<p>None.</p>"
@@ -285,7 +285,7 @@ def _notice(evidence: Evidence, notice: TimelineEntry) -> str:
 
 
 def reproduction(evidence: Evidence) -> str:
-    """Return how to run it again, and everything it depended on."""
+    """Return how to reproduce the run: command, data, versions and settings."""
     metadata = evidence.metadata
     words = shlex.join(["python3", *metadata.command]) if metadata.command else ""
     started = f"<pre>{text(words)}</pre>" if words else "<p>It was started from Python, not by a command.</p>"

@@ -1,4 +1,4 @@
-"""What every tracker does, and the four there are; the library of each is imported when it is opened."""
+"""The tracker protocol and the four trackers; a tracker's library is imported when it is opened."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FORMULA = ("=", "+", "-", "@")
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run, as a tracker needs it."""
+    """A run as trackers see it."""
 
     path: Path
     metadata: RunMetadata
 
     @property
     def names(self) -> Mapping[int, str]:
-        """Names of the members by rank, each once: two workers of one machine are two."""
+        """Unique names of the members by rank; workers that share a name get their rank appended."""
         planned = {host["rank"]: str(host.get("name", "")) for host in self.metadata.hosts if "rank" in host}
         taken = list(planned.values())
         return {
@@ -45,12 +45,12 @@ class TrackedRun:
         }
 
     def name(self, rank: int) -> str:
-        """Return the name of a member; one that joined later has none in the plan."""
+        """Return the name of a member; ``member-RANK`` for one that joined later and is not in the plan."""
         return self.names.get(rank, f"member-{rank}")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was chosen, for the tracker's table of settings."""
+        """Settings of the run, flat, for the tracker's table."""
         sections = {key: value for key, value in self.metadata.config.items() if isinstance(value, dict)}
         flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
         about = ("model", "dataset", "strategy", "strategy_reason", "engine")
@@ -58,27 +58,27 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes the events of one run, in the order of its log."""
+    """Receives the events of one run, in the order of its log."""
 
     def log(self, event: Event, newest_step: int) -> None:
-        """Take one event; those of a kind that it has no use for it passes over.
+        """Log one event; kinds that the tracker does not use are ignored.
 
         Args:
             newest_step: of the event's member, before this event.
         """
 
     def flush(self) -> None:
-        """Make sure that what was logged is kept, also if this process is killed afterwards."""
+        """Make what was logged durable, also if this process is killed afterwards."""
 
     def close(self, status: str) -> str:
-        """End with the status of the run and return in one line where its figures are."""
+        """Finish with the status of the run, and return in one line where its figures are."""
 
 
 def scalars_of(event: Event, newest_step: int) -> Iterator[Figure]:
-    """Yield what of an event is a figure to draw: the vocabulary that TensorBoard, Weights & Biases and trackio get.
+    """Yield the scalars of an event, with the names that TensorBoard, Weights & Biases and trackio get.
 
     Args:
-        newest_step: of the event's member, for figures that have a time and no step.
+        newest_step: of the event's member, for figures without a step.
     """
     match event:
         case StepEvent():
@@ -107,19 +107,19 @@ def _fields(
 
 
 def owner(event: Event) -> int | None:
-    """Return the member whose figures an event has; ``None``: they are of the whole run."""
+    """Return the rank that an event's figures belong to; ``None``: the whole run."""
     return None if isinstance(event, EvaluationEvent) else event.member
 
 
 def by_name(event: Event, newest_step: int, name: Callable[[int], str]) -> tuple[int, dict[str, float]]:
-    """Return step and figures of an event for trackers with flat names: a member's figures end with its name."""
+    """Return step and figures of an event for trackers with flat names: a member's name is the suffix."""
     figures, member = list(scalars_of(event, newest_step)), owner(event)
     end = "" if member is None else f"/{name(member)}"
     return (figures[0].step if figures else newest_step), {f"{figure.name}{end}": figure.value for figure in figures}
 
 
 def columns() -> Mapping[str, tuple[str, ...]]:
-    """Return the columns of every file."""
+    """Return the columns of the CSV files, by kind of event."""
     columns_by_kind: dict[str, tuple[str, ...]] = {}
     for model in get_args(get_args(KnownEvent)[0]):
         fields = [name for name in model.model_fields if name not in (*_FIRST, "v", "kind")]
@@ -128,7 +128,7 @@ def columns() -> Mapping[str, tuple[str, ...]]:
 
 
 class CsvFiles:
-    """For spreadsheets and scripts: a file for each kind of event, ``step.csv`` and so on, which is appended to."""
+    """CSV files for spreadsheets and scripts: one a kind of event (``step.csv`` ...), appended to."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         self._run = run
@@ -175,7 +175,7 @@ class CsvFiles:
 
 
 def cell(value: object) -> object:
-    """Return a value for a cell: text from outside must not become a formula of a spreadsheet."""
+    """Return a value for a cell; text is quoted where a spreadsheet would read it as a formula."""
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value)
     if not isinstance(value, str):
@@ -185,7 +185,7 @@ def cell(value: object) -> object:
 
 
 class TensorboardFiles:
-    """Event files by TensorBoard's own writer: one folder a member, so that their curves lie over each other."""
+    """Event files by TensorBoard's own writer: one folder a member, so that their curves overlay."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -201,7 +201,7 @@ class TensorboardFiles:
             self._write(None, time.time(), 0, summary=text_pb("settings", "\n".join(lines)))
 
     def log(self, event: Event, newest_step: int) -> None:
-        if isinstance(event, StepEvent) and event.step <= newest_step:  # after a resume: forget what is done once more
+        if isinstance(event, StepEvent) and event.step <= newest_step:  # after a resume: drop the repeated steps
             begin = self._records.SessionLog(status=self._records.SessionLog.START)
             self._write(event.member, event.time, event.step, session_log=begin)
         for figure in scalars_of(event, newest_step):
@@ -209,7 +209,7 @@ class TensorboardFiles:
             self._write(owner(event), event.time, figure.step, summary=self._summaries.Summary(value=[value]))
 
     def _write(self, member: int | None, moment: float, step: int, **content: Any) -> None:
-        """Write into the folder of a member; ``run`` has what belongs to no single one: evaluations, settings."""
+        """Write into the folder of a member; evaluations and settings, which belong to no member, go to ``run``."""
         if member not in self._writers:
             name = "run" if member is None else re.sub(r"[^A-Za-z0-9._-]+", "_", self._run.name(member))[:80]
             folder_name = name if member is None or name not in ("run", ".", "..") else f"member-{member}"
@@ -227,10 +227,10 @@ class TensorboardFiles:
 
 
 class _Flat:
-    """A tracker of one run of project ``muster``, where members' figures carry their names."""
+    """Base of trackers with one run for all members, where figures carry the members' names."""
 
     _tracked: Any
-    """What its library opened."""
+    """The library's run."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         self._run = run
@@ -245,11 +245,11 @@ class _Flat:
         self._tracked.log(figures, step=step)
 
     def flush(self) -> None:
-        """Nothing to do: its library writes as it goes."""
+        """Do nothing: the library writes continuously."""
 
 
 class WandbRun(_Flat):
-    """Weights & Biases, online where this machine is logged in, else in offline files; drawn over the training step."""
+    """Weights & Biases: online where this machine is logged in, else offline files; figures over the training step."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         import wandb
@@ -278,7 +278,7 @@ class WandbRun(_Flat):
 
 
 class TrackioRun(_Flat):
-    """trackio: one run in its data base on this machine; ``trackio show`` draws it."""
+    """trackio: one run in its local database; ``trackio show`` draws it."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         import trackio
@@ -306,4 +306,4 @@ KINDS: dict[str, Callable[[TrackedRun, Path], Tracker]] = {
     "wandb": WandbRun,
     "trackio": TrackioRun,
 }
-"""What opens a tracker for a run, in a folder of its own, which holds what it wrote of the run before."""
+"""Constructors of the trackers, called with the run and the tracker's own folder, which outlives attempts."""

@@ -1,7 +1,7 @@
-"""A person hears when a run ends, fails or loses a machine: on the desktop, at a web address, or from a command.
+"""Notifications when a run ends, fails or loses a machine: on the desktop, to a web address, or by a command.
 
-What hears is a person's own choice on this computer (``--notify``, or the variable ``MUSTER_NOTIFY``) and never part of
-a profile, so no file of somebody else can name a program or an address.
+The target is set on this computer (``--notify``, or the variable ``MUSTER_NOTIFY``) and is never part of a profile, so
+no foreign file can name a program or an address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.run_folder import RunFolder
 TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
 _PATIENCE = 20.0
-"""Seconds for a command or a web address."""
+"""Timeout of a command or a web request, seconds."""
 _HOST = re.compile(r"https?://[^\s/?#@]+(?:[/?#][^\s]*)?\Z")
 _ENDINGS = {"completed": "is done", "failed": "failed", "cancelled": "was stopped"}
 _SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
@@ -36,19 +36,19 @@ _BY_DESKTOP: dict[str, tuple[str, ...]] = {
     "notify-send": ("notify-send", "--app-name=Muster"),
     "osascript": ("osascript", *(word for line in _SCRIPT for word in ("-e", line))),
 }
-"""Programs of Linux and macOS, and the words before title and text."""
+"""Commands of Linux and macOS, without title and text."""
 
 
 def is_requested() -> bool:
-    """Whether a person on this computer wants to hear of runs."""
+    """Whether notifications are requested on this computer."""
     return bool(os.environ.get(TARGET))
 
 
 def choose(target: str) -> None:
-    """Have runs that are started from here notify ``target``: ``desktop``, a web address, or a command.
+    """Have runs that this process starts notify ``target``: ``desktop``, a web address, or a command.
 
     Raises:
-        BadInput: nothing of this computer can do that.
+        BadInput: this computer cannot notify it.
     """
     _words(target, "", "")
     os.environ[TARGET] = target
@@ -80,7 +80,7 @@ def _words(target: str, title: str, text: str) -> list[str]:
 
 
 class Notifier:
-    """Tells of lost machines as they are lost, and of the end with the newest result.
+    """Sends a message for each lost machine, and for the end with the newest result.
 
     A command gets the message as its last word, and ``MUSTER_RUN`` and ``MUSTER_STATUS`` as variables. A web address
     gets a POST with a JSON document: ``text`` and ``content`` (the message, as Slack and Discord read it), ``run``,
@@ -119,7 +119,7 @@ class Notifier:
         return "sent"
 
     def _send(self, status: str, text: str) -> str:
-        """Send a message, and return why it did not get through: that ends neither the run nor what is sent later."""
+        """Send a message, and return why it failed, or an empty text; a failure does not prevent later messages."""
         title = f"Muster, {self._run.metadata.profile}"
         about = {"run": self._run.metadata.run_id, "profile": self._run.metadata.profile, "status": status}
         try:
@@ -143,7 +143,7 @@ class Notifier:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a message did not get through, without the target, which may hold a password."""
+    """Return why a message failed, without the target, which may contain a password."""
     if isinstance(error, subprocess.CalledProcessError):
         return f"exit code {error.returncode}"
     if isinstance(error, (TimeoutError, subprocess.TimeoutExpired)):

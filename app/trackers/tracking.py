@@ -1,7 +1,7 @@
-"""A run's events on their way to its trackers: all from the first one on, each once, however often it is started.
+"""Feeds a run's events to its trackers: all from the first one on, each once, however often the run is started.
 
-Trackers run beside the run, in a process of their own (``python -m app.trackers.tracking NAMES``), started by
-whoever starts the run; what they lack is said before the run.
+Trackers run in a process of their own (``python -m app.trackers.tracking NAMES``), started with the run; missing
+libraries are reported before it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FLUSH_EVERY = 2.0
 _POSITION = "position"
 _NOTIFY = "notify"
 _PATIENCE = 60.0
-"""Seconds until the run must have begun."""
+"""Seconds within which the run must have begun."""
 _NICENESS = 10
 _LIBRARIES = ("tensorboard", "wandb", "trackio")
-"""Trackers that need one; each is installed and imported under the tracker's name."""
+"""Trackers that need a library, which has the tracker's name."""
 Say = Callable[[str], None]
 
 
@@ -59,9 +59,9 @@ def checked_trackers(text: str) -> tuple[str, ...]:
 
 
 def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
-    """Start the trackers of a run in a process of their own; that they cannot start is said, and no reason to stop.
+    """Start the trackers of a run in a process of their own; a failure is reported and does not stop the run.
 
-    Whoever wants to be notified of runs is one of them.
+    Notifications, where they are requested, are one of the trackers.
     """
     names = [*names, *([_NOTIFY] if notify.is_requested() else [])]
     if not names:
@@ -74,14 +74,14 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
 
 @dataclass
 class _TrackerFeed:
-    """One tracker, and how far it has come."""
+    """One tracker and its position in the log."""
 
     name: str
     tracker: Tracker
     folder: Path
     lock: FolderLock
     position: int
-    """Number of the last event that it got."""
+    """Number of the last event that it received."""
     newest: dict[int | None, int] = field(default_factory=dict)
     """Newest step of every member."""
 
@@ -93,13 +93,13 @@ class _TrackerFeed:
             self.newest[event.member] = event.step
 
     def keep(self) -> None:
-        """Make sure of what it got, and remember how far that is."""
+        """Flush the tracker, and record its position."""
         self.tracker.flush()
         write_whole(self.folder / _POSITION, f"{self.position}\n".encode())
 
 
 class Tracking:
-    """A run on its way to its trackers. A tracker that fails is let go of; the others go on.
+    """Feeds a run to its trackers. A tracker that fails is dropped; the others go on.
 
     Args:
         say: takes lines for a person.
@@ -115,7 +115,7 @@ class Tracking:
         run = TrackedRun(path, RunFolder.open(path).metadata)
         self._feeds = [feed for name in names if (feed := self._opened(run, name)) is not None]
         self.locations: dict[str, str] = {}
-        """Where the figures are, by the name of the tracker; known at the end."""
+        """Where the figures are, by tracker; filled at the end."""
         if not self._feeds:
             raise BadInput(f"{path.name}: no tracker could be opened", f"see {path / 'logs'}")
 
@@ -124,7 +124,7 @@ class Tracking:
         lock = FolderLock(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()  # a second one would send everything twice
+            lock.acquire()  # a second process would send everything twice
             opener = notify.Notifier if name == _NOTIFY else KINDS[name]
             tracker = opener(run, folder)
         except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
@@ -171,7 +171,7 @@ def _error_text(error: Exception) -> str:
 
 
 def main(names: str) -> int:
-    """Track the run that this process is told to its end."""
+    """Track the run whose folder comes on stdin, to its end."""
     path = run_from_stdin("trackers.log")
     if path is None:
         return 0
@@ -180,7 +180,7 @@ def main(names: str) -> int:
     try:
         deadline = time.monotonic() + _PATIENCE
         while not is_live(path) and RunFolder.open(path).metadata.status not in FINAL and time.monotonic() < deadline:
-            time.sleep(0.05)  # until somebody holds the run, or it has ended
+            time.sleep(0.05)  # until a process holds the run, or it has ended
         tracking = Tracking(path, names.split(","), lambda line: print(line, flush=True))
         tracking.follow()
     except MusterError as error:

@@ -1,9 +1,8 @@
-"""The server: textual-serve's, behind an :class:`Authenticator`, with a page that loads nothing from elsewhere.
+"""textual-serve's server behind an :class:`Authenticator`, with a page that loads nothing from elsewhere.
 
-:func:`serve` runs it until somebody ends it. Why each is checked: the ticket, because every program of every
-user of this machine can reach a loopback port; the Host header, because a page from outside can make its own name point
-here (DNS rebinding); the Origin header, because a page from outside can open a WebSocket to anywhere, and the browser
-adds the cookie.
+Three things are checked: the ticket, because every program of every user of this machine can reach a loopback port; the
+Host header, because a foreign page can make its own name point here (DNS rebinding); the Origin header, because a
+foreign page can open a WebSocket to any address, and the browser adds the cookie.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from profiles.errors import BadInput, MusterError
 
 REPORT = "/report"
 MOST_SCREENS = 8
-"""Screens at once: each is a process of its own."""
+"""Most screens at once; each is a process."""
 PATIENCE = 5.0
-"""Seconds that a screen has to leave."""
+"""Seconds that a screen has to end."""
 _SHUTDOWN = 6.0
 _HERE = Path(__file__).parent
 _TIGHT = {
@@ -53,10 +52,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class WebServer(Server):
-    """Serves one screen to whoever has a session.
+    """Serves screens to browsers that have a session.
 
     Args:
-        run: to show; ``None``: the guided set-up.
+        run: folder of the run to show; ``None``: the guided set-up.
         listener: a listening socket's address and port.
         title: of the page.
         own_names: names of this machine.
@@ -78,12 +77,12 @@ class WebServer(Server):
         self._screens = 0
 
     def new_address(self) -> str:
-        """Return an address that lets one browser in, once."""
+        """Return a URL that admits one browser, once."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
         return f"http://{bracketed(host)}:{self.port}/?token={self.authenticator.new_ticket()}"
 
     async def application(self) -> web.Application:
-        """Return the application, guarded."""
+        """Return the application with the guard as middleware."""
         app = await self._make_app()
         app.middlewares.append(self._guard())
         if self._run is not None:
@@ -91,13 +90,13 @@ class WebServer(Server):
         return app
 
     def initialize_logging(self) -> None:
-        """Let its log be: diagnostics are this program's."""
+        """Leave logging alone: diagnostics are this program's."""
 
     async def on_startup(self, app: web.Application) -> None:
-        """Say nothing: the command does."""
+        """Silence textual-serve: the command prints the address."""
         logging.getLogger("textual-serve").setLevel(logging.CRITICAL)
 
-    # --------------------------------------------------------------------------------------------------- who is let in
+    # ---------------------------------------------------------------------------------------------------- admission
 
     def _guard(self) -> Any:
         @web.middleware
@@ -112,7 +111,7 @@ class WebServer(Server):
         return guard
 
     def _refusal(self, request: web.Request) -> web.StreamResponse | None:
-        """Return the answer to who may not come in, or who shows a ticket; ``None``: go on."""
+        """Return the response that refuses a request or redeems its ticket; ``None``: the request is admitted."""
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if request.method != "GET" or not self._names.is_ours(host):
             return web.Response(status=403, text="This server does not answer to that name.\n")
@@ -132,7 +131,7 @@ class WebServer(Server):
     # ---------------------------------------------------------------------------------------------------- the screens
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Return the report of the run: a screen in a browser opens it there, and not on this machine."""
+        """Return the report of the run, which a screen opens in its browser and not on this machine."""
         assert self._run is not None
         try:
             path = await asyncio.to_thread(write_report, self._run)
@@ -143,12 +142,12 @@ class WebServer(Server):
 
     @aiohttp_jinja2.template("page.html")
     async def handle_index(self, request: web.Request) -> dict[str, Any]:
-        """Return what the page needs."""
+        """Return the values of the page's template."""
         size = min(64, max(6, to_int(request.query.get("fontsize", "16"), 16)))
         return {"title": self.title, "font_size": size, "socket": f"ws://{request.host}/ws"}
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """Run a screen for a browser until one of them leaves."""
+        """Run a screen for a browser until one of them ends."""
         if self._screens >= self.most_screens:
             raise web.HTTPServiceUnavailable(text=_FULL)
         self._screens += 1
@@ -177,7 +176,7 @@ class WebServer(Server):
 
 
 async def _end(screen: AppService, patience: float) -> None:
-    """Ask a screen to leave, and end it where it does not."""
+    """Ask a screen to stop, and kill it after ``patience`` seconds."""
     process = screen._process
     try:
         await asyncio.wait_for(screen.stop(), patience)
@@ -191,7 +190,7 @@ async def _end(screen: AppService, patience: float) -> None:
 
 
 def _policy(page: str) -> str:
-    """Return a content security policy: the scripts of this server and of its page, and no other."""
+    """Return a content security policy that allows only the scripts of this server and of its page."""
     hashes = script_hashes(re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL))
     return (
         f"default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; font-src 'self' data:; "
@@ -225,7 +224,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def serve(run: Path | None, listener: socket.socket, tell: Callable[[str], None]) -> None:
-    """Serve until a signal; ``tell`` gets the addresses to open, the first one at once, one more with every Enter."""
+    """Serve until a signal; ``tell`` gets the URLs to open: one at the start, one more with every Enter."""
     title = run.name if run else "Muster"
     endpoint: tuple[str, int] = listener.getsockname()[:2]
     name = socket.gethostname().lower()
@@ -251,7 +250,7 @@ async def _serve(server: WebServer, listener: socket.socket, tell: Callable[[str
 
 @contextlib.contextmanager
 def _on_enter(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
-    """Act on every Enter of the person at this terminal, if there is one."""
+    """Call ``act`` on every Enter at this terminal, if stdin is one."""
     if not sys.stdin.isatty():
         yield
         return
@@ -273,19 +272,19 @@ _MOST_SESSIONS = 64
 
 
 class Authenticator:
-    """Hands out tickets, turns each into one session, and knows the sessions."""
+    """Issues tickets, redeems each for one session, and holds the sessions."""
 
     def __init__(self) -> None:
         self._tickets: list[str] = []
         self._sessions: list[str] = []
 
     def new_ticket(self) -> str:
-        """Return a ticket that lets one browser in, once; an earlier one that nobody used is worth nothing any more."""
+        """Return a ticket that admits one browser, once; it invalidates an earlier unused one."""
         self._tickets = [secrets.token_urlsafe(32)]
         return self._tickets[0]
 
     def redeem(self, ticket: str) -> str | None:
-        """Return a new session for a ticket that was not used yet, else nothing."""
+        """Return a new session for an unused ticket, else ``None``."""
         if not _matches_any(ticket, self._tickets):
             return None
         self._tickets = []
@@ -294,23 +293,23 @@ class Authenticator:
         return session
 
     def admits(self, session: str) -> bool:
-        """Whether a session is one of ours."""
+        """Whether a session is valid."""
         return _matches_any(session, self._sessions)
 
 
 def _matches_any(candidate: str, valid: list[str]) -> bool:
-    """Compare with all in a time that does not depend on how much of one fits."""
+    """Whether ``candidate`` is among ``valid``, compared in constant time."""
     matches = [hmac.compare_digest(candidate.encode("utf-8", "surrogatepass"), secret.encode()) for secret in valid]
     return any(matches)
 
 
 class AllowedHosts:
-    """Under which names this server may be asked for.
+    """The host names by which this server may be addressed.
 
     Args:
         address: it listens on; ``0.0.0.0`` or ``::`` stand for all of this machine's.
         port: it listens on.
-        own: names of this machine.
+        own_names: names of this machine.
     """
 
     def __init__(self, address: str, port: int, own_names: tuple[str, ...] = ()) -> None:
@@ -321,15 +320,15 @@ class AllowedHosts:
             self._names |= {name.lower() for name in own_names if name}
 
     def is_ours(self, host: str) -> bool:
-        """Whether a Host header means this server. Where it listens on all addresses, any literal address does: only a
-        name can be made to point here by somebody else."""
+        """Whether a Host header means this server. Where it listens on all addresses, any literal address does: only
+        names can be made to point here from outside."""
         name, colon, port = host.rpartition(":")
         if not colon or name.endswith(":") or port != str(self._port):
             return False
         return name.lower() in self._names or (self._any_address and _is_address(name))
 
     def is_same_origin(self, origin: str, host: str) -> bool:
-        """Whether an Origin header is of a page of this server, as it was asked for."""
+        """Whether an Origin header is that of a page of this server under ``host``."""
         return origin.lower() == f"http://{host.lower()}"
 
 
@@ -339,7 +338,7 @@ def bracketed(address: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is a literal address as it stands in a URL."""
+    """Whether ``name`` is a literal address as in a URL."""
     inner = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     try:
         return (ipaddress.ip_address(inner).version == 6) == (inner != name)

@@ -16,7 +16,7 @@ _LOOK = 1.0
 
 
 def _exit_with_server(server: int) -> None:
-    """End when the server is gone, also if it was killed: nobody would ever close this screen."""
+    """Exit when the server is gone, also if it was killed: otherwise this screen would stay forever."""
     while os.getppid() == server:
         time.sleep(_LOOK)
     os._exit(1)
