@@ -33,7 +33,7 @@ from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import size_for
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
-from training.device import give_back, select_device
+from training.device import release_memory, select_device
 
 DATA = ROOT / "examples" / "spoken_commands"
 SHAPES = {
@@ -118,7 +118,7 @@ def measure(profile: Profile) -> dict[str, int]:
 def forget_peak(device: torch.device) -> None:
     """Let the peak of this process begin anew, where the system can (proc(5), clear_refs)."""
     if device.type == "cuda":
-        give_back(device)
+        release_memory(device)
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError):

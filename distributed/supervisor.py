@@ -190,7 +190,7 @@ class Supervisor:
     def _add_machine(self, entry: Machine) -> tuple[int, ...]:
         """Add a machine that is not in the plan; return the ranks of its members."""
         assert self._run is not None
-        participants = [self._seats[rank] for rank in self._run.members.taking_part]
+        participants = [self._seats[rank] for rank in self._run.members.active_ranks]
         link = check_newcomer(
             entry, list(dict.fromkeys(participants)), self._ssh_config, self._plan, self._inputs.result().bytes
         )

@@ -12,7 +12,7 @@ from torch import nn
 from profiles.errors import RunFailed
 from training.batches import StepBatches
 from training.compiled import CompiledBlocks, should_compile
-from training.device import Precision, does_not_fit, give_back, is_out_of_memory, move
+from training.device import Precision, is_out_of_memory, move, release_memory, sample_too_large
 from training.strategies.base import Strategy
 from training.tasks.base import Task
 
@@ -59,7 +59,7 @@ class Backward:
         """
         while (losses := self._passes(batches, strategy, warn)) is None:
             self._release()
-            give_back(self._precision.device)
+            release_memory(self._precision.device)
             strategy.restart_backward()
             batches = make_batches(self.max_micro_batch)
         return batches, losses
@@ -97,7 +97,7 @@ class Backward:
 
     def _halve(self, size: int, error: Exception, warn: Callable[[str], None]) -> None:
         if size == 1:
-            raise does_not_fit(error, self._precision.device, self._task.name) from error
+            raise sample_too_large(error, self._precision.device, self._task.name) from error
         self.max_micro_batch = -(-size // 2)
         warn(
             f"{size} samples in one pass do not fit into memory: from now on {self.max_micro_batch} in a pass, "

@@ -56,13 +56,13 @@ class CompiledBlocks:
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")  # dynamo's own
         self._blocks: list[Any] = list(blocks_of(model)) or [model]
         # None: dynamic from the second shape on. Module.compile() would leave torch's own containers eager
-        through = torch.compile(_through, backend=BACKEND, dynamic=True if varies else None)
+        compiled = torch.compile(_call_eagerly, backend=BACKEND, dynamic=True if varies else None)
         for block in self._blocks:
-            block._compiled_call_impl = partial(_in_training, block, through)
+            block._compiled_call_impl = partial(_call_block, block, compiled)
 
     def give_up(self, error: BaseException, warn: Callable[[str], None]) -> bool:
         """Return whether an error comes from the compiler; if so the blocks are eager from now on."""
-        if not _is_compilers(error):
+        if not _is_compiler_error(error):
             return False
         for block in self._blocks:
             block._compiled_call_impl = None
@@ -80,15 +80,15 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
             yield from blocks_of(child)
 
 
-def _through(block: Any, *inputs: Any, **named: Any) -> Any:
+def _call_eagerly(block: Any, *inputs: Any, **named: Any) -> Any:
     return block._call_impl(*inputs, **named)  # with the hooks that others have put on it
 
 
-def _in_training(block: Any, compiled: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    return (compiled if block.training else _through)(block, *inputs, **named)
+def _call_block(block: Any, compiled: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    return (compiled if block.training else _call_eagerly)(block, *inputs, **named)
 
 
-def _is_compilers(error: BaseException) -> bool:
+def _is_compiler_error(error: BaseException) -> bool:
     """Whether an error came through a compiler, or code that it made; what a model does wrong comes again without."""
     frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(_COMPILERS) for name in frames)

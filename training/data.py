@@ -112,7 +112,7 @@ class SampleSchedule:
         cursor = self.start(cursor, batch_sizes)
         after = self.after(cursor, batch_sizes)
         if rank not in batch_sizes:
-            return self.drawn(cursor, min(batch_sizes.values()), rank), after
+            return self.draw_step(cursor, min(batch_sizes.values()), rank), after
         size = batch_sizes[rank]
         taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
         counts = apportion(taken, [batch_sizes[r] for r in ranks])
@@ -126,16 +126,16 @@ class SampleSchedule:
         behind = cursor.offset + self._group_batch(batch_sizes)
         return Cursor(cursor.epoch, behind) if behind < self.samples else Cursor(cursor.epoch + 1, 0)
 
-    def taken(self, batch_sizes: Mapping[int, int]) -> int:
+    def samples_per_step(self, batch_sizes: Mapping[int, int]) -> int:
         """Return the number of samples of a full step, at most all there are."""
         return min(self._group_batch(batch_sizes), self.samples)
 
     def steps_per_pass(self, batch_sizes: Mapping[int, int]) -> int:
         """Return the number of steps of one pass over the data."""
-        full_steps, left = divmod(self.samples, self.taken(batch_sizes))
+        full_steps, left = divmod(self.samples, self.samples_per_step(batch_sizes))
         return full_steps if self.drop_last else full_steps + bool(left)
 
-    def drawn(self, cursor: Cursor, size: int, rank: int) -> list[list[int]]:
+    def draw_step(self, cursor: Cursor, size: int, rank: int) -> list[list[int]]:
         """Return a full step of micro-batches of ``size`` samples that a newcomer draws for itself."""
         rng = _generator(self.seed, _NEWCOMER, cursor.epoch, cursor.offset, rank)
         return _cut(rng.integers(self.samples, size=self.accumulation * size).tolist(), size)

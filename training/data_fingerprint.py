@@ -124,11 +124,11 @@ def check_same(
     payloads = exchange.gather("start/data", mine.model_dump_json().encode())
     parsed = {payload: _read(payload) for payload in payloads.values()}  # few, however many members: mostly one
     held = Counter(payloads.values())
-    alike = {a: [b for b in parsed if not difference(parsed[a], parsed[b])] for a in parsed}
+    alike = {a: [b for b in parsed if not describe_difference(parsed[a], parsed[b])] for a in parsed}
     majority = max(payloads, key=lambda rank: (sum(held[kind] for kind in alike[payloads[rank]]), -rank))
     for rank in sorted(payloads):
         if payloads[rank] not in alike[payloads[majority]]:
-            deviation = difference(parsed[payloads[majority]], parsed[payloads[rank]])
+            deviation = describe_difference(parsed[payloads[majority]], parsed[payloads[rank]])
             raise BadInput(f"{names(rank)} has other data or another model than {names(majority)}: {deviation}", _SAME)
     descriptions = {rank: parsed[payloads[rank]] for rank in sorted(payloads)}
     used = {names(rank): each.precision[:20] for rank, each in descriptions.items() if each and each.precision}
@@ -158,19 +158,19 @@ def check_unchanged(recorded: Any, mine: Description, whose: str, owner: str = "
         before = Description.model_validate(recorded)
     except ValidationError as error:
         raise BadInput("what the run recorded of its data cannot be read", NOT_THIS_RUN) from error
-    if changes := difference(before, mine):
+    if changes := describe_difference(before, mine):
         hint = BROUGHT_BACK if owner else _SAME
         raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {changes}", hint)
 
 
-def other_precision(recorded: Any, mine: Description) -> str:
+def precision_warning(recorded: Any, mine: Description) -> str:
     """Return a warning that earlier steps were computed in another precision; empty if they were not."""
     before = str(recorded["precision"])[:20]
     warning = f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
     return "" if before == mine.precision else warning
 
 
-def difference(expected: Description | None, actual: Description | None) -> str:
+def describe_difference(expected: Description | None, actual: Description | None) -> str:
     """Return in words how ``actual`` differs from ``expected``; empty: not at all. ``None``: an unreadable report."""
     if expected is None or actual is None:
         return "" if expected is actual else "its report of its data cannot be read"

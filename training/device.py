@@ -245,7 +245,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
-def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed:
+def sample_too_large(error: Exception, device: torch.device, task: str) -> RunFailed:
     """Return the error for a single sample that does not fit into memory."""
     reason = " ".join(str(error).split())[:200]
     return RunFailed(
@@ -260,7 +260,7 @@ def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed
     )
 
 
-def give_back(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Free unreferenced memory, also on ``device``."""
     gc.collect()
     if device.type == "cuda":

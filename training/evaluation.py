@@ -18,7 +18,7 @@ from profiles.optimisation import EvaluationSettings
 from training.batches import Samples
 from training.bounded_fields import LONGEST_TEXT, harmless
 from training.data import evaluation_slice
-from training.device import Precision, does_not_fit, evaluating, give_back, is_out_of_memory, move
+from training.device import Precision, evaluating, is_out_of_memory, move, release_memory, sample_too_large
 from training.events import EvaluationEvent
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
@@ -126,10 +126,10 @@ class Evaluator:
             asked = {
                 rank: len(share[_round_slice(len(share), round_index, round_count)]) for rank, share in shares.items()
             }
-            sums = add_sums([sums, self._added(gathered, asked)])
+            sums = add_sums([sums, self._add_gathered(gathered, asked)])
         shown = split == ("test" if "test" in self.splits else "validation")
         if self._folder is not None and shown:
-            self._keep(split, step, f"{name}/answers", staying)
+            self._write_answers(split, step, f"{name}/answers", staying)
         event = self._event(split, step, sums, start)
         if shown and self._showcase is not None and self._folder is None and self._exchange.rank == min(staying):
             self._showcase.items(split, step)
@@ -167,7 +167,7 @@ class Evaluator:
             seconds=time.monotonic() - start,
         )
 
-    def _keep(self, split: str, step: int, name: str, members: Mapping[int, int]) -> None:
+    def _write_answers(self, split: str, step: int, name: str, members: Mapping[int, int]) -> None:
         """Gather the model's answers; the first member writes them into the folder."""
         assert self._folder is not None
         gathered = self._exchange.gather(name, to_payload(self._answers))
@@ -190,7 +190,7 @@ class Evaluator:
             if step and self._showcase is not None:
                 self._showcase.texts(split, step, answers, predictions)
 
-    def _added(self, gathered: Mapping[int, bytes], asked: Mapping[int, int]) -> dict[str, float]:
+    def _add_gathered(self, gathered: Mapping[int, bytes], asked: Mapping[int, int]) -> dict[str, float]:
         """Add the members' sums; all members alike leave out those whose sums are invalid or late.
 
         Args:
@@ -220,7 +220,7 @@ class Evaluator:
                 sums = self._sums_of(split, batch)
                 if sums is None:  # less at once, from here on
                     self._batch_size = -(-len(batch) // 2)
-                    give_back(self._precision.device)
+                    release_memory(self._precision.device)
                     continue
                 totals.append(sums)
                 at += len(batch)
@@ -248,7 +248,7 @@ class Evaluator:
             if not is_out_of_memory(error):
                 raise
             if len(indices) == 1:
-                raise does_not_fit(error, self._precision.device, self._task.name) from error
+                raise sample_too_large(error, self._precision.device, self._task.name) from error
         return None
 
 

@@ -99,7 +99,7 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._complained = False
+        self._has_reported_error = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._size = self._cut_torn_tail()
@@ -120,8 +120,8 @@ class EventLog:
             try:
                 self._write((to_line(numbered) + "\n").encode())
             except OSError as error:
-                if not self._complained:
-                    self._complained = True
+                if not self._has_reported_error:
+                    self._has_reported_error = True
                     message, hint = explain(error, self._path)
                     raise RunFailed(f"events are being lost: {message}", hint) from error
             return numbered

@@ -29,9 +29,9 @@ class GradientNorms:
         self._members: set[int] = set()
         """Members that are expected to report a norm for each step."""
         self._judged: dict[int, set[int]] = {}
-        self._usual: dict[int, deque[float]] = {}
+        self._recent_norms: dict[int, deque[float]] = {}
         self._streaks: Counter[int] = Counter()
-        self._odd: Counter[int] = Counter()
+        self._odd_counts: Counter[int] = Counter()
 
     def note(self, rank: int, step: int, norm: float) -> list[tuple[int, int, float]]:
         """Record a norm; a step is judged when all members have reported theirs, or when it is too old to wait longer.
@@ -57,9 +57,9 @@ class GradientNorms:
         norms = self._steps[step]
         if len(norms) < 2:
             return []
-        fresh = norms.keys() - self._judged.get(step, set())
+        unjudged = norms.keys() - self._judged.get(step, set())
         self._judged[step] = set(norms)
-        ratios = {rank: self._ratio(rank, norms) for rank in sorted(fresh)}
+        ratios = {rank: self._ratio(rank, norms) for rank in sorted(unjudged)}
         return [(rank, step, ratio) for rank, ratio in ratios.items() if ratio and self._is_news(rank)]
 
     def warnings(self, rank: int, event: StepEvent, name: Callable[[int], str]) -> Iterator[WarningEvent]:
@@ -73,16 +73,16 @@ class GradientNorms:
     def _ratio(self, rank: int, norms: dict[int, float]) -> float:
         """Return the ratio of a member's gradient norm to the largest of the others; 0: it is not odd."""
         norm, others = norms[rank], max(norm for member, norm in norms.items() if member != rank)
-        usual = self._usual.setdefault(rank, deque(maxlen=_WINDOW))
+        usual = self._recent_norms.setdefault(rank, deque(maxlen=_WINDOW))
         if not others or norm <= _RATIO * others:
             self._streaks[rank] = 0
             usual.append(norm)
             return 0.0
         self._streaks[rank] += 1
-        longest = max((max(recent) for recent in self._usual.values() if recent), default=0.0)
+        longest = max((max(recent) for recent in self._recent_norms.values() if recent), default=0.0)
         sudden = len(usual) >= _LEAST and norm > _RATIO * longest
         return norm / others if sudden or self._streaks[rank] >= _LEAST else 0.0
 
     def _is_news(self, rank: int) -> bool:
-        self._odd[rank] += 1
-        return math.log10(self._odd[rank]).is_integer()
+        self._odd_counts[rank] += 1
+        return math.log10(self._odd_counts[rank]).is_integer()

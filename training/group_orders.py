@@ -61,7 +61,7 @@ class GroupOrders:
         self.look()
         return self._count
 
-    def heard(self, rank: int, answer: AnswerEvent) -> None:
+    def receive_answer(self, rank: int, answer: AnswerEvent) -> None:
         """Take a member's answer."""
         order = self._current
         if order is None or answer.order != order.number:
@@ -73,7 +73,7 @@ class GroupOrders:
             order.answers[rank] = answer.step
         self.look()
 
-    def overdue(self, number: int) -> None:
+    def stop_waiting(self, number: int) -> None:
         """Stop waiting for answers; a silent member may be one step ahead of the others, which wait for it."""
         order = self._current
         if order is not None and order.number == number and order.step is None:

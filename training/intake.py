@@ -174,7 +174,7 @@ class EventIntake:
                 event = event.model_copy(update={"time": time.time()})
             return self._of_coordinator(event) if source == COORDINATOR else self._of_member(source, event)
         except ValueError as error:
-            self._blame(source, line, str(error))
+            self._record_strike(source, line, str(error))
             return None
 
     def _of_coordinator(self, event: Event) -> Event:
@@ -251,7 +251,7 @@ class EventIntake:
 
     # ------------------------------------------------------------------------------------------------------- blame
 
-    def _blame(self, source: int, line: bytes, reason: str) -> None:
+    def _record_strike(self, source: int, line: bytes, reason: str) -> None:
         state, now = self._sources[source], time.monotonic()
         state.strikes.append(now)
         name = "the coordinator" if source == COORDINATOR else self._members.name(source)
@@ -265,7 +265,7 @@ class EventIntake:
 
     # ------------------------------------------------------------------------------------------------------ budget
 
-    def keeps(self, source: int, event: Event, size: int) -> bool:
+    def should_log(self, source: int, event: Event, size: int) -> bool:
         """Whether an event of ``size`` bytes belongs into the run's log.
 
         Beyond the budget only decisive events do, and one other line a second.

@@ -184,7 +184,8 @@ class LocalSchedule(SplitSchedule):
         if not self._steps:
             held = [(self._streams[partition], holders) for partition, holders in self._holders(batch_sizes).items()]
             rounds = [
-                (stream.samples, stream.steps_per_pass(holders), stream.taken(holders)) for stream, holders in held
+                (stream.samples, stream.steps_per_pass(holders), stream.samples_per_step(holders))
+                for stream, holders in held
             ]
             target_samples = epochs * sum(samples for samples, _, _ in rounds)
 

@@ -31,7 +31,7 @@ from training.outcome import RunOutcome, RunTotals, write_end
 from training.plan import FinalStatus, MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
-from training.script_start import is_loss
+from training.script_start import is_peer_loss
 from training.simulated.process import SharedProcess
 from training.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
 
@@ -71,17 +71,17 @@ class RunController:
         self._on_event = on_event
         self._start_worker = start_worker or (self._shared() if plan.engine == "simulated" else self._start_subprocess)
         self.members = Membership(plan)
-        self._intake = EventIntake(self.members, self._record, self._expel)
+        self._intake = EventIntake(self.members, self._record, self._kill_invalid)
         self._orders = OrderCoordinator(self.members)
         self._progress = progress or ProgressMonitor()
         self._engine = LocalEngine(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )
-        self._begun = False
+        self._has_begun = False
         """Whether the first step could be taken: from then on a failure is the run's, not the input's."""
         self._status = "starting"
         self._first_error: ErrorEvent | None = None
-        self._after_work: ErrorEvent | None = None
+        self._late_error: ErrorEvent | None = None
         """Error of a member that had trained to the end: its model may not have been saved."""
         self._totals = RunTotals()
         self._norms = GradientNorms()
@@ -153,7 +153,7 @@ class RunController:
     def wait(self) -> RunOutcome:
         """Merge events until all workers have ended; write the end into the run folder."""
         try:
-            while self.members.goes_on():
+            while self.members.is_running():
                 source, line = self._intake.take()
                 if line is not None:
                     self.take(source, line)
@@ -172,18 +172,18 @@ class RunController:
         if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
             return
         if isinstance(event, RequestEvent):
-            self.members.known_to.get(event.machine, set()).add(source)
+            self.members.aware_members.get(event.machine, set()).add(source)
             return
         if isinstance(event, AnswerEvent):
-            return self._orders.heard(source, event)
+            return self._orders.receive_answer(source, event)
         if isinstance(event, ErrorEvent):
             event = self._with_cause(source, event)
-        if isinstance(event, ErrorEvent) and not self._stopping.reason and self._others_go_on(source):
-            self._after_work = event if source in self.members.done else self._after_work
-            return self._do_without(source, event.message, FAILED_GRACE)
+        if isinstance(event, ErrorEvent) and not self._stopping.reason and self._can_continue_without(source):
+            self._late_error = event if source in self.members.done else self._late_error
+            return self._continue_without(source, event.message, FAILED_GRACE)
         if isinstance(event, MemberEvent) and not self._note_member(source, event):
             return
-        if self._intake.keeps(source, event, len(line)):
+        if self._intake.should_log(source, event, len(line)):
             self._record(event)
         else:
             self._totals.note(event)
@@ -200,12 +200,12 @@ class RunController:
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
 
-    def _expel(self, rank: int, cause: str) -> None:
+    def _kill_invalid(self, rank: int, cause: str) -> None:
         """Kill a member that writes invalid events, if the others can go on."""
-        if not self._stopping.reason and self._others_go_on(rank):
-            self._do_without(rank, cause, 0.0)
+        if not self._stopping.reason and self._can_continue_without(rank):
+            self._continue_without(rank, cause, 0.0)
 
-    def _do_without(self, rank: int, cause: str, grace: float) -> None:
+    def _continue_without(self, rank: int, cause: str, grace: float) -> None:
         """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
         self.members.left.discard(rank)  # it may have left the coordinator before it reported why
         self._note_loss(rank, cause)
@@ -221,7 +221,7 @@ class RunController:
         if event.status == self._status:
             return False
         self._status = event.status
-        self._begun = True
+        self._has_begun = True
         self.folder.begin(event.status)
         return True
 
@@ -238,7 +238,7 @@ class RunController:
     def _with_cause(self, rank: int, event: ErrorEvent) -> ErrorEvent:
         """Return the error of a script that only lost another rank, with the names of those that had ended before."""
         early = [self.members.name(other) for other in sorted(self.members.done - {rank})]
-        if self.plan.launch is None or self._first_error is not None or not early or not is_loss(event.traceback):
+        if self.plan.launch is None or self._first_error is not None or not early or not is_peer_loss(event.traceback):
             return event
         message = f"{', '.join(early)} ended with exit code 0 while others still needed it; {event.message}"
         hint = f"all ranks must end together; {event.hint}"
@@ -261,7 +261,7 @@ class RunController:
         cause = handle.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         if self._stopping.reason:
             return self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")
-        if self._others_go_on(rank):
+        if self._can_continue_without(rank):
             return self._note_loss(rank, cause)
         name = self.members.name(rank)
         message = f"{name} ended before its work was done ({cause})"
@@ -272,9 +272,9 @@ class RunController:
         self._record(error)
         self._note_error(rank, error)
 
-    def _others_go_on(self, rank: int) -> bool:
+    def _can_continue_without(self, rank: int) -> bool:
         """Whether the run can do without a member: as long as another trains or has come to the end."""
-        return self._begun and self.plan.has_coordinator and self.members.can_do_without(rank)
+        return self._has_begun and self.plan.has_coordinator and self.members.can_continue_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
@@ -292,7 +292,7 @@ class RunController:
     def request_stop(self, message: str) -> None:
         """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it."""
         if self.plan.launch is None:
-            self._stopping.stop(message, self._begun)
+            self._stopping.stop(message, self._has_begun)
         else:
             self._stopping.end(message, SCRIPT_GRACE)
 
@@ -320,7 +320,7 @@ class RunController:
             for rank in ranks:
                 self.members.workers[rank].process.signal(signal.SIGKILL)
             return
-        self.members.dismiss(ranks)
+        self.members.mark_leaving(ranks)
         for rank in ranks:
             order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
             self.members.workers[rank].process.send(order)
@@ -337,7 +337,7 @@ class RunController:
 
     def give_up(self, rank: int) -> None:
         """Kill a worker that the coordinator has lost but that still runs; :meth:`admit` may follow."""
-        if self.members.is_going(rank) and rank not in self.members.leaving:
+        if self.members.is_ending(rank) and rank not in self.members.leaving:
             self.members.workers[rank].process.signal(signal.SIGKILL)
 
     def admit(self, rank: int) -> None:
@@ -347,10 +347,10 @@ class RunController:
             BadInput: it already takes part, or no member can let it in.
         """
         self.check_changeable()
-        self.members.check_room(rank)
+        self.members.check_can_join(rank)
         worker = self._start_worker(rank, self._log(self.members.name(rank)))
         try:
-            self.members.seat(rank, worker)
+            self.members.add_worker(rank, worker)
         except BadInput:
             worker.signal(signal.SIGKILL)
             raise
@@ -360,8 +360,8 @@ class RunController:
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` if members can neither leave nor join."""
-        self.members.refuse_change()
-        if not self._begun or self._stopping.reason:
+        self.members.check_changeable()
+        if not self._has_begun or self._stopping.reason:
             raise BadInput(
                 "the run is about to end" if self._stopping.reason else "the run has not started training yet"
             )
@@ -379,16 +379,16 @@ class RunController:
 
     def outcome(self) -> RunOutcome:
         """Return the outcome of the run, and write it into its folder."""
-        error = self._first_error or (None if self.folder.model.is_dir() else self._after_work)
+        error = self._first_error or (None if self.folder.model.is_dir() else self._late_error)
         status: FinalStatus
         if error is not None:
-            unusable = error.exit_code == ExitCode.BAD_INPUT and not self._begun  # later it is the run's failure
+            unusable = error.exit_code == ExitCode.BAD_INPUT and not self._has_begun  # later it is the run's failure
             code = ExitCode.BAD_INPUT if unusable else ExitCode.RUN_FAILED
             status, message, hint = "failed", error.message, error.hint
         elif self._stopping.reason and not self.members.all_done():
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
-            summary = self._progress.last_words if self.plan.launch is None else self._stopping.reason
-            message = "; ".join([summary, *self.members.complaints])
+            summary = self._progress.summary if self.plan.launch is None else self._stopping.reason
+            message = "; ".join([summary, *self.members.error_messages])
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
         metrics = write_end(self.folder, self._record, status, code, message, self._metrics)

@@ -51,7 +51,7 @@ class Membership:
         """Those of them that are joining."""
         self.leaving: set[int] = set()
         """Those of them that were asked to leave."""
-        self.known_to: dict[str, set[int]] = {}
+        self.aware_members: dict[str, set[int]] = {}
         """Members that know of an announced member, by its name."""
         self.left: set[int] = set()
         """Members that have left the group."""
@@ -69,22 +69,22 @@ class Membership:
         Raises:
             BadInput: the run cannot take another member.
         """
-        self.refuse_change()
+        self.check_changeable()
         with self._gate:
             if member.rank != len(self.plan.seats):
                 raise BadInput("two machines tried to join at once", "try again")
             if len(self.plan.added) == SPARE:
                 raise BadInput(f"{SPARE} machines have joined this run, and no more can", _ANOTHER)
             self.plan = self.plan.model_copy(update={"added": (*self.plan.added, member)})
-            self.known_to[member.name] = set()
+            self.aware_members[member.name] = set()
 
     def unaware(self, rank: int) -> list[int]:
         """Return the training members that do not know yet of an announced member."""
-        knowing = self.known_to.get(self.name(rank))
-        return [] if knowing is None else sorted(set(self.taking_part) - knowing)
+        knowing = self.aware_members.get(self.name(rank))
+        return [] if knowing is None else sorted(set(self.active_ranks) - knowing)
 
     @property
-    def taking_part(self) -> list[int]:
+    def active_ranks(self) -> list[int]:
         """Ranks of the members that train."""
         return [r for r, worker in self.workers.items() if worker.exit_code is None and r not in self.detached]
 
@@ -98,14 +98,14 @@ class Membership:
         for worker in self.workers.values():
             worker.kill()
 
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a worker is still running; once this is false, no member can join."""
         with self._gate:
             self._over = all(worker.exit_code is not None for worker in self.workers.values())
             return not self._over
 
     @property
-    def complaints(self) -> list[str]:
+    def error_messages(self) -> list[str]:
         """The errors of members that could not continue."""
         return [worker.error.message for worker in self.workers.values() if worker.error is not None]
 
@@ -113,7 +113,7 @@ class Membership:
         """Whether all counting members have trained to the end."""
         return {w.exit_code for rank, w in self.workers.items() if rank not in self.detached} == {ExitCode.DONE}
 
-    def can_do_without(self, rank: int) -> bool:
+    def can_continue_without(self, rank: int) -> bool:
         """Whether another member trains or has trained to the end."""
         others = [(r, w.exit_code) for r, w in self.workers.items() if r != rank and r not in self.lost]
         return any(code == ExitCode.DONE or (code is None and r not in self.detached) for r, code in others)
@@ -153,34 +153,34 @@ class Membership:
         self._reported_gone.add(rank)
         return news
 
-    def dismiss(self, ranks: Collection[int]) -> None:
+    def mark_leaving(self, ranks: Collection[int]) -> None:
         """Record that members were asked to leave.
 
         Raises:
             BadInput: they do not take part, or no member would be left.
         """
-        self.refuse_change()
+        self.check_changeable()
         for rank in ranks:
-            if rank not in self.taking_part:
+            if rank not in self.active_ranks:
                 raise BadInput(f"{self.name(rank)} does not take part")
-        if not set(self.taking_part) - set(ranks):
+        if not set(self.active_ranks) - set(ranks):
             raise BadInput("no machine would be left to train", "stop the run instead")
         self.detached.update(ranks)
         self.leaving.update(ranks)
 
-    def is_going(self, rank: int) -> bool:
+    def is_ending(self, rank: int) -> bool:
         """Whether a worker that does not count any more still runs."""
         is_running = rank in self.workers and self.workers[rank].exit_code is None
         return is_running and rank in self.detached - self.joining
 
-    def seat(self, rank: int, worker: Worker) -> None:
+    def add_worker(self, rank: int, worker: Worker) -> None:
         """Enter the worker of a member that comes back.
 
         Raises:
-            BadInput: see :meth:`check_room`; the worker is not entered.
+            BadInput: see :meth:`check_can_join`; the worker is not entered.
         """
         with self._gate:
-            self.check_room(rank)
+            self.check_can_join(rank)
             self.lost = [member for member in self.lost if member != rank]
             self.left.discard(rank)
             self.leaving.discard(rank)
@@ -189,20 +189,20 @@ class Membership:
             self.joining.add(rank)
             self.workers = {**self.workers, rank: WorkerHandle(worker)}
 
-    def check_room(self, rank: int) -> None:
+    def check_can_join(self, rank: int) -> None:
         """Check that a member may come back.
 
         Raises:
             BadInput: it takes part, or the run's members stay as they are.
         """
-        self.refuse_change()
-        if self._over or not self.taking_part:
+        self.check_changeable()
+        if self._over or not self.active_ranks:
             raise BadInput("no machine is training that could let it join")
         if rank in self.workers and self.workers[rank].exit_code is None:
-            going = self.is_going(rank)
+            going = self.is_ending(rank)
             raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'already takes part'}")
 
-    def refuse_change(self) -> None:
+    def check_changeable(self) -> None:
         """Raise ``BadInput`` if the members of this run cannot change."""
         if self.plan.world_size == 1:
             raise BadInput("a run that started with one machine takes no others", _ANOTHER)

@@ -44,12 +44,12 @@ def find_usable_model(output_dir: Path, reference: str, usable: Callable[[Path],
 def model_kind(folder: Path) -> Literal["speech", "text", ""]:
     """Return whether a model, or the base model of adapters, is of speech or text; empty: neither, or its folder does
     not tell."""
-    config = _document(folder / "config.json")
+    config = _read_json(folder / "config.json")
     if config:
         architectures = config.get("architectures") or ["AutoModelForCausalLM"]
         kind = str(config.get("model_type") or "")
     else:
-        config = _document(folder / "adapter_config.json")
+        config = _read_json(folder / "adapter_config.json")
         mapping = config.get("auto_mapping") or {}
         architectures = ["ForCausalLM" if config.get("task_type") == "CAUSAL_LM" else mapping.get("base_model_class")]
         kind = str(architectures[0] or "")
@@ -76,7 +76,7 @@ def holds_tokenizer(folder: Path) -> bool:
 def converses(folder: Path) -> bool:
     """Whether a chat template was saved with a model, in a file of its own or with the tokenizer's settings."""
     return (folder / "chat_template.jinja").is_file() or bool(
-        _document(folder / "tokenizer_config.json").get("chat_template")
+        _read_json(folder / "tokenizer_config.json").get("chat_template")
     )
 
 
@@ -92,7 +92,7 @@ def base_model(model: Path) -> str:
     Raises:
         BadInput: it was trained from scratch, or its origin is unknown.
     """
-    base = str(_document(model / "adapter_config.json").get("base_model_name_or_path") or "")
+    base = str(_read_json(model / "adapter_config.json").get("base_model_name_or_path") or "")
     if not base and (model.parent / "plan.json").is_file():
         base = model_before(read_plan(model.parent / "plan.json").profile)
         if not base:
@@ -103,7 +103,7 @@ def base_model(model: Path) -> str:
     return base
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

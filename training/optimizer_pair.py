@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Pair(torch.optim.Optimizer):
+class OptimizerPair(torch.optim.Optimizer):
     """Steps with one optimizer after the other; holds the groups and states of both.
 
     Args:

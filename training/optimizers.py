@@ -139,7 +139,7 @@ def _muon(model: nn.Module, trained: list[nn.Parameter], settings: TrainingSetti
     )
     chosen = set(hidden)
     others = [p for p in trained if p not in chosen]
-    return optimizer_pair.Pair(muon, _adamw(others, settings)) if others else muon
+    return optimizer_pair.OptimizerPair(muon, _adamw(others, settings)) if others else muon
 
 
 def _embeddings_and_head(model: nn.Module) -> list[nn.Parameter]:

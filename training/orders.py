@@ -78,38 +78,38 @@ class MemberOrders:
     """A member's side: the commands it has received and not yet carried out."""
 
     def __init__(self) -> None:
-        self._ahead: int | None = None  # not known before this member has its starting state
-        self._meeting = 0
+        self._next_step: int | None = None  # not known before this member has its starting state
+        self._open_question = 0
         self._paused = False
         self._waiting: list[Command] = []
 
     @property
-    def holds(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the member may not begin a step now."""
-        return self._paused or self._meeting != 0
+        return self._paused or self._open_question != 0
 
     @property
     def stop_is_near(self) -> bool:
         """Whether the member stops before its next step, so that work until then is wasted."""
         stops = [c.at_step for c in self._waiting if c.command == "stop" and not c.at_sync]
-        return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
+        return self._next_step is not None and min(stops, default=math.inf) <= self._next_step
 
     @property
     def stop_reason(self) -> str:
         """Why the member is to stop with a snapshot; empty: it is not to stop."""
         return next((c.reason for c in self._waiting if c.command == "stop" and c.snapshot and not c.at_sync), "")
 
-    def asks(self, step: int) -> bool:
+    def has_work_by(self, step: int) -> bool:
         """Whether there is something to do, or to agree on, after at most so many steps."""
-        return self._meeting != 0 or any(command.at_step <= step for command in self._waiting)
+        return self._open_question != 0 or any(command.at_step <= step for command in self._waiting)
 
-    def hear(self, command: Command) -> AnswerEvent | None:
+    def receive(self, command: Command) -> AnswerEvent | None:
         """Receive a command; return the answer to send."""
         if command.command == "meet":
-            self._meeting = command.order
-            return None if self._ahead is None else AnswerEvent(order=command.order, step=self._ahead)
-        if command.order == self._meeting:
-            self._meeting = 0
+            self._open_question = command.order
+            return None if self._next_step is None else AnswerEvent(order=command.order, step=self._next_step)
+        if command.order == self._open_question:
+            self._open_question = 0
         if command.command == "resume" or (command.command == "stop" and not command.at_sync):
             for pause in [c for c in self._waiting if c.command == "pause"]:
                 self._waiting.remove(pause)
@@ -120,10 +120,10 @@ class MemberOrders:
 
     def arrive(self, step: int) -> AnswerEvent | None:
         """Note that the member has done ``step`` steps and may act; return the answer to an earlier question."""
-        is_first, self._ahead = self._ahead is None, step
-        return AnswerEvent(order=self._meeting, step=step) if is_first and self._meeting else None
+        is_first, self._next_step = self._next_step is None, step
+        return AnswerEvent(order=self._open_question, step=step) if is_first and self._open_question else None
 
-    def due(self, step: int, at_sync: bool) -> Command | None:
+    def take_due(self, step: int, at_sync: bool) -> Command | None:
         """Return the command to carry out between two steps, a stop first; ``None``: begin the next step unless held.
 
         Args:
@@ -133,7 +133,7 @@ class MemberOrders:
         ready = [c for c in self._waiting if c.at_step <= step and (at_sync or not c.at_sync)]
         command = min(ready, key=lambda command: command.command != "stop", default=None)
         if command is None:
-            self._ahead = step + (not self.holds)
+            self._next_step = step + (not self.is_held)
             return None
         with contextlib.suppress(ValueError):  # a signal's handler has taken it out meanwhile
             self._waiting.remove(command)
@@ -164,12 +164,12 @@ class Control:
         self.rendezvous: tuple[str, str] | None = None
         """Address of the coordinator and of the relay, where they are not those of the start any more."""
         self._orders = MemberOrders()
-        self._in_hand: Command | None = None
+        self._current: Command | None = None
         self._give_up: Callable[[str], None] = lambda why: None
         self._halting: Halting | None = None
-        self._halts = self._stops = False
+        self._halt_requested = self._stop_agreed = False
         """Whether this member was asked to stop together with the others, and whether it knows after which step."""
-        self._why = "the others stop"
+        self._halt_reason = "the others stop"
         self._changed = threading.Condition()
 
     def serve(self, exchange: Exchange) -> None:
@@ -188,31 +188,31 @@ class Control:
             self.rendezvous = command.address, command.relay
             return
         if not command.within:
-            return self._hear(command)
-        _later(_WAIT * command.within, self._urge)
+            return self._receive(command)
+        _run_after(_WAIT * command.within, self._give_up_group)
         if self._halting is None:
-            return self._hear(command)
-        self._why = command.reason
+            return self._receive(command)
+        self._halt_reason = command.reason
         self._halt()
-        _later(_AGREE * command.within, lambda: self._stop_after(0))  # the others may not hear it
+        _run_after(_AGREE * command.within, lambda: self._stop_after(0))  # the others may not hear it
 
-    def _hear(self, command: Command) -> None:
+    def _receive(self, command: Command) -> None:
         with self._changed:
-            answer = self._orders.hear(command)
+            answer = self._orders.receive(command)
             self._changed.notify_all()
         self._reply(answer)
 
     def _halt(self) -> None:
         """Agree on a step without the commanding side: tell the other members after which step this one can stop."""
-        if not self._halts:
-            self._halts = True
-            self._hear(Command(command="meet", order=_HALT))
+        if not self._halt_requested:
+            self._halt_requested = True
+            self._receive(Command(command="meet", order=_HALT))
 
     def _stop_after(self, step: int) -> None:
         """Stop after the step that the members have agreed on; 0: they have not."""
-        if not self._stops:
-            self._stops = True
-            self._hear(Command(command="stop", order=_HALT, at_step=step, reason=self._why))
+        if not self._stop_agreed:
+            self._stop_agreed = True
+            self._receive(Command(command="stop", order=_HALT, at_step=step, reason=self._halt_reason))
 
     def _reply(self, answer: AnswerEvent | None) -> None:
         if answer is None or (answer.order == _HALT and answer.done):
@@ -222,12 +222,12 @@ class Control:
         elif self._halting is not None:
             self._halting.propose(answer.step)
 
-    def _urge(self) -> None:
+    def _give_up_group(self) -> None:
         """Give up the group, as the time for a stop runs out."""
         if reason := self.stop_reason:  # it has not come to that yet
             self._give_up(reason)
 
-    def grown(self, plan: RunPlan) -> RunPlan:
+    def with_announced(self, plan: RunPlan) -> RunPlan:
         """Return the plan with the members that have been announced since."""
         known_ranks = {member.rank for member in plan.seats}
         fresh = tuple(member for member in self._expected if member.rank not in known_ranks)
@@ -249,15 +249,15 @@ class Control:
             step: steps done.
             at_sync: whether all members hold the same weights.
         """
-        carried_out, self._in_hand = self._in_hand, None
+        carried_out, self._current = self._current, None
         if carried_out is not None and carried_out.order:
             self._reply(AnswerEvent(order=carried_out.order, step=step, done=True))
         self.arrive(step)
         with self._changed:
             while True:
-                command = self._orders.due(step, at_sync)
-                if command is not None or not self._orders.holds:
-                    self._in_hand = command
+                command = self._orders.take_due(step, at_sync)
+                if command is not None or not self._orders.is_held:
+                    self._current = command
                     return command
                 with self._idle():
                     self._changed.wait()
@@ -273,10 +273,10 @@ class Control:
         with self._changed:
             return self._orders.stop_reason
 
-    def asks(self, step: int) -> bool:
+    def has_work_by(self, step: int) -> bool:
         """Whether there is something to do, or to agree on, after at most so many steps; any thread may ask."""
         with self._changed:
-            return self._orders.asks(step)
+            return self._orders.has_work_by(step)
 
     def read_from(self, lines: Iterable[str | bytes], on_bad_line: Callable[[str], None]) -> threading.Thread:
         """Read commands in a daemon thread; the end of the lines means: stop with a snapshot."""
@@ -299,7 +299,7 @@ class Control:
         return thread
 
 
-def _later(seconds: float, work: Callable[[], None]) -> None:
+def _run_after(seconds: float, work: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, work)
     timer.daemon = True
     timer.start()

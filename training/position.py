@@ -35,21 +35,21 @@ class Position:
     """The step after which the last of them was."""
     batch_sizes: dict[int, int] = field(default_factory=dict)
     """Micro-batch of every live member by rank."""
-    course: list[tuple[int, int]] = field(default_factory=list)
+    attempts: list[tuple[int, int]] = field(default_factory=list)
     """Attempts that led here, each with the step at which it began. An attempt that resumed before the beginning of an
     earlier one replaces it."""
 
     def begin(self, attempt: int) -> None:
         """Record that an attempt begins here."""
-        before = [(number, step) for number, step in self.course if step < self.step]
-        self.course = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
+        before = [(number, step) for number, step in self.attempts if step < self.step]
+        self.attempts = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
 
     def note_cut_short(self) -> None:
         """Record that a stopping member has cut the evaluation after this step short."""
         self.cut_short, self.cut_short_at = self.cut_short + 1, self.step
 
     @property
-    def owes_evaluation(self) -> bool:
+    def evaluation_is_pending(self) -> bool:
         """Whether the members met after this step, but their evaluation had no result."""
         return self.cut_short_at == self.step
 
@@ -63,7 +63,7 @@ class Position:
             "cut_short_at": self.cut_short_at,
             "stopping": self.stopping.to_state(),
             "live": list(self.batch_sizes),
-            "course": self.course,
+            "course": self.attempts,
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -78,7 +78,7 @@ class Position:
         self.next_evaluation = int(state["next_evaluation"])
         self.cut_short, self.cut_short_at = int(state["cut_short"]), int(state["cut_short_at"])
         self.stopping.load(state["stopping"], tensors_under(_BEST, tensors))
-        self.course = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
+        self.attempts = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
         live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
         self.batch_sizes = {rank: size for rank, size in live.items() if rank not in absent} or live
 
@@ -116,7 +116,7 @@ class EarlyStopping:
             state[name].copy_(value)
 
     @property
-    def verdict(self) -> str:
+    def best_in_words(self) -> str:
         """Words on when it was best."""
         return f"was best at step {self.best_step} ({self.best:.4g})"
 

@@ -33,7 +33,7 @@ def quota(root: Path = Path("/")) -> Quota | None:
     for folder, is_second in control_groups("cpu", root):
         cfs_texts = (text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         limit, period = text_of(folder / "cpu.max").partition(" ")[::2] if is_second else cfs_texts
-        quotas.append(_read(limit, period))
+        quotas.append(_parse_quota(limit, period))
     return min((quota for quota in quotas if quota is not None), key=lambda quota: quota.cores, default=None)
 
 
@@ -66,7 +66,7 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def _read(limit: str, period: str) -> Quota | None:
+def _parse_quota(limit: str, period: str) -> Quota | None:
     """Parse microseconds; "max", -1 and invalid numbers are no limit."""
     try:
         quota_us, period_us = float(limit), float(period)

@@ -72,13 +72,13 @@ class Finder(importlib.machinery.PathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                give_group(module)
+                install_backend(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
         return spec
 
 
-def give_group(distributed: Any) -> None:
+def install_backend(distributed: Any) -> None:
     """Replace the functions that make process groups."""
     if not distributed.is_available():
         return
@@ -96,7 +96,7 @@ def give_group(distributed: Any) -> None:
         *others: Any,
         **options: Any,
     ) -> None:
-        ours("training.exchange.process_group")
+        import_muster("training.exchange.process_group")
         if store is None and init_method in (None, "env://"):
             store, init_method = _store(timeout.total_seconds() if timeout is not None else _PATIENCE), None
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -114,7 +114,7 @@ def give_group(distributed: Any) -> None:
         for stock, replacement in ((stock_init_process_group, init_process_group), (stock_new_group, new_group)):
             if name.startswith("torch.distributed") and vars(module).get(replacement.__name__) is stock:
                 setattr(module, replacement.__name__, replacement)
-    ours("training.exchange.monitored").give_monitored_barrier(distributed)
+    import_muster("training.exchange.monitored").give_monitored_barrier(distributed)
 
 
 def backend_for(requested: str | None) -> str | None:
@@ -141,13 +141,13 @@ _stores: list[Any] = []
 
 def _store(seconds: float) -> Any:
     """Return the run's store, with a new key prefix for every default group that the script makes."""
-    token = ours("training.exchange.store_server").read_token(Path(os.environ["MUSTER_CERTIFICATES"]))
-    client = ours("training.exchange.store_client").StoreClient
+    token = import_muster("training.exchange.store_server").read_token(Path(os.environ["MUSTER_CERTIFICATES"]))
+    client = import_muster("training.exchange.store_client").StoreClient
     _stores.append(client(os.environ["MUSTER_STORE"], token, seconds, prefix=f"{len(_stores)}/"))
     return _stores[-1]
 
 
-def ours(name: str) -> Any:
+def import_muster(name: str) -> Any:
     """Import a module of Muster even if the script has modules of the same name, which it keeps."""
     loaded = sys.modules.get(name)
     if loaded is not None and (loaded.__file__ or "").startswith(ROOT):
@@ -156,7 +156,7 @@ def ours(name: str) -> Any:
         return _imported[name]
     others = [entry for entry in sys.path if entry != ROOT]
     hidden = any(importlib.machinery.PathFinder.find_spec(package, others) for package in OURS)
-    theirs, path = _taken_out(), list(sys.path)
+    theirs, path = _pop_own_modules(), list(sys.path)
     sys.path.insert(0, ROOT)
     sys.modules.update(_imported)
     try:
@@ -164,7 +164,7 @@ def ours(name: str) -> Any:
     finally:
         sys.path[:] = path
         if theirs or hidden:
-            _imported.update(_taken_out())
+            _imported.update(_pop_own_modules())
             sys.modules.update(theirs)
     return module
 
@@ -173,7 +173,7 @@ _imported: dict[str, ModuleType] = {}
 """Modules of Muster whose names are the script's."""
 
 
-def _taken_out() -> dict[str, ModuleType]:
+def _pop_own_modules() -> dict[str, ModuleType]:
     names = [name for name in sys.modules if name.partition(".")[0] in OURS]
     return {name: sys.modules.pop(name) for name in names}
 
@@ -194,7 +194,7 @@ def end_with(watcher: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def is_loss(text: str) -> bool:
+def is_peer_loss(text: str) -> bool:
     """Whether an error only says that another rank is gone."""
     return any(sign in text for sign in _LOSSES)
 
@@ -211,7 +211,7 @@ def tell(watcher: socket.socket, error: BaseException) -> None:
 
 def report(watcher: socket.socket, problem: str, traceback_text: str = "") -> None:
     """Tell the watching process why the script ends; a rank that only lost others lets them report first."""
-    if is_loss(problem + traceback_text):
+    if is_peer_loss(problem + traceback_text):
         time.sleep(_HOLD)
     with contextlib.suppress(OSError):
         watcher.sendall(json.dumps({"error": problem, "traceback": traceback_text}).encode() + b"\n")
@@ -242,7 +242,7 @@ def main() -> int:
     sys.argv = [target, *arguments]
     sys.path[:0] = [os.getcwd() if kind == "module" else os.path.dirname(os.path.abspath(target))]
     if "torch.distributed" in sys.modules:  # a sitecustomize loads it
-        give_group(sys.modules["torch.distributed"])
+        install_backend(sys.modules["torch.distributed"])
     sys.meta_path.insert(0, Finder)
     atexit.register(leave_group)
     try:

@@ -36,7 +36,7 @@ START = Path(__file__).with_name("script_start.py")
 _GRACE = 5.0
 """Seconds that the script has to end by itself when its supervisor is gone."""
 _COPY_PATIENCE = 600.0
-_LOOK = 0.05
+_POLL = 0.05
 
 
 def environment(
@@ -66,7 +66,7 @@ def environment(
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "MASTER_PORT": 20_000 + sum(plan.run_id.encode()) * 31 % 12_000,
     }
-    listen = listening(launch, machine)
+    listen = listen_address(launch, machine)
     return {
         **interface_variables(listen, len(launch.addresses)),
         **inherited,
@@ -97,7 +97,7 @@ def interface_variables(address: str, machines: int) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **between}
 
 
-def listening(launch: LaunchedScript, machine: int) -> str:
+def listen_address(launch: LaunchedScript, machine: int) -> str:
     """Return the literal address on which the ranks of this machine listen.
 
     Args:
@@ -120,7 +120,7 @@ def listening(launch: LaunchedScript, machine: int) -> str:
     raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {available_names}")
 
 
-def workplace(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
+def working_folder(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
     """Return the folder that the script runs in: a copy that the ranks of a machine share, or the current folder.
 
     Raises:
@@ -138,7 +138,7 @@ def workplace(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
     while not folder.is_dir():
         if time.monotonic() > end:
             raise RunFailed(f"{folder} was not created", "see the log of the machine's first rank")
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     return folder
 
 
@@ -190,7 +190,7 @@ class Script:
                 [sys.executable, str(START), *words], stdin=theirs.fileno(), stdout=2, env=dict(variables), cwd=folder
             )
         self.pid = self._process.pid
-        self._reader = threading.Thread(target=self._hear, args=(ours,), daemon=True)
+        self._reader = threading.Thread(target=self._read_report, args=(ours,), daemon=True)
         self._reader.start()
 
     def obey(self) -> None:
@@ -223,7 +223,7 @@ class Script:
         if self._process.poll() is None:
             self._process.terminate()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _read_report(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection.makefile("rb") as lines:
             report = json.loads(lines.readline())
             self._has_reported = True
@@ -235,7 +235,7 @@ class Script:
         self._emit(error.model_copy(update={"machine": name}) if self._is_remote else error)
 
 
-def stamps(root: Path) -> dict[str, tuple[int, int]]:
+def file_stamps(root: Path) -> dict[str, tuple[int, int]]:
     """Return size and modification time of every plain file below a folder, by its relative path, without Python's
     caches and files whose names are not portable."""
     stamp_by_path = {}
@@ -248,9 +248,9 @@ def stamps(root: Path) -> dict[str, tuple[int, int]]:
     return stamp_by_path
 
 
-def keep_files(folder: Path, before: Mapping[str, tuple[int, int]], target: Path) -> None:
+def move_changed_files(folder: Path, before: Mapping[str, tuple[int, int]], target: Path) -> None:
     """Move new and changed files of a folder to ``target``."""
-    for relative, stamp in stamps(folder).items():
+    for relative, stamp in file_stamps(folder).items():
         if before.get(relative) != stamp:
             (target / relative).parent.mkdir(parents=True, exist_ok=True)
             (folder / relative).rename(target / relative)
@@ -264,8 +264,8 @@ def run_script(
     assert launch is not None
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     try:
-        folder = workplace(launch, run_dir, rank)
-        before = stamps(folder) if launch.folder and rank == 0 else {}
+        folder = working_folder(launch, run_dir, rank)
+        before = file_stamps(folder) if launch.folder and rank == 0 else {}
         script = Script(name, launch, folder, environment(plan, launch, rank, rendezvous, secrets), emit)
     except (MusterError, OSError) as error:
         emit(ErrorEvent(message=f"{name}: {error}"))
@@ -276,7 +276,7 @@ def run_script(
     with machine_events(emit, None, secrets, run_id=plan.run_id, process=script.pid):
         code = script.end()
     if launch.folder and rank == 0:
-        keep_files(folder, before, run_dir / LAUNCHED_FILES)
+        move_changed_files(folder, before, run_dir / LAUNCHED_FILES)
     if code is ExitCode.DONE:
         emit(MemberEvent(status="done", name=name))
     return code

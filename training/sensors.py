@@ -297,9 +297,9 @@ class RunProcesses:
                 process = psutil.Process(pid)
                 if pid not in self._is_of_run:
                     parent = process.ppid()
-                    kin = pid in self._above or parent == self._parent
-                    kin = kin or (parent not in self._above and self._is_of_run.get(parent, False))
-                    self._is_of_run[pid] = kin or self._run_id in " ".join(process.cmdline())
+                    is_kin = pid in self._above or parent == self._parent
+                    is_kin = is_kin or (parent not in self._above and self._is_of_run.get(parent, False))
+                    self._is_of_run[pid] = is_kin or self._run_id in " ".join(process.cmdline())
                 if self._is_of_run[pid]:
                     times = process.cpu_times()
                     seconds_by_pid[pid] = times.user + times.system

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiles.errors import BadInput, where_it_failed
 from training.batches import Samples
-from training.device import Precision, evaluating, give_back, is_out_of_memory, move
+from training.device import Precision, evaluating, is_out_of_memory, move, release_memory
 from training.run_files import explain
 from training.tasks.base import Answer, Batch
 from training.tasks.predictions import BEFORE, Prediction, read_predictions
@@ -77,7 +77,7 @@ class ShowcaseSampler:
         except Exception as error:  # noqa: BLE001 - the user's own code may raise anything, and the run goes on without
             self._gives_up = True
             if is_out_of_memory(error):
-                give_back(self._precision.device)
+                release_memory(self._precision.device)
             self._warn(f"no samples are shown before and after training: {where_it_failed(error)}")
 
     def _look(self, split: str, step: int) -> None:

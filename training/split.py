@@ -112,7 +112,7 @@ class SplitSchedule:
         if rank in batch_sizes:
             batches, _ = stream.step(own_cursor, held[own_partition], rank)
         else:
-            batches = stream.drawn(own_cursor, min(batch_sizes.values()), rank)
+            batches = stream.draw_step(own_cursor, min(batch_sizes.values()), rank)
         cursors = [self._partition_cursor(begin, partition) for partition in range(self._partition_count)]
         for partition, holders in held.items():
             cursors[partition] = self._streams[partition].after(cursors[partition], holders)

@@ -64,7 +64,9 @@ class OrderCoordinator:
         interval = 1 if settings.user_strategy else strategy_class(settings.strategy).sync_schedule(settings).interval
         spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
         self._segment_steps = segment_steps_of(settings)
-        self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
+        self._group = GroupOrders(
+            lambda: members.active_ranks, self._send, lambda *end: self._ended.append(end), spread
+        )
         self._ended: list[tuple[int, int]] = []
         self._callbacks: dict[int, Callable[[int], None]] = {}
 
@@ -75,10 +77,10 @@ class OrderCoordinator:
             if on_done is not None:
                 self._callbacks[number] = on_done
 
-    def heard(self, rank: int, answer: AnswerEvent) -> None:
+    def receive_answer(self, rank: int, answer: AnswerEvent) -> None:
         """Take a member's answer."""
         with self._turn() as group:
-            group.heard(rank, answer)
+            group.receive_answer(rank, answer)
 
     def look(self) -> None:
         """Check the orders after a member has gone or need not be waited for."""
@@ -108,7 +110,7 @@ class OrderCoordinator:
 
     def _overdue(self, number: int) -> None:
         with self._turn() as group:
-            group.overdue(number)
+            group.stop_waiting(number)
 
 
 @dataclass
@@ -126,7 +128,7 @@ class ProgressMonitor:
     """Returns the time in seconds."""
 
     def __post_init__(self) -> None:
-        self.sign()
+        self.note_progress()
 
     def __call__(self, event: Event) -> None:
         rank = -1 if event.member is None else event.member
@@ -135,16 +137,16 @@ class ProgressMonitor:
                 self.newest_step = max(self.newest_step, event.step)
                 self._steps.setdefault(rank, deque(maxlen=_WINDOW)).append(event.seconds)
                 if event.step <= self.last_step:
-                    self.sign()
+                    self.note_progress()
             case SnapshotEvent():
                 if event.step > self._snapshots.get(rank, (-1,))[0]:
-                    self.sign()
+                    self.note_progress()
                 self._snapshots[rank] = (event.step, event.live)
                 self._longest_snapshot = max(self._longest_snapshot, event.seconds)
 
-    def sign(self) -> None:
+    def note_progress(self) -> None:
         """Record a sign of progress."""
-        self._sign = self.clock()
+        self._progressed_at = self.clock()
 
     @property
     def pace(self) -> float | None:
@@ -167,7 +169,7 @@ class ProgressMonitor:
     @property
     def silence(self) -> float:
         """Seconds since the last sign."""
-        return self.clock() - self._sign
+        return self.clock() - self._progressed_at
 
     @property
     def resumable_step(self) -> int | None:
@@ -180,7 +182,7 @@ class ProgressMonitor:
         return {"kept_step": self.resumable_step, "lost_steps": max(0, self.newest_step - (self.resumable_step or 0))}
 
     @property
-    def last_words(self) -> str:
+    def summary(self) -> str:
         """A sentence on the progress that a stopped run keeps and loses."""
         return kept_text(self.resumable_step, self.newest_step)
 
@@ -214,9 +216,9 @@ class Stopping:
 
     def note_end(self) -> None:
         """Record that a member has ended."""
-        self._progress.sign()
+        self._progress.note_progress()
         self._orders.look()
-        if self._members.only_joining_left() or (self.reason and not self._members.taking_part):
+        if self._members.only_joining_left() or (self.reason and not self._members.active_ranks):
             self._members.kill()
 
     def over(self) -> None:
@@ -225,12 +227,12 @@ class Stopping:
 
     def _stop(self) -> None:
         self._orders.give("stop", reason=self.reason)
-        self._progress.sign()
+        self._progress.note_progress()
         looked_at = self._progress.clock()
         while not self._over.wait(_LOOK):
             before, looked_at = looked_at, self._progress.clock()
             if looked_at - before > _STALL:  # this process stood still: events of the members are still unread
-                self._progress.sign()
+                self._progress.note_progress()
             self._progress.last_step = self._orders.stop_step
             if self._progress.silence > self._progress.patience:
                 return self._members.kill()
@@ -287,8 +289,8 @@ class StopSignals:
 def stopped_by(signals: Sequence[int], say: Callable[[str], None]) -> Iterator[StopSignals]:
     """Let signals stop the run that :meth:`StopSignals.watch` is given; only the main thread receives any."""
     stop = StopSignals(say)
-    heard = signals if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, stop) for number in heard}
+    handled = signals if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop) for number in handled}
     try:
         yield stop
     finally:

@@ -18,7 +18,7 @@ from training.backward import Backward, refuse_loss
 from training.batches import Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
-from training.data_fingerprint import check_same, check_unchanged, describe, other_precision
+from training.data_fingerprint import check_same, check_unchanged, describe, precision_warning
 from training.device import Precision, select_device, select_precision
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
@@ -171,7 +171,7 @@ class Trainer:
         self.control.arrive(self.position.step)
         details = {"step": self.position.step, "tables": self.shared_data.tables, "trainable": self.compression.weights}
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
-        if self.position.step and (self.strategy.synchronised or self.position.owes_evaluation):
+        if self.position.step and (self.strategy.synchronised or self.position.evaluation_is_pending):
             self._evaluate_if_due()  # a stop may have cut it short
 
     def _train(self) -> ExitCode:
@@ -179,7 +179,7 @@ class Trainer:
         while True:
             done = self.position.step >= self.total_steps or self.stopping.should_stop
             # A member that is dropped after the last step stays to the end: the others may need it to save the model.
-            if self._obey(at_sync and not done) is ExitCode.STOPPED:
+            if self._carry_out_orders(at_sync and not done) is ExitCode.STOPPED:
                 return ExitCode.STOPPED
             if done:
                 self.writer.wait()
@@ -205,7 +205,7 @@ class Trainer:
                 self.stopping.restore(self.model)
             attempt = 0
             while not self._evaluate(self.evaluator.splits, attempt):
-                if self._obey(at_sync=False, finishing=True) is ExitCode.STOPPED:
+                if self._carry_out_orders(at_sync=False, finishing=True) is ExitCode.STOPPED:
                     return ExitCode.STOPPED
                 attempt += 1  # another member stopped
             if self.rank == min(self.strategy.members):
@@ -289,7 +289,7 @@ class Trainer:
 
     def _at_synchronisation_point(self) -> None:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
-        self.plan = self.control.grown(self.plan)
+        self.plan = self.control.with_announced(self.plan)
         live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
         if live:  # losses are reported by the supervisor, and joins by the members that join
             self.position.batch_sizes = live
@@ -327,10 +327,10 @@ class Trainer:
             if split == "validation" and 0 < self.position.step < self.total_steps and not self.stopping.should_stop:
                 self.stopping.note(event.metrics.get(self.task.monitor), event.step, self.model)
                 if self.stopping.should_stop and self.rank == min(self.strategy.members):
-                    self._warn(f"early stop at step {event.step}: {self.task.monitor} {self.stopping.verdict}")
+                    self._warn(f"early stop at step {event.step}: {self.task.monitor} {self.stopping.best_in_words}")
         return True
 
-    def _obey(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
+    def _carry_out_orders(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
         """Carry out the commands that are due; the finish after the last step counts as one more step."""
         while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
             match command.command:
@@ -348,7 +348,7 @@ class Trainer:
         return None
 
     def _name_of(self, rank: int) -> str:
-        return self.control.grown(self.plan).seats[rank].name
+        return self.control.with_announced(self.plan).seats[rank].name
 
     def _warn(self, message: str) -> None:
         self.emit(WarningEvent(message=message, step=self.position.step))
@@ -373,7 +373,7 @@ class Trainer:
 
     def _restore(self, snapshot: Snapshot) -> None:
         check_unchanged(snapshot.state["data"], self.data, "the run began with", self.member.name if self.local else "")
-        if message := other_precision(snapshot.state["data"], self.data):
+        if message := precision_warning(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
         self.backward.max_micro_batch = int(snapshot.state["most"])
@@ -392,7 +392,7 @@ class Trainer:
         state = joining.state
         check_unchanged(state["data"], self.shared_data, "the others have")
         self.state.adopt(joining)
-        self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
+        self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.with_announced(self.plan).seats}
         self.position.load(state, joining.tensors)
         self.strategy.attach(self.model, self.exchange)
         if (tensors := tensors_under("strategy", joining.tensors)) or state["strategy"]:

@@ -21,36 +21,36 @@ class UnevenTrainer(Trainer):
     In between its position is that of its next piece of work: the learning rate follows the samples of all members.
     """
 
-    _meets = True
+    _is_at_meeting = True
     """Whether it is at a meeting point: only there is its state that after a step."""
 
     def _step(self) -> SyncEvent | None:
         position, begin = self.position, self.position.step
-        self._meets = False
-        self._begin = self._stands = begin, position.cursor
+        self._is_at_meeting = False
+        self._begin = self._reached = begin, position.cursor
         self._end = self._next_meeting()
-        self.strategy.begin_segment(begin, self._end, sorted(position.batch_sizes), self._asked, self._ends)
+        self.strategy.begin_segment(begin, self._end, sorted(position.batch_sizes), self._must_meet, self._set_end)
         report: SyncEvent | None = None
         while self.strategy.work_units:
             if report is not None:
                 self.emit(report.model_copy(update={"step": position.step}))
             newest = position.step - (position.step > begin)
-            self._stand_at(self.strategy.work_units[0].step)
+            self._move_to(self.strategy.work_units[0].step)
             position.step = max(position.step, newest)  # a step left by a lost member counts as a present one
             report = super()._step()
-        self._stand_at(self._end)
-        self._meets = True
+        self._move_to(self._end)
+        self._is_at_meeting = True
         self.control.arrive(self._end)
         return report
 
     def keep_last_step(self) -> bool:
-        return self._meets and super().keep_last_step()
+        return self._is_at_meeting and super().keep_last_step()
 
-    def _asked(self, step: int) -> bool:
+    def _must_meet(self, step: int) -> bool:
         """Whether this member is to meet the others after ``step`` steps: for an order, or for a newcomer."""
-        return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.must_publish_state)
+        return self.control.has_work_by(step) or (not self.exchange.shares_process and self.exchange.must_publish_state)
 
-    def _ends(self, step: int) -> None:
+    def _set_end(self, step: int) -> None:
         self._end = step
 
     def _next_meeting(self) -> int:
@@ -63,14 +63,14 @@ class UnevenTrainer(Trainer):
             ends.append(self.position.next_evaluation)
         return min(ends)
 
-    def _stand_at(self, step: int) -> None:
+    def _move_to(self, step: int) -> None:
         """Move to the beginning of a step."""
-        at, cursor = self._stands if step >= self._stands[0] else self._begin
+        at, cursor = self._reached if step >= self._reached[0] else self._begin
         sizes, schedule = self.position.batch_sizes, self.schedule
         assert isinstance(schedule, SampleSchedule), "a plan has made sure of it"
         while at < step:  # batches are made beside this, so it draws no order
             at, cursor = at + 1, schedule.after(schedule.start(cursor, sizes), sizes)
-        self._stands = at, cursor
+        self._reached = at, cursor
         self.position.step, self.position.cursor = at, cursor
 
     def _batches(self, max_micro_batch: int) -> StepBatches:

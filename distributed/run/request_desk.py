@@ -151,7 +151,7 @@ class RequestServer:
         members, end = self._run.members, time.monotonic() + _SETTLE_TIMEOUT
         for rank in ranks:
             self._run.give_up(rank)
-            while (members.is_going(rank) or members.unaware(rank)) and time.monotonic() < end:
+            while (members.is_ending(rank) or members.unaware(rank)) and time.monotonic() < end:
                 time.sleep(_POLL)
             if members.unaware(rank):
                 silent = ", ".join(members.name(other) for other in members.unaware(rank))

@@ -35,7 +35,7 @@ def test_all_stop_after_the_first_step_that_all_can_reach(tmp_path: Path, told: 
             assert control.next(done) is None  # the step after it is under way
         for rank in told:
             controls[rank].post(stop())
-        until(lambda: all(control.asks(10) for control in controls))  # they agree, or know the step
+        until(lambda: all(control.has_work_by(10) for control in controls))  # they agree, or know the step
         assert list(pool.map(last_step, controls, (5, 10, 7))) == [10, 10, 10]
 
 
@@ -47,4 +47,4 @@ def test_one_that_alone_is_to_stop_holds_nobody_up_for_long(tmp_path: Path) -> N
             assert control.next(4) is None
         controls[0].post(stop(within=0.4))
         assert last_step(controls[0], 5) == 5
-        assert not controls[1].asks(100)
+        assert not controls[1].has_work_by(100)

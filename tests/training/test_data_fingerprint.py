@@ -17,7 +17,7 @@ from profiles.errors import BadInput
 from training import data_fingerprint
 from training import device as precision_module
 from training.batches import Samples
-from training.data_fingerprint import check_same, check_unchanged, describe, difference
+from training.data_fingerprint import check_same, check_unchanged, describe, describe_difference
 from training.device import Precision
 from training.events import WarningEvent
 from training.orders import Command, Control
@@ -68,7 +68,7 @@ def test_random_augmentation_makes_no_difference(tmp_path: Path) -> None:
     torch.manual_seed(1)
     first = describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)
     torch.manual_seed(2)
-    assert difference(first, describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)) == ""
+    assert describe_difference(first, describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)) == ""
 
 
 def test_data_that_cannot_be_seeded_are_told_and_not_refused() -> None:
@@ -80,7 +80,7 @@ def test_data_that_cannot_be_seeded_are_told_and_not_refused() -> None:
 
     warnings: list[str] = []
     one = described(Own(range(20)), warnings)
-    assert difference(one, described(Own(range(20)), warnings)) == ""
+    assert describe_difference(one, described(Own(range(20)), warnings)) == ""
     assert "cannot be repeated exactly" in warnings[0]
 
 
@@ -100,13 +100,13 @@ def test_rounding_of_another_system_is_forgiven(kind: str) -> None:
     noise[:10] += 1
     noise[:10] *= noise.dtype != torch.float32
     other = [{**sample, kind: sample[kind] + noise} for sample in SAMPLES]
-    assert difference(described(SAMPLES), described(other)) == ""
+    assert describe_difference(described(SAMPLES), described(other)) == ""
 
 
 @pytest.mark.parametrize("change", [{"text": "another"}, {"image": torch.zeros(300, dtype=torch.uint8)}, {"label": 3}])
 def test_other_content_is_found(change: dict[str, Any]) -> None:
     other = [{**sample, **change} for sample in SAMPLES]
-    assert "of train is different" in difference(described(SAMPLES), described(other))
+    assert "of train is different" in describe_difference(described(SAMPLES), described(other))
 
 
 def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
@@ -165,13 +165,13 @@ def test_what_hundreds_of_members_say_alike_is_compared_once(monkeypatch: pytest
 
     def counted(one: Any, other: Any) -> str:
         compared.append((one, other))
-        return difference(one, other)
+        return describe_difference(one, other)
 
     class Hundreds(RoomExchange):
         def gather(self, name: str, payload: bytes, members: Any = None) -> dict[int, bytes]:
             return dict.fromkeys(range(300), payload)
 
-    monkeypatch.setattr(data_fingerprint, "difference", counted)
+    monkeypatch.setattr(data_fingerprint, "describe_difference", counted)
     check_same(described(SAMPLES), Hundreds(Room(1, lambda *_: False), 0), str)
     assert len(compared) == 1
 
@@ -229,4 +229,4 @@ def test_frozen_weights_in_bf16_are_those_of_a_member_that_has_them_in_float32()
         model = task.build_model()
         model[0].weight = torch.nn.Parameter(model[0].weight.detach().to(dtype), requires_grad=False)
         looks.append(describe(task, model, Samples(task, 5), 5, pytest.fail))
-    assert difference(*looks) == ""
+    assert describe_difference(*looks) == ""

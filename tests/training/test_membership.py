@@ -47,14 +47,14 @@ def fourth(membership: Membership) -> MemberPlan:
 
 def test_the_last_one_cannot_leave() -> None:
     membership = of(2)
-    membership.dismiss([0])
+    membership.mark_leaving([0])
     with pytest.raises(BadInput, match="no machine would be left"):
-        membership.dismiss([1])
+        membership.mark_leaving([1])
 
 
 def test_a_run_that_began_alone_keeps_its_members() -> None:
     membership = of(1)
-    for change in (lambda: membership.dismiss([0]), lambda: membership.announce(fourth(membership))):
+    for change in (lambda: membership.mark_leaving([0]), lambda: membership.announce(fourth(membership))):
         with pytest.raises(BadInput, match="takes no others"):
             change()
 
@@ -67,7 +67,7 @@ def test_one_that_left_is_not_called_lost() -> None:
     membership = of(2)
     assert news(membership, 1, 1, "left") and not news(membership, -1, 1, "left")
     assert news(membership, -1, 0, "left") and news(membership, 0, 0, "left")
-    assert not news(membership, -1, 1, "lost") and 1 in membership.taking_part
+    assert not news(membership, -1, 1, "lost") and 1 in membership.active_ranks
     assert not membership.note_gone(1)
 
 
@@ -77,7 +77,7 @@ def test_a_loss_is_told_once_until_the_member_is_back() -> None:
     assert not membership.note_gone(1)
     assert membership.note_gone(2) and not news(membership, -1, 2, "lost")
     membership.workers[1].exit_code = ExitCode.RUN_FAILED
-    membership.seat(1, Silent())
+    membership.add_worker(1, Silent())
     assert news(membership, -1, 1, "lost")  # of its old connection
     assert membership.note_gone(1)  # a guest's own end
     assert news(membership, 1, 1, "joined") and news(membership, -1, 1, "lost")
@@ -87,10 +87,10 @@ def test_who_trains_must_know_of_one_that_is_to_come() -> None:
     membership = of(3)
     membership.announce(fourth(membership))
     assert (membership.unaware(3), membership.unaware(0)) == ([0, 1, 2], [])
-    membership.known_to["new"] |= {0, 1}
-    membership.dismiss([2])
+    membership.aware_members["new"] |= {0, 1}
+    membership.mark_leaving([2])
     assert membership.unaware(3) == []
-    membership.seat(3, Silent())
+    membership.add_worker(3, Silent())
     assert membership.name(3) == "new" and membership.joining == {3}
 
 
@@ -98,9 +98,9 @@ def test_nobody_is_let_in_after_the_end() -> None:
     membership = of(2)
     for watched in membership.workers.values():
         watched.exit_code = ExitCode.DONE
-    assert not membership.goes_on()
+    assert not membership.is_running()
     with pytest.raises(BadInput, match="no machine is training"):
-        membership.check_room(1)
+        membership.check_can_join(1)
 
 
 def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -> None:
@@ -108,8 +108,8 @@ def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -
     control, membership = Control(told.append), of(2)
     plan, new = membership.plan, fourth(membership)
     control.post(Command(command="expect", member=new))
-    grown = control.grown(plan)
-    assert told == [new] and grown.seats == (*plan.members, new) and control.grown(grown) == grown
+    grown = control.with_announced(plan)
+    assert told == [new] and grown.seats == (*plan.members, new) and control.with_announced(grown) == grown
     assert (grown.world_size, grown.global_batch, grown.hash()) == (2, plan.global_batch, plan.hash())
 
 
@@ -125,22 +125,22 @@ def test_whatever_comes_and_goes_somebody_stays_and_the_sets_agree(steps: list[t
     for what, rank in steps:
         watched = membership.workers[rank]
         if what == "dismiss":
-            before = membership.taking_part
+            before = membership.active_ranks
             try:
-                membership.dismiss([rank])
+                membership.mark_leaving([rank])
             except BadInput:
-                assert membership.taking_part == before
+                assert membership.active_ranks == before
             else:
-                assert membership.taking_part
+                assert membership.active_ranks
         elif what in ("end", "break"):
             watched.exit_code = ExitCode.STOPPED if what == "end" else ExitCode.RUN_FAILED
             membership.lost += [rank] if what == "break" and rank not in membership.lost else []
-        elif what == "seat" and watched.exit_code is not None and membership.taking_part:
-            membership.seat(rank, Silent())
+        elif what == "seat" and watched.exit_code is not None and membership.active_ranks:
+            membership.add_worker(rank, Silent())
             assert rank in membership.joining and rank not in membership.lost
         elif what in ("joined", "lost", "left") and watched.exit_code is None:
             source = rank if what == "joined" else -1
             membership.note(source, MemberEvent.model_validate({"member": rank, "status": what}))
         assert membership.joining <= membership.detached
-        assert not set(membership.taking_part) & membership.detached
-        assert membership.can_do_without(rank) or set(membership.taking_part) <= {rank}
+        assert not set(membership.active_ranks) & membership.detached
+        assert membership.can_continue_without(rank) or set(membership.active_ranks) <= {rank}

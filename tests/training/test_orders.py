@@ -26,15 +26,15 @@ class Trainer:
         self.orders.arrive(0)
 
     def hear(self) -> AnswerEvent | None:
-        return self.orders.hear(self.inbox.popleft())
+        return self.orders.receive(self.inbox.popleft())
 
     def go_on(self) -> AnswerEvent | None:
         """End the step under way, and do what is due before the next."""
         self.step, self.trains = self.step + self.trains, False
         self.orders.arrive(self.step)
-        command = self.orders.due(self.step, at_sync=True)
+        command = self.orders.take_due(self.step, at_sync=True)
         if command is None:
-            self.trains = not self.orders.holds
+            self.trains = not self.orders.is_held
             return None
         self.acted[command.order] = self.step
         self.gone = command.command == "stop"
@@ -84,7 +84,7 @@ class World:
 
     def take(self, rank: int) -> None:
         rank, answer = self.answers.popleft()
-        self.orders.heard(rank, answer)
+        self.orders.receive_answer(rank, answer)
 
     def settle(self) -> None:
         for _ in range(120 * len(self.members)):
@@ -140,30 +140,30 @@ def test_a_stop_overtakes_everything_and_comes_after_the_first_step_that_all_can
 
 def test_one_member_stops_after_the_step_under_way() -> None:
     member, sent = MemberOrders(), []
-    assert member.due(7, True) is None  # the eighth step begins
+    assert member.take_due(7, True) is None  # the eighth step begins
     orders = GroupOrders(lambda: [0], sent.append, lambda *end: None)
     orders.give("stop")
-    answer = member.hear(Command.model_validate(sent[0]))
+    answer = member.receive(Command.model_validate(sent[0]))
     assert answer is not None and answer.step == 8
-    orders.heard(0, answer)
+    orders.receive_answer(0, answer)
     assert sent[1]["at_step"] == 8
 
 
 def test_one_that_does_not_know_yet_where_it_starts_answers_when_it_does() -> None:
     member = MemberOrders()
-    assert member.hear(Command(command="meet", order=3)) is None and not member.stop_is_near
+    assert member.receive(Command(command="meet", order=3)) is None and not member.stop_is_near
     answer = member.arrive(5000)
     assert answer is not None and (answer.order, answer.step) == (3, 5000)
-    assert member.arrive(5000) is None and member.due(5000, True) is None and member.holds
+    assert member.arrive(5000) is None and member.take_due(5000, True) is None and member.is_held
 
 
 def test_one_that_is_silent_is_waited_for_no_longer_than_the_deadline() -> None:
     sent: list[dict[str, Any]] = []
     orders = GroupOrders(lambda: [0, 1], sent.append, lambda *end: None)
     number = orders.give("stop")
-    orders.heard(0, AnswerEvent(order=number, step=5))
+    orders.receive_answer(0, AnswerEvent(order=number, step=5))
     assert [message["command"] for message in sent] == ["meet"]
-    orders.overdue(number)
+    orders.stop_waiting(number)
     assert (sent[1]["command"], sent[1]["at_step"]) == ("stop", 6)
 
 
@@ -175,7 +175,7 @@ def test_one_that_claims_to_be_far_ahead_does_not_put_a_stop_off(answers: tuple[
     orders = GroupOrders(lambda: range(len(answers)), sent.append, lambda *end: None, spread=100)
     number = orders.give("stop")
     for rank, answer in enumerate(answers):
-        orders.heard(rank, AnswerEvent(order=number, step=answer))
+        orders.receive_answer(rank, AnswerEvent(order=number, step=answer))
     assert sent[-1] == {"command": "stop", "order": number, "at_step": step}
 
 
@@ -184,10 +184,10 @@ def test_one_that_is_gone_is_not_waited_for() -> None:
     present, ended = [0, 1], []
     orders = GroupOrders(lambda: present, sent.append, lambda *end: ended.append(end))
     number = orders.give("snapshot")
-    orders.heard(0, AnswerEvent(order=number, step=5))
+    orders.receive_answer(0, AnswerEvent(order=number, step=5))
     present.remove(1)
     orders.look()
-    orders.heard(0, AnswerEvent(order=number, step=5, done=True))
+    orders.receive_answer(0, AnswerEvent(order=number, step=5, done=True))
     assert ended == [(number, 5)]
 
 
@@ -195,7 +195,7 @@ def test_one_that_is_gone_is_not_waited_for() -> None:
 def test_a_stop_of_no_order_is_obeyed_at_once(held: bool) -> None:
     member = MemberOrders()
     if held:
-        member.hear(Command(command="meet", order=1))
-    member.hear(Command(command="stop", reason="terminated"))
-    taken = member.due(3, False)
+        member.receive(Command(command="meet", order=1))
+    member.receive(Command(command="stop", reason="terminated"))
+    taken = member.take_due(3, False)
     assert taken is not None and taken.reason == "terminated"

@@ -118,7 +118,7 @@ def test_a_course_names_every_attempt_that_a_later_one_did_not_undo(steps: list[
         position.step = step
         position.begin(attempt)
     left = [(n, s) for n, s in enumerate(steps, 1) if all(later > s for later in steps[n:])]
-    assert position.course == left
+    assert position.attempts == left
 
 
 def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:

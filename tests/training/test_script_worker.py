@@ -15,7 +15,7 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.plan import LaunchedScript, MemberPlan, RunPlan
 from training.script_start import backend_for
-from training.script_worker import environment, interface_variables, listening, stamps
+from training.script_worker import environment, file_stamps, interface_variables, listen_address
 from training.worker import Rendezvous
 
 JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
@@ -23,15 +23,15 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 def test_a_rank_listens_where_ssh_reaches_its_machine_or_on_the_interface_that_was_named() -> None:
-    assert listening(JOB, 1) == "10.0.0.2"
+    assert listen_address(JOB, 1) == "10.0.0.2"
     named = JOB.model_copy(update={"interfaces": ("", LOOPBACK)})
     own = [one.address for one in psutil.net_if_addrs()[LOOPBACK] if one.family == socket.AF_INET]
-    assert (listening(named, 0), listening(named, 1)) == ("10.0.0.1", own[0])
+    assert (listen_address(named, 0), listen_address(named, 1)) == ("10.0.0.1", own[0])
 
 
 def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None:
     with pytest.raises(RunFailed, match=f"'nothere0'.*{LOOPBACK}"):
-        listening(JOB.model_copy(update={"interfaces": ("nothere0", "")}), 0)
+        listen_address(JOB.model_copy(update={"interfaces": ("nothere0", "")}), 0)
 
 
 def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_only_plain_files_of_a_script_are_brought_back(tmp_path: Path) -> None:
     (tmp_path / "result.txt").write_text("7")
     (tmp_path / "last").symlink_to("result.txt")
     os.mkfifo(tmp_path / "pipe")
-    assert list(stamps(tmp_path)) == ["result.txt"]
+    assert list(file_stamps(tmp_path)) == ["result.txt"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.device import Precision, give_back, select_precision
+from training.device import Precision, release_memory, select_precision
 from training.tasks.base import Batch, Progress
 from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
 from training.tasks.packing import unpacked
@@ -239,7 +239,7 @@ class DistillationTask(WhisperTask):
 
         with torch.no_grad():
             write_outputs(folder, answers(), self.teacher.config.vocab_size, report)
-        give_back(self.device)
+        release_memory(self.device)
 
     def _precision(self) -> Precision:
         return Precision(select_precision(self.profile.training.mixed_precision, self.device), self.device)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from profiles.errors import BadInput, counted
-from training.device import give_back
+from training.device import release_memory
 from training.model_folders import find_usable_model
 from training.resources import whole_cores
 from training.tasks.audio import as_mp3, decode
@@ -256,7 +256,7 @@ def detect_clip_languages(
             codes += wrapper.detect_languages(model, wrapper.encode_audio(model, torch.stack(clips).to(device)))
         progress("languages", len(positions), len(positions))
         del model
-        give_back(device)
+        release_memory(device)
         (folder / "languages.json").write_text(json.dumps(codes), encoding="utf-8")
 
     key = digest([key_of_files(root, wrapper.files()), store.key, json.dumps(list(positions))])
