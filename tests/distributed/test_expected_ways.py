@@ -21,7 +21,7 @@ def pair(source: str, target: str, address: str = "10.0.0.2") -> PairFigures:
     return measured_pair(source, target, interface_back="en0", address=address)
 
 
-def said(pairs: list[PairFigures], *names: str, engine: Any = "mesh") -> list[str]:
+def expected_sentences(pairs: list[PairFigures], *names: str, engine: Any = "mesh") -> list[str]:
     machines = cast("Any", [(undialled(name), None) for name in (*names, "unused")])
     members = tuple(MemberSetting(name=name, batch_size=1) for name in names)
     chosen = Settings(options={}, members=members, engine=engine)
@@ -35,39 +35,39 @@ def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> 
         PairFigures(source="b", target="c", problem="no route"),  # the planner tells of the relay
         pair("a", "unused", "10.0.0.9"),
     ]
-    assert said(pairs, "a", "b", "c") == [
+    assert expected_sentences(pairs, "a", "b", "c") == [
         "a and b (10.0.0.2, eth0 to en0) exchange directly",
         "only c can connect to a (10.0.0.1, eth0 to en0), so it opens the connections of both directions",
     ]
-    assert said(pairs, "a", "b", "c", engine="nccl") == []
+    assert expected_sentences(pairs, "a", "b", "c", engine="nccl") == []
 
 
 def test_a_pair_that_loses_large_packets_is_told_in_the_plan_and_beside_the_figures() -> None:
     lossy = measured_pair("a", "b", address="10.0.0.2", loses_large=True)
-    (sentence,) = said([lossy], "a", "b")
+    (sentence,) = expected_sentences([lossy], "a", "b")
     assert sentence.endswith("exchange directly, in small packets: large ones are lost on the way")
-    beside = " ".join(remark_lines(MeasurementResult(["a", "b"], [lossy])))
-    assert "a - b: small packets pass, large ones are lost" in beside
+    remarks = " ".join(remark_lines(MeasurementResult(["a", "b"], [lossy])))
+    assert "a - b: small packets pass, large ones are lost" in remarks
 
 
 def test_many_pairs_that_go_directly_are_only_counted() -> None:
     names = "abcde"
     pairs = [pair(a, b) for a, b in itertools.combinations(names, 2)]
     pairs[3] = pairs[3].model_copy(update={"only": True})
-    told = said(pairs, *names)
+    sentences = expected_sentences(pairs, *names)
     assert (
-        told[0] == "9 pairs of machines exchange directly"
-        and told[1].startswith("only a can connect to e")
-        and len(told) == 2
+        sentences[0] == "9 pairs of machines exchange directly"
+        and sentences[1].startswith("only a can connect to e")
+        and len(sentences) == 2
     )
 
 
 def test_plan_and_explanation_tell_it() -> None:
-    way = Candidate(choice=Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b")))
+    candidate = Candidate(choice=Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b")))
     machines = cast("Any", [(undialled(name), None) for name in "ab"])
     members = tuple(MemberSetting(name=name, batch_size=1) for name in "ab")
     reasons = tuple(expected_routes(Settings(options={}, members=members, engine="mesh"), [pair("a", "b")], machines))
     job = Job(trainable=10, total=10, samples=100)
-    planning = Planning(job=job, preference="fastest", ranking=(way,), chosen=0, reasons=reasons)
-    for told in (summary_lines(planning), explanation_lines(planning)):
-        assert "a and b (10.0.0.2, eth0 to en0) exchange directly" in " ".join(told)
+    planning = Planning(job=job, preference="fastest", ranking=(candidate,), chosen=0, reasons=reasons)
+    for output_lines in (summary_lines(planning), explanation_lines(planning)):
+        assert "a and b (10.0.0.2, eth0 to en0) exchange directly" in " ".join(output_lines)
