@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import answered_yes, command_line, say, visible
-from distributed.hosts.file import Hosts, accept_pythons, load_hosts, strange_pythons
+from distributed.hosts.file import Hosts, accept_pythons, load_hosts, unapproved_pythons
 from profiles.errors import BadInput, counted
 from profiles.resolve import Resolved
 from profiles.schema import Profile
@@ -49,7 +49,7 @@ def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> Non
         since = " and has changed since it was approved" if accepted_before(config) else ""
         demands = [f"it names the SSH configuration {config}, which says how this computer connects{since}"]
         demands += [f"that configuration runs: {command}" for command in commands_in(config)]
-    demands += [f"it names the interpreter {program} of this computer" for program in strange_pythons(hosts)]
+    demands += [f"it names the interpreter {program} of this computer" for program in unapproved_pythons(hosts)]
     if not demands:
         return
     if person:

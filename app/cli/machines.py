@@ -25,7 +25,7 @@ from profiles.quantities import bytes_text
 from profiles.schema import DEFAULT_TASK
 
 if TYPE_CHECKING:
-    from distributed.checks.examination import Examined
+    from distributed.checks.examination import MachineExamination
 
 
 def distributed_check(
@@ -60,7 +60,7 @@ def distributed_check(
     return answer(as_json, {"machines": [_check_document(one) for one in examined_machines]}, (), code)
 
 
-def _show(examined: Examined) -> None:
+def _show(examined: MachineExamination) -> None:
     problem = examined.readiness.problem
     if problem is not None:
         say_error(problem.message, problem.hint)
@@ -84,7 +84,7 @@ def _show(examined: Examined) -> None:
             show_line(f"{examined.name}: warning: {visible(f'{finding.seen}{needed}{fix}')}")
 
 
-def _check_document(examined: Examined) -> dict[str, object]:
+def _check_document(examined: MachineExamination) -> dict[str, object]:
     readiness, facts = examined.readiness, examined.readiness.facts
     document: dict[str, object] = {"name": examined.name, "ready": examined.ready}
     if readiness.problem is not None:

@@ -22,7 +22,7 @@ from app.headline import headline
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
-from distributed.hosts.file import RUN_HOSTS, without_strange_pythons
+from distributed.hosts.file import RUN_HOSTS, without_unapproved_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
 from distributed.run.run_machines import all_hosts
@@ -95,7 +95,7 @@ class Proof:
 
     def _ask(self) -> None:
         try:
-            hosts = without_strange_pythons(all_hosts(self._path))
+            hosts = without_unapproved_pythons(all_hosts(self._path))
             leftovers_by_machine = self._left(hosts, self._run_id, self.ended.wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}

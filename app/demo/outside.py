@@ -18,7 +18,7 @@ from app.demo.fixture import HERE, TourMachine, fixture
 from app.wizard.machines import ThisComputer
 from app.wizard.outside import Outside
 from app.wizard.records import Tell
-from distributed.checks.examination import Examined, examine
+from distributed.checks.examination import MachineExamination, examine
 from distributed.discovery.discovery import Sources
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import (
@@ -262,11 +262,11 @@ class TourOutside(Outside):
 
     # ------------------------------------------------------------------------------------------------ looks and figures
 
-    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[Examined]:
+    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
         self.clock.work(_LOOKING)
         return examine(hosts, task, trust, dial=self.dial)
 
-    def repair(self, examined: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
+    def repair(self, examined: Sequence[MachineExamination], tell: Tell, send: bool) -> Sequence[MusterError]:
         for name in [machine.name for machine in examined if machine.readiness.provisionable]:
             for number, step in enumerate(_INSTALLATION):
                 tell(InstallProgress(step, number / len(_INSTALLATION), name))

@@ -16,7 +16,7 @@ from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
 from distributed.discovery.sightings import Reachability, SightingOrigin
-from distributed.hosts.file import Hosts, Machine, load_hosts, without_strange_pythons
+from distributed.hosts.file import Hosts, Machine, load_hosts, without_unapproved_pythons
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
 
@@ -161,5 +161,5 @@ def _searched(state: State, files: Iterable[tuple[SightingOrigin, Path]]) -> tup
 
 def _hosts(path: Path) -> Hosts | None:
     with contextlib.suppress(MusterError):
-        return without_strange_pythons(load_hosts(path))
+        return without_unapproved_pythons(load_hosts(path))
     return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.wizard import machines as machine_rows
     from app.wizard.machines import ThisComputer
     from distributed.checks import examination
-    from distributed.checks.examination import Examined
+    from distributed.checks.examination import MachineExamination
     from distributed.discovery import discovery
     from distributed.discovery import neighbours as neighbour_table
     from distributed.discovery.discovery import Sources, State
@@ -91,11 +91,11 @@ class Outside:
         """
         return access.install_key(target, password, trust=trust).report
 
-    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[Examined]:
+    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
         """Look at all machines side by side; their connections are closed again."""
         return examination.examine(hosts, task, trust)
 
-    def repair(self, examined: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
+    def repair(self, examined: Sequence[MachineExamination], tell: Tell, send: bool) -> Sequence[MusterError]:
         """Install packages, ``send``: those of this computer; return what did not go."""
         return examination.repair(examined, tell, offline_wheels=send)
 

@@ -104,7 +104,7 @@ class Services:
         path = saved_hosts(self._config).get(profile)
         if path is None:
             return (machines.this_row(self.outside.this_computer()),)
-        hosts = hosts_file.without_strange_pythons(hosts_file.load_hosts(path))
+        hosts = hosts_file.without_unapproved_pythons(hosts_file.load_hosts(path))
         return tuple(
             machines.row_of(machine, self.outside.this_computer(), hosts.ssh_config) for machine in hosts.machines
         )

@@ -1,7 +1,7 @@
-"""What a machine has at a path, for data that stay there. It travels in the command itself, and writes nothing.
+"""Inspects local data at a path on a machine. The program is passed in the command itself, and writes nothing.
 
-``python -c PROGRAM PATH`` says, as one JSON object: ``path``, absolute there; ``problem``: why nothing can be trained
-on it, or empty; ``columns`` of the table to train on, where there is one. Nothing of its rows is said.
+``python -c PROGRAM PATH`` prints one JSON object: ``path``, absolute there; ``problem``: why it cannot be trained on,
+or empty; ``columns`` of the table to train on, if there is one. No rows are revealed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 _TABLES = ("train", "training", "metadata")
 _ENDS = (".csv", ".tsv", ".jsonl")
 _MOST = 1 << 20
-"""Bytes of a first line."""
+"""Maximum bytes of a line."""
 
 
-def look(text: str) -> dict[str, object]:
-    """Look at a path; a relative one is below the home folder."""
+def inspect_path(text: str) -> dict[str, object]:
+    """Inspect a path; a relative one is below the home folder."""
     path = os.path.join(os.path.expanduser("~"), os.path.expanduser(text))
     try:
         names = sorted(os.listdir(path)) if os.path.isdir(path) else [""] if os.stat(path).st_size else []
@@ -50,5 +50,5 @@ def _head(path: str) -> tuple[list[str], bool]:
 
 
 def main() -> int:
-    json.dump(look(sys.argv[1]), sys.stdout)
+    json.dump(inspect_path(sys.argv[1]), sys.stdout)
     return 0

@@ -1,6 +1,6 @@
-"""A thorough look at all machines, side by side: what a run needs, what would slow it down, and every way between them.
+"""Examines all machines concurrently: what a run needs, what would slow it down, and the connections between them.
 
-Nothing is written on a machine; the programs that look travel in the command itself.
+Nothing is written on a machine; the examining programs are passed in the command itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from distributed.checks.findings import (
     Finding,
     Health,
+    judge_connections,
     judge_facts,
     judge_health,
     judge_host_keys,
     judge_mtu,
-    judge_ways,
 )
 from distributed.checks.job import look_at_job
 from distributed.hosts.schema import Hosts
@@ -39,13 +39,13 @@ _PROGRAM = ("distributed.system", "distributed.checks.machine_health")
 
 
 @dataclass
-class Examined:
-    """One machine and all that was found."""
+class MachineExamination:
+    """One machine and all findings about it."""
 
     readiness: Readiness
     findings: list[Finding] = field(default_factory=list)
     health: Health | None = None
-    """``None``: it could not be looked at closely."""
+    """``None``: its hardware could not be examined."""
 
     @property
     def name(self) -> str:
@@ -62,13 +62,13 @@ def examine(
     trust: Trust | None = None,
     profile: Profile | None = None,
     dial: Dial = link_to,
-) -> list[Examined]:
-    """Look at all machines, and close the connections again; one entry a machine, in their order.
+) -> list[MachineExamination]:
+    """Examine all machines, and close the connections; one entry per machine, in their order.
 
     Args:
-        profile: also looks whether this job fits: memory, data, the coordinator's port.
+        profile: also check whether this job fits: memory, data, the coordinator's port.
     """
-    examined = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
+    examined = [MachineExamination(readiness) for readiness in check(hosts, task, trust, dial=dial)]
     try:
         for machine in examined:
             link, problem = machine.readiness.link, machine.readiness.problem
@@ -76,20 +76,20 @@ def examine(
             if problem is not None:
                 seen, safe = problem.message_for(link.name), machine.readiness.provisionable
                 machine.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
-        ready = [one for one in examined if one.readiness.facts is not None and one.readiness.problem is None]
-        keys = judge_host_keys({one.name: one.readiness.facts.fingerprint for one in ready if one.readiness.facts})
+        ready = [m for m in examined if m.readiness.facts is not None and m.readiness.problem is None]
+        keys = judge_host_keys({m.name: m.readiness.facts.fingerprint for m in ready if m.readiness.facts})
         for machine in ready:
             machine.findings += [keys[machine.name]] if machine.name in keys else []
-        _look_closer([one for one in examined if one.readiness.facts is not None], profile, dial)
+        _examine_closely([m for m in examined if m.readiness.facts is not None], profile, dial)
     finally:
         for machine in examined:
             machine.readiness.link.close()
     return examined
 
 
-def repair(examined: Sequence[Examined], say: Tell, offline_wheels: bool = False) -> list[MusterError]:
-    """Fix what is safe to fix without asking: install packages where they are missing. Return what failed."""
-    lacking = [one.readiness.link for one in examined if one.readiness.provisionable]
+def repair(examined: Sequence[MachineExamination], say: Tell, offline_wheels: bool = False) -> list[MusterError]:
+    """Fix what is safe to fix without asking: install missing packages. Return the errors."""
+    lacking = [machine.readiness.link for machine in examined if machine.readiness.provisionable]
     try:
         return list(provision_all(lacking, say, offline_wheels).values())
     finally:
@@ -97,16 +97,16 @@ def repair(examined: Sequence[Examined], say: Tell, offline_wheels: bool = False
             link.close()
 
 
-def _look_closer(machines: Sequence[Examined], profile: Profile | None, dial: Dial) -> None:
-    """Add what machines that answer have to say, everything at the same time."""
+def _examine_closely(machines: Sequence[MachineExamination], profile: Profile | None, dial: Dial) -> None:
+    """Add detailed findings of the machines that answer, all checks concurrently."""
     if not machines:
         return
     with ThreadPoolExecutor(len(machines) + 2) as pool:
-        connections = pool.submit(_all_ways, [one.readiness for one in machines], dial)
-        ready = [one.readiness for one in machines if one.readiness.problem is None]
-        ready_machines = [(one.link, one.facts) for one in ready if one.facts is not None]
+        connections = pool.submit(_check_connections, [machine.readiness for machine in machines], dial)
+        ready = [machine.readiness for machine in machines if machine.readiness.problem is None]
+        ready_machines = [(r.link, r.facts) for r in ready if r.facts is not None]
         job = pool.submit(look_at_job, profile, ready_machines) if profile is not None else None
-        healths = list(pool.map(lambda one: _health(one.readiness), machines))
+        healths = list(pool.map(lambda machine: _health(machine.readiness), machines))
     sizes = judge_mtu(_add_health(machines, healths))
     for machine, health in zip(machines, healths):
         machine.findings += connections.result().get(machine.name, [])
@@ -114,12 +114,14 @@ def _look_closer(machines: Sequence[Examined], profile: Profile | None, dial: Di
         if job is not None and machine.readiness.problem is None:
             machine.findings += job.result().of(machine.name, health if isinstance(health, Health) else None)
     if job is not None:
-        starter = next((one for one in machines if one.readiness.link.machine.here), machines[0])
-        starter.findings += job.result().here
+        starter = next((machine for machine in machines if machine.readiness.link.machine.here), machines[0])
+        starter.findings += job.result().local
 
 
-def _add_health(machines: Sequence[Examined], healths: Sequence[Health | Finding]) -> dict[str, tuple[str, int]]:
-    """Add what hardware and system have shown; return the interface in use and its packet size by machine."""
+def _add_health(
+    machines: Sequence[MachineExamination], healths: Sequence[Health | Finding]
+) -> dict[str, tuple[str, int]]:
+    """Add the findings about hardware and system; return the interface in use and its packet size by machine."""
     mtus = {}
     for machine, health in zip(machines, healths):
         facts = machine.readiness.facts
@@ -151,10 +153,10 @@ def _health(readiness: Readiness) -> Health | Finding:
 # ---------------------------------------------------------------------------------------------------------------- ways
 
 
-def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Finding]]:
-    """Let every machine connect to every other, and to this one, where the coordinator of a run listens."""
-    links = [one.link for one in machines]
-    addresses = {one.link.name: one.facts.address for one in machines if one.facts and not one.link.machine.here}
+def _check_connections(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Finding]]:
+    """Make every machine connect to every other, and to this one, where the coordinator of a run listens."""
+    links = [r.link for r in machines]
+    addresses = {r.link.name: r.facts.address for r in machines if r.facts and not r.link.machine.here}
     remote_hosts = [link.host for link in links if link.host and not link.machine.here]
     local_names = [link.name for link in links if link.machine.here]
     if remote_hosts and not local_names:
@@ -162,15 +164,20 @@ def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Findi
     coordinator = local_names[0] if local_names else links[-1].name
     addresses.update({name: address_towards(remote_hosts[0]) for name in (*local_names, coordinator) if remote_hosts})
     dialable = {name: address for name, address in addresses.items() if address and "%" not in address}
-    # ... else it names an interface of one machine, and means something else on the others
+    # An address with "%" names an interface of one machine, which other machines do not share.
     with _listeners(links) as listening, ThreadPoolExecutor(max(len(links), 1)) as pool:
         endpoints = {name: (dialable[name], port) for name, (port, _) in listening.items() if port and name in dialable}
         failures = list(pool.map(lambda link: _reasons(link, endpoints), links))
-        is_blocked = [bool(told.get(coordinator)) for told in failures]
-        forwarded = pool.map(lambda link, out: out and _ssh_carries(link, listening[coordinator][0]), links, is_blocked)
+        is_blocked = [bool(reasons.get(coordinator)) for reasons in failures]
+        forwarded = pool.map(
+            lambda link, blocked: blocked and _ssh_carries(link, listening[coordinator][0]), links, is_blocked
+        )
         return {
-            link.name: [listening[link.name][1], *judge_ways(told, [coordinator] if link.host else [], carried)]
-            for link, told, carried in zip(links, failures, forwarded, strict=True)
+            link.name: [
+                listening[link.name][1],
+                *judge_connections(reasons, [coordinator] if link.host else [], carried),
+            ]
+            for link, reasons, carried in zip(links, failures, forwarded, strict=True)
         }
 
 
@@ -185,7 +192,7 @@ def _ssh_carries(link: MachineLink, port: int) -> bool:
 
 @contextmanager
 def _listeners(links: Sequence[MachineLink]) -> Iterator[dict[str, tuple[int, Finding]]]:
-    """Have every machine listen on a port that is free there; by name, its number (0: there is none) and a finding."""
+    """Make every machine listen on a free port; yields by name its number (0: none) and a finding."""
     with ExitStack() as stack:
 
         def start(link: MachineLink) -> tuple[int, Finding]:
@@ -204,13 +211,13 @@ def _listeners(links: Sequence[MachineLink]) -> Iterator[dict[str, tuple[int, Fi
 
 
 def _reasons(link: MachineLink, endpoints: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    """Connect from a machine to all others; by name: empty, or why it did not go."""
-    others = {name: place for name, place in endpoints.items() if name != link.name}
+    """Connect from a machine to all others; return by name the reason of each failure, empty for success."""
+    others = {name: endpoint for name, endpoint in endpoints.items() if name != link.name}
     if not others:
         return {}
-    words = [str(part) for place in others.values() for part in place]
+    arguments = [str(part) for endpoint in others.values() for part in endpoint]
     try:
-        done = link.connection().run([link.python, "-c", packed(*_PROGRAM), "reach", *words], timeout=_TIMEOUT)
+        done = link.connection().run([link.python, "-c", packed(*_PROGRAM), "reach", *arguments], timeout=_TIMEOUT)
         replies = dict(json.loads(done.stdout))
     except (MusterError, ValueError, TypeError):
         return dict.fromkeys(others, "it could not be checked")

@@ -1,4 +1,4 @@
-"""What was found on a machine, what is needed, and the fix. Pure functions of the machine's report."""
+"""Findings about a machine: what was seen, what is needed, and the fix. Pure functions of the machine's report."""
 
 from __future__ import annotations
 
@@ -45,45 +45,45 @@ CHECKS = {
     "ways": "connections to the other machines",
     "health": "whether its hardware can be read",
 }
-"""What is looked at on every machine, without a job, by the word for programs."""
+"""The checks on every machine, without a job: descriptions by identifier."""
 
 
 class Finding(NamedTuple):
     """The result of one check."""
 
     check: str
-    """Stable word for programs."""
+    """Stable identifier for programs."""
     level: Level
     """A machine with a problem cannot take part; a warning costs time or may end a run."""
     seen: str
     needed: str = ""
     fix: str = ""
-    """A command, or what a person does."""
+    """A command, or what the user should do."""
     safe: bool = False
-    """Whether ``--fix`` may do it unasked."""
+    """Whether ``--fix`` may apply it without asking."""
 
     @classmethod
     def warn_if(cls, wrong: bool, check: str, seen: str, needed: str, fix: str) -> Finding:
-        """Return a warning with its fix where something is wrong, else that it is in order."""
+        """Return a warning with its fix where ``wrong``, else an ``ok`` finding."""
         return cls(check, "warning" if wrong else "ok", seen, needed, fix if wrong else "")
 
 
-class _Said(BaseModel):
+class _Report(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Memory(_Said):
+class Memory(_Report):
     total: int
     free: int
 
 
-class Power(_Said):
+class Power(_Report):
     source: Literal["", "ac", "battery"]
     percent: int | None = None
     saving: bool = False
 
 
-class Nvidia(_Said):
+class Nvidia(_Report):
     name: _Text
     driver: _Text
     total: int | None = None
@@ -91,7 +91,7 @@ class Nvidia(_Said):
     celsius: int | None = None
 
 
-class Device(_Said):
+class Device(_Report):
     device: _Text
     problem: str = Field(max_length=1000)
     gflops: float | None = None
@@ -99,8 +99,8 @@ class Device(_Said):
     """Whether it multiplies bf16 in hardware."""
 
 
-class Health(_Said):
-    """What :mod:`distributed.checks.machine_health` says; sizes in bytes."""
+class Health(_Report):
+    """Report of :mod:`distributed.checks.machine_health`; sizes in bytes."""
 
     machine: _Text
     hardware: _Text
@@ -115,7 +115,7 @@ class Health(_Said):
 
 
 def judge_facts(facts: Facts) -> list[Finding]:
-    """Return findings for what the first look found in order; what makes a machine unfit is in its problem."""
+    """Return ``ok`` findings for the facts that are in order; what makes a machine unfit is in its problem."""
     version, oldest = ".".join(map(str, facts.python)), ".".join(map(str, OLDEST_PYTHON))
     ahead = facts.clock_ahead
     looked_at = [
@@ -135,7 +135,7 @@ def judge_facts(facts: Facts) -> list[Finding]:
 
 
 def judge_host_keys(fingerprints: Mapping[str, str]) -> dict[str, Finding]:
-    """Return a warning for each machine that shares its host key with others; by name, as the fingerprints are."""
+    """Return a warning for each machine that shares its host key with others; by name, like the fingerprints."""
     findings = {}
     for name, key in fingerprints.items():
         if others := [other for other, shown in fingerprints.items() if shown == key and other != name]:
@@ -145,10 +145,10 @@ def judge_host_keys(fingerprints: Mapping[str, str]) -> dict[str, Finding]:
 
 
 def guarded_folder(root: str, system: str) -> str:
-    """Return the folder of a Mac that programs without a window may not enter, where ``root`` lies in one; else "".
+    """Return the protected folder of a Mac that contains ``root``; empty if there is none.
 
-    Such are Desktop, Documents, Downloads and iCloud of every user, and other disks: a run over SSH is refused there,
-    or waits for the answer to a question that nobody sees.
+    Programs without a window may not enter Desktop, Documents, Downloads and iCloud of any user, and other disks: a run
+    over SSH is refused there, or waits for the answer to a dialog that is not seen.
     """
     if system != "Darwin":
         return ""
@@ -164,7 +164,7 @@ def guarded_folder(root: str, system: str) -> str:
 
 
 def judge_health(health: Health) -> list[Finding]:
-    """Return what a machine's hardware and system have shown."""
+    """Return the findings about a machine's hardware and system."""
     translated = health.machine != health.hardware
     fix = f"name a Python for {health.hardware} with 'python' in the hosts file, such as /opt/homebrew/bin/python3"
     seen = f"Python for {health.machine} under Rosetta" if translated else health.machine
@@ -184,7 +184,7 @@ def _devices(health: Health) -> Iterator[Finding]:
             )
         else:
             yield Finding("device", "ok", f"{device.device}: {device.gflops or 0:.0f} GFLOP/s", "a correct product")
-    if health.nvidia and not any(one.device.startswith("cuda") for one in health.devices):
+    if health.nvidia and not any(device.device.startswith("cuda") for device in health.devices):
         seen = f"{health.nvidia[0].name} (driver {health.nvidia[0].driver}) is not used: torch has no CUDA there"
         fix = "install a CUDA build of torch there, or a newer driver (nvidia-smi shows the newest CUDA that it knows)"
         yield Finding("driver", "warning", seen, "a driver and a torch that fit", fix)
@@ -212,7 +212,8 @@ def _power(health: Health) -> Iterator[Finding]:
 
 def _heat(health: Health) -> Iterator[Finding]:
     """Judge the hottest of processor and GPUs."""
-    temperatures = [one for one in (health.celsius, *(gpu.celsius for gpu in health.nvidia)) if one is not None]
+    readings = (health.celsius, *(gpu.celsius for gpu in health.nvidia))
+    temperatures = [celsius for celsius in readings if celsius is not None]
     is_hot = health.throttled or max(temperatures, default=0.0) >= HOT
     degrees = f"{max(temperatures):.0f} °C" if temperatures else "unknown"
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
@@ -220,9 +221,9 @@ def _heat(health: Health) -> Iterator[Finding]:
 
 
 def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
-    """Compare the largest packets of the interfaces in use; by machine: interface and bytes.
+    """Compare the MTU of the interfaces in use; ``mtus`` has interface and bytes by machine.
 
-    Packets that only one end can send are lost without a word where no router tells, and transfers hang.
+    Packets that only one end can handle are lost silently where no router reports it, and transfers hang.
     """
     smallest = min((mtu for _, mtu in mtus.values()), default=0)
     common_size, findings = max(smallest, 1500), {}
@@ -233,12 +234,12 @@ def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
     return findings
 
 
-def judge_ways(reasons: Mapping[str, str], needed: Sequence[str], through_ssh: bool = False) -> list[Finding]:
+def judge_connections(reasons: Mapping[str, str], needed: Sequence[str], through_ssh: bool = False) -> list[Finding]:
     """Return findings from a machine's attempts to connect to the others.
 
     Args:
-        reasons: by the other machine's name: empty, or why it did not go.
-        needed: those without which it cannot train.
+        reasons: by the other machine's name: empty, or why the connection failed.
+        needed: machines that it must reach to train.
         through_ssh: whether it reaches these through its SSH connection.
     """
     findings = []

@@ -1,7 +1,7 @@
-"""What a job finds on machines that are ready: does its model fit into the memory, is its data there or how much must
-travel, is the port of its coordinator free?
+"""Checks a job against machines that are ready: whether its model fits into memory, how much data must be sent, and
+whether its coordinator's port is free.
 
-:func:`look_at_job` asks; the ``judge_*`` are pure functions, but for :func:`judge_port`, which tries.
+:func:`look_at_job` queries the machines; the ``judge_*`` are pure functions, except :func:`judge_port`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _NAMES = {
 
 
 @dataclass
-class JobLook:
+class JobFindings:
     """The findings about a job."""
 
     profile: Profile
     size: ModelSize | None = None
     measured: dict[str, SpeedFigures] = field(default_factory=dict)
-    """The task on a machine that was measured before, by the machine's name."""
+    """Earlier measurements of the task, by machine name."""
     everywhere: list[Finding] = field(default_factory=list)
-    """What is true of every machine."""
-    here: list[Finding] = field(default_factory=list)
-    """Of the machine that starts the run."""
+    """Findings that apply to every machine."""
+    local: list[Finding] = field(default_factory=list)
+    """Findings about the machine that starts the run."""
     data: dict[str, list[Finding]] = field(default_factory=dict)
-    """By machine."""
+    """Findings about data, by machine."""
 
     def of(self, name: str, health: Health | None) -> list[Finding]:
         """Return the findings of one machine."""
@@ -65,13 +65,13 @@ class JobLook:
         return [*memory, *self.data.get(name, []), *self.everywhere]
 
 
-def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCache | None = None) -> JobLook:
-    """Compare a job with machines that are connected; nothing is written on them.
+def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCache | None = None) -> JobFindings:
+    """Check a job against connected machines; nothing is written on them.
 
-    What is wrong with the job itself is a finding of every machine.
+    A problem of the job itself is a finding of every machine.
     """
     local_findings, everywhere = judge_port(profile.strategy.coordinator_port), judge_origin(with_local_model(profile))
-    look = JobLook(profile, size_for(profile), here=local_findings, everywhere=everywhere)
+    look = JobFindings(profile, size_for(profile), local=local_findings, everywhere=everywhere)
     if not machines:
         return look
     try:
@@ -87,7 +87,7 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
         if figures is not None:
             look.measured[placement.link.name] = figures
     with ThreadPoolExecutor(len(machines)) as pool:
-        answers = pool.map(lambda one: _data(inputs, *one), machines)
+        answers = pool.map(lambda machine: _data(inputs, *machine), machines)
         look.data = dict(zip((link.name for link, _ in machines), answers, strict=True))
     for name, findings in own_data(profile, [link for link, _ in machines], plan.members).items():
         look.data[name] += findings
@@ -104,8 +104,8 @@ def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
 
 
 def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigures | None, health: Health) -> Finding:
-    """Compare what a member needs with what is free; what was measured there stands before what is estimated."""
-    if measured is not None and any(one.peak for one in measured.machine.measurements):
+    """Compare the memory that a member needs with what is free; measurements take precedence over estimates."""
+    if measured is not None and any(measurement.peak for measurement in measured.machine.measurements):
         job, strategy = job_of(profile, measured.workload), profile.strategy.strategy
         chosen = default_strategy() if strategy == "auto" else strategy
         need = member_bytes(job, measured.machine, chosen, job.batch)
@@ -135,11 +135,11 @@ def _judged(profile: Profile, need: int, source: str, health: Health) -> Finding
 
 
 def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
-    """Return what it means that so many bytes are needed: a problem where the machine has not so many in all, a warning
-    where other programs have them.
+    """Return the level of a need for memory: a problem where the machine has too little in total, a warning where other
+    programs occupy it.
 
     Args:
-        free: 0: unknown; so is ``total``.
+        free: free bytes; 0: unknown, as for ``total``.
     """
     if total and need > total * (ESTIMATE_TOLERANCE if estimated else 1):
         return "problem"
@@ -147,18 +147,18 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
 
 
 def free_memory(health: Health, device: str) -> FreeMemory:
-    """Return the memory of the smallest device that trains where a job wants ``auto``, ``cpu``, ``cuda`` or ``mps``."""
-    working = [one for one in health.devices if not one.problem]
-    cuda = [one for one in working if one.device.startswith("cuda")]
+    """Return the memory of the smallest training device for a job with ``auto``, ``cpu``, ``cuda`` or ``mps``."""
+    working = [result for result in health.devices if not result.problem]
+    cuda = [result for result in working if result.device.startswith("cuda")]
     gpu_memory = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
     if device in ("auto", "cuda") and cuda and gpu_memory:
-        return FreeMemory(*min(gpu_memory), "cuda", all(one.bf16 for one in cuda))
-    metal = device == "mps" or (device == "auto" and any(one.device == "mps" for one in working))
+        return FreeMemory(*min(gpu_memory), "cuda", all(result.bf16 for result in cuda))
+    metal = device == "mps" or (device == "auto" and any(result.device == "mps" for result in working))
     return FreeMemory(health.memory.free, health.memory.total, "mps" if metal else "cpu")
 
 
 def judge_data(trees: Mapping[str, Tree], missing: MissingFiles, facts: Facts) -> list[Finding]:
-    """Return findings on whether code, model and data are there, equal by hash; what is missing must fit on the
+    """Return findings on whether code, model and data are present with the same hash; missing files must fit on the
     disk."""
     findings = []
     for folder, tree in trees.items():
@@ -181,7 +181,7 @@ def judge_data(trees: Mapping[str, Tree], missing: MissingFiles, facts: Facts) -
 
 
 def judge_origin(profile: Profile) -> list[Finding]:
-    """Return what every machine downloads from the hub of models and data sets by itself."""
+    """Return findings on what every machine downloads by itself from the model and data hub."""
     local = ("/", "./", "../", "~")
     model = profile.model
     named = {
@@ -190,12 +190,12 @@ def judge_origin(profile: Profile) -> list[Finding]:
         "teacher": model.teacher_path,
         "encoder": model.encoder_path,
     }
-    downloads = [(what, name) for what, name in named.items() if name and not name.startswith(local)]
-    return [Finding("data", "ok", f"{what}: each machine gets {name} from the hub itself") for what, name in downloads]
+    downloads = [(kind, name) for kind, name in named.items() if name and not name.startswith(local)]
+    return [Finding("data", "ok", f"{kind}: each machine gets {name} from the hub itself") for kind, name in downloads]
 
 
 def judge_port(port: int) -> list[Finding]:
-    """Try the port that a profile fixes for the coordinator, on this machine; nothing where any free one will do."""
+    """Test the coordinator port of a profile on this machine; empty where any free port will do."""
     if not port:
         return []
     try:

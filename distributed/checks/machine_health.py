@@ -1,13 +1,13 @@
-"""What a machine's hardware and system say before a run: power, heat, memory, devices, ways to other machines.
+"""Reports a machine's hardware and system before a run: power, heat, memory, devices, connections to other machines.
 
-Python >= 3.9 with psutil for the facts, and torch for the devices where it is there: it goes to the machine with
+Needs Python >= 3.9 with psutil for the facts, and torch for the devices if installed. It is sent to the machine with
 :mod:`distributed.system` and :mod:`training.sensors`, and runs there::
 
     python machine_health.py facts            > one JSON document
     python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
     python machine_health.py reach HOST PORT ...   > {"HOST PORT": ""} or the reason, for every pair
 
-The parsers take text, so that they can be tried everywhere.
+The parsers take text, so that they can be tested everywhere.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any
 from distributed.system import output, read
 
 LARGE = 9216
-"""Bytes, more than a packet of any network card."""
+"""Bytes that exceed the packet size of any network card."""
 LOSES_LARGE = "small packets pass, large ones do not"
 CPU_SIZE, GPU_SIZE = 512, 2048
-"""Side of the matrices of the smoke test; what a GPU gets is large enough to keep it busy."""
+"""Side of the matrices of the smoke test; large enough to keep a GPU busy."""
 SPEED_SECONDS = 0.1
 CONNECT_SECONDS = 2.0
 _MOST_PEERS = 64
@@ -41,7 +41,7 @@ _MOST_PEERS = 64
 
 def facts() -> dict[str, Any]:
     """Return all facts; one that cannot be read does not affect the others."""
-    import psutil  # ways to other machines are looked at where packages are missing too
+    import psutil  # connections are tested where packages are missing too
 
     from training.sensors import processor_celsius
 
@@ -54,7 +54,7 @@ def facts() -> dict[str, Any]:
         "memory": {"total": memory.total, "free": memory.available},
         "power": power,
         "inhibitor": inhibitor(),
-        "mtu": {name: one.mtu for name, one in psutil.net_if_stats().items() if not name.startswith("lo")},
+        "mtu": {name: card.mtu for name, card in psutil.net_if_stats().items() if not name.startswith("lo")},
         "celsius": processor_celsius(),
         "throttled": mac_throttled(output("pmset", "-g", "therm")) if mac else False,
         "nvidia": nvidia(output("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits")),
@@ -63,7 +63,7 @@ def facts() -> dict[str, Any]:
 
 
 def inhibitor() -> str:
-    """Return what can keep this machine awake; a session over SSH may be refused what exists."""
+    """Return the program that can keep this machine awake; an SSH session may be denied its use."""
     if shutil.which("caffeinate"):
         return "caffeinate"
     for mode, name in (
@@ -91,7 +91,7 @@ def power_supplies(top: str = "/sys/class/power_supply") -> list[dict[str, str]]
 
 
 def linux_power(supplies: list[dict[str, str]]) -> dict[str, Any]:
-    """Judge power supplies: ``{"source": "ac" | "battery" | "", "percent": ..., "saving": ...}``.
+    """Evaluate power supplies: ``{"source": "ac" | "battery" | "", "percent": ..., "saving": ...}``.
 
     A mouse has a battery too: its scope is ``Device``.
     """
@@ -126,7 +126,7 @@ _NVIDIA = "name,driver_version,memory.total,memory.free,temperature.gpu"
 
 
 def nvidia(text: str) -> list[dict[str, Any]]:
-    """Parse nvidia-smi's table; memory in bytes, what it does not know is ``None``."""
+    """Parse nvidia-smi's table; memory in bytes, unknown values are ``None``."""
     rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
     return [
         {
@@ -145,10 +145,10 @@ def number(text: str, unit: int = 1) -> int | None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """Multiply matrices on every device; a result that is wrong is a problem, as is an error."""
+    """Multiply matrices on every device; a wrong result or an error is a problem."""
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - a torn installation fails in any way; it becomes a finding
+    except Exception as error:  # noqa: BLE001 - a broken installation fails in any way; it becomes a finding
         return [{"device": "cpu", "problem": f"torch: {error}", "gflops": None}]
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     mps = getattr(torch.backends, "mps", None)
@@ -158,7 +158,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def smoke(torch: Any, name: str) -> dict[str, Any]:
-    """Multiply once and compare, then see how fast; the factors are small whole numbers: the product is exact."""
+    """Multiply once and compare, then measure the speed; the factors are small integers, so the product is exact."""
     size = CPU_SIZE if name == "cpu" else GPU_SIZE
     places = ((0, 0), (17, 300), (size - 1, size - 1))
     try:
@@ -187,11 +187,11 @@ def speed(left: Any, right: Any) -> float:
     return 2.0 * len(left) ** 3 * count / (time.monotonic() - begin) / 1e9
 
 
-# ---------------------------------------------------------------------------------------------------------------- ways
+# --------------------------------------------------------------------------------------------------------- connections
 
 
 def listen(seconds: float) -> None:
-    """Print a free port, and take every connection to it, with what it sends."""
+    """Print a free port, and accept every connection to it, without reading."""
     peers: list[socket.socket] = []
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
@@ -205,19 +205,19 @@ def listen(seconds: float) -> None:
 
 
 def carries_large_packets(connection: socket.socket, seconds: float = 2.0) -> bool:
-    """Send more than any packet holds; return whether the other end's kernel has confirmed some of it. True where this
-    system does not tell."""
+    """Send more than fits into one packet; return whether the remote kernel has acknowledged some of it. True where
+    this system does not report that."""
     if not sys.platform.startswith("linux"):
         return True
     end = time.monotonic() + seconds
     connection.sendall(bytes(LARGE))
-    while (left := unconfirmed(connection)) >= LARGE and time.monotonic() < end:
+    while (left := unacknowledged(connection)) >= LARGE and time.monotonic() < end:
         time.sleep(0.01)
     return left < LARGE
 
 
-def unconfirmed(connection: socket.socket) -> int:
-    """Return the bytes that were sent and are not confirmed (Linux)."""
+def unacknowledged(connection: socket.socket) -> int:
+    """Return the bytes that were sent and are not acknowledged yet (Linux)."""
     return int(struct.unpack("=i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
 
 
@@ -225,14 +225,14 @@ def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
     """Try to connect to all at once; return the reason of each failure."""
     results: dict[str, str] = {}
 
-    def one(host: str, port: int) -> None:
+    def attempt(host: str, port: int) -> None:
         try:
             with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
                 results[f"{host} {port}"] = "" if carries_large_packets(connection) else LOSES_LARGE
         except OSError as error:
             results[f"{host} {port}"] = error.strerror or str(error) or type(error).__name__
 
-    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in pairs]
+    threads = [threading.Thread(target=attempt, args=pair, daemon=True) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:

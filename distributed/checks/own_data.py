@@ -1,4 +1,4 @@
-"""Data that stay on machines: whether each has some to train on, and with the columns that the others have."""
+"""Checks data that stay on machines: whether each has some to train on, with the same columns as the others."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _Name = Annotated[str, Field(max_length=200)]
 _STAY = "they stay there; only weights or gradients leave it"
 
 
-class Seen(BaseModel):
-    """What :mod:`distributed.checks.data_there` says."""
+class LocalData(BaseModel):
+    """Report of :mod:`distributed.checks.data_there`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,14 +38,14 @@ class Seen(BaseModel):
 def require_data(
     profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan], tell: Tell = lambda line: None
 ) -> None:
-    """Refuse machines without data of their own, where data stay on them; what they have is told.
+    """Refuse machines without data, where data stay on machines; ``tell`` gets what the others have.
 
     Raises:
-        NotReady: some have none.
+        NotReady: a machine has no usable data.
     """
     by_machine = own_data(profile, links, members)
-    findings = [(link, one) for link in links for one in by_machine[link.name]]
-    problems = [SshError(link.name, one.seen, one.fix) for link, one in findings if one.level == "problem"]
+    findings = [(link, finding) for link in links for finding in by_machine[link.name]]
+    problems = [SshError(link.name, f.seen, f.fix) for link, f in findings if f.level == "problem"]
     if problems:
         raise NotReady(problems)
     for link, finding in findings:
@@ -53,14 +53,13 @@ def require_data(
 
 
 def own_data(profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan]) -> dict[str, list[Finding]]:
-    """Return the findings by machine; nothing where data do not stay there, or no path says where they are."""
+    """Return findings about local data by machine; empty where data do not stay there, or no path is known."""
     locations = dict.fromkeys((member.machine, member.data) for member in members if member.data)
     queries = [(link, path) for link in links for machine, path in locations if machine == link.name]
     with ThreadPoolExecutor(len(queries) or 1) as pool:
-        outcomes = {
-            (one[0].name, one[1]): found for one, found in zip(queries, pool.map(lambda one: _look(*one), queries))
-        }
-    columns = {place: one.columns for place, one in outcomes.items() if isinstance(one, Seen)}
+        results = pool.map(lambda query: _inspect(*query), queries)
+        outcomes = {(link.name, path): result for (link, path), result in zip(queries, results)}
+    columns = {location: seen.columns for location, seen in outcomes.items() if isinstance(seen, LocalData)}
     findings: dict[str, list[Finding]] = {link.name: [] for link in links}
     for location, outcome in outcomes.items():
         finding = outcome if isinstance(outcome, Finding) else judge_own_data(profile, location, outcome, columns)
@@ -68,10 +67,10 @@ def own_data(profile: Profile, links: Sequence[MachineLink], members: Sequence[M
     return findings
 
 
-def _look(link: MachineLink, path: str) -> Seen | Finding:
+def _inspect(link: MachineLink, path: str) -> LocalData | Finding:
     try:
         words = [link.python, "-c", packed("distributed.checks.data_there"), path]
-        return Seen.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)
+        return LocalData.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)
     except ValidationError:
         return Finding("data", "warning", f"its data at {path} could not be checked: its answer cannot be read")
     except MusterError as error:
@@ -79,13 +78,13 @@ def _look(link: MachineLink, path: str) -> Seen | Finding:
 
 
 def judge_own_data(
-    profile: Profile, location: tuple[str, str], seen: Seen, columns: Mapping[tuple[str, str], tuple[str, ...]]
+    profile: Profile, location: tuple[str, str], seen: LocalData, columns: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> Finding:
-    """Judge what a machine has.
+    """Return the finding about the data of one machine.
 
     Args:
-        place: machine and path.
-        columns: of the tables of all places.
+        location: machine and path.
+        columns: columns of the tables at all locations.
     """
     if seen.problem:
         fix = "put the data there, or name another place with 'data' of this machine in the hosts file"

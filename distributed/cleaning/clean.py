@@ -1,8 +1,8 @@
-"""Removes everything of Muster's from a machine again: cache, environments, run folders, processes, and its key last.
+"""Removes everything of Muster from a machine: cache, environments, run folders, processes, and finally its key.
 
-A survey lists what is there; a person sees it before anything happens; another survey over the same connection, after
-the removal, is the proof. A run that is alive keeps what it needs: its folder, the cache, and the key that its
-supervisor comes back with. After a run :func:`leftovers` asks every machine for its processes.
+A survey lists what is there, for the user to confirm; another survey over the same connection verifies the removal. A
+live run keeps what it needs: its folder, the cache, and the key with which its supervisor reconnects. After a run
+:func:`leftovers` asks every machine for remaining processes.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _REMOVAL_TIMEOUT = 600.0
 _SURVEY_TIMEOUT = 120.0
 _CACHE = ("blobs", "trees", "agent")
 _LONGEST_COMMAND = 4096
-"""Characters of a process's command that are looked at: anybody on the machine can start one with 100,000."""
+"""Maximum characters of a process's command that are examined: any user there may start one with 100,000."""
 PREPARED = "(being prepared)"
-"""Stands for a run whose files are on their way to the machine."""
+"""Stands for a run whose files are being sent to the machine."""
 
 
 @dataclass(frozen=True)
 class InventoryPath:
-    """A file or folder of Muster's."""
+    """A file or folder of Muster."""
 
     path: str
     size: int
-    """Bytes on disk; what is linked twice counts once."""
+    """Bytes on disk; hard links count once."""
     kind: str
     """``cache``, ``run`` or ``environment and other files``."""
 
 
 @dataclass(frozen=True)
 class OrphanProcess:
-    """A process of a run that has no agent any more."""
+    """A process of a run whose agent is gone."""
 
     pid: int
     command: str
@@ -54,22 +54,22 @@ class OrphanProcess:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What of Muster's is on a machine."""
+    """Everything of Muster on a machine."""
 
     parts: tuple[InventoryPath, ...] = ()
     keys: tuple[str, ...] = ()
     """``file:line`` of our key in authorized_keys."""
     processes: tuple[OrphanProcess, ...] = ()
     alive: tuple[str, ...] = ()
-    """Runs that go on there."""
+    """Runs that are alive there."""
     elsewhere: tuple[str, ...] = ()
-    """Machines that share our folder and on which some of them go on."""
+    """Machines that share our folder and on which some of these runs are alive."""
     foreign: tuple[str, ...] = ()
-    """Keys of the Muster on other machines, by their comment; they are not ours to take."""
+    """Comments of keys of Muster on other machines; they are not removed."""
     left_alone: tuple[str, ...] = ()
-    """What lies in our folder and is not ours."""
+    """Paths in our folder that are not ours."""
     roots: tuple[tuple[str, bool], ...] = ()
-    """Our folders, and whether each is ours as a whole."""
+    """Our folders, and whether each is entirely ours."""
 
     @property
     def removable(self) -> tuple[InventoryPath, ...]:
@@ -80,8 +80,10 @@ class Inventory:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of Muster's is there."""
-        return not (self.parts or self.keys or self.processes or self.alive or any(whole for _, whole in self.roots))
+        """Whether nothing of Muster is there."""
+        return not (
+            self.parts or self.keys or self.processes or self.alive or any(is_whole for _, is_whole in self.roots)
+        )
 
     @property
     def size(self) -> int:
@@ -89,7 +91,7 @@ class Inventory:
 
 
 def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -> Inventory:
-    """Ask a machine what of Muster's it has.
+    """List everything of Muster on a machine.
 
     Args:
         blob: base64 of our public key; empty where there is none.
@@ -112,15 +114,15 @@ def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -
 
 @dataclass(frozen=True)
 class _Answer:
-    """A survey up to its table of processes."""
+    """The output of a survey, without its table of processes."""
 
     inventory: Inventory
     groups: dict[int, str]
     """Runs by the process groups of their workers."""
     held: dict[str, str]
-    """Runs that go on on another machine with the same folder, and which that is."""
+    """Runs that are alive on another machine with the same folder, with its name."""
     shell: int
-    """The process that answered; 0: unknown."""
+    """Process id of the survey's shell; 0: unknown."""
 
 
 def _read(text: str) -> _Answer:
@@ -130,24 +132,24 @@ def _read(text: str) -> _Answer:
         return [row[1:] for row in fields if row[0] == kind and len(row) == count + 1]
 
     roots = [(row[1], row[0] == "1") for row in of("root", 2)]
-    paths = [_part(row[1], int(row[0]), roots) for row in of("part", 2) if _is_number(row[0])]
+    paths = [_inventory_path(row[1], int(row[0]), roots) for row in of("part", 2) if _is_number(row[0])]
     inventory = Inventory(
-        parts=tuple(part for part in paths if part is not None),
+        parts=tuple(path for path in paths if path is not None),
         keys=tuple(row[0] for row in of("key", 1)),
         foreign=tuple(row[0] for row in of("foreign", 1)),
         left_alone=tuple(row[0] for row in of("left", 1)),
         roots=tuple(roots),
     )
     now, system_identity = next(iter(of("here", 2)), ["", ""])
-    clock = float(now) if _is_number(now) else 0.0  # by a clock that nobody knows, no lease is over
+    clock = float(now) if _is_number(now) else 0.0  # with an unknown clock no lease counts as expired
     held = {run: name for run, lease in of("lease", 2) if (name := holder(lease, system_identity, clock))}
     groups = {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
     shell = next((int(row[0]) for row in of("self", 1) if _is_number(row[0])), 0)
     return _Answer(inventory, groups, held, shell)
 
 
-def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> InventoryPath | None:
-    """``None`` for a path outside our folders: what a machine says is not obeyed blindly."""
+def _inventory_path(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> InventoryPath | None:
+    """Return the entry of a path; ``None`` outside our folders, as a machine's output is not trusted."""
     for root, _ in roots:
         inside = path.removeprefix(f"{root}/")
         if inside != path and ".." not in inside.split("/"):
@@ -166,7 +168,7 @@ def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Inven
 def _with_processes(
     connection: Connection, answer: _Answer, rows: Sequence[tuple[int, int, str]], roots: Sequence[str]
 ) -> Inventory:
-    """Add which runs are alive, and which processes are left of those that are not."""
+    """Add which runs are alive, and the remaining processes of the others."""
     inventory = answer.inventory
     folders = [*dict.fromkeys([*roots, *(root for root, _ in inventory.roots)])]
     alive = {run for _, _, command in rows if (run := _run_of_agent(command, folders))} | answer.held.keys()
@@ -188,7 +190,7 @@ def _row(line: str) -> tuple[int, int, str] | None:
 
 
 def _run_of_agent(command: str, folders: Sequence[str]) -> str:
-    """The run whose agent, guard or session this process is; its command names the folder and the run."""
+    """Return the run whose agent, guard or session a process is, from the folder and the run in its command."""
     coming = re.search(r"agent_files\.py (.+) sync$", command)
     if coming and coming[1] in folders:
         return PREPARED
@@ -205,7 +207,7 @@ def _run_of_worker(command: str, folders: Sequence[str]) -> str:
 
 
 def _inside(connection: Connection, pids: Sequence[int], roots: Sequence[str]) -> set[int]:
-    """Return those that work in a run folder of ours: a number alone may belong to somebody else by now."""
+    """Return the processes that work in a run folder of ours: a process id alone may have been reused."""
     if not pids:
         return set()
     done = connection.run(["sh", "-c", WHERE, "sh", *map(str, pids)])
@@ -215,10 +217,10 @@ def _inside(connection: Connection, pids: Sequence[int], roots: Sequence[str]) -
 
 
 def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[str] = (CACHE,)) -> Inventory:
-    """Remove what was shown, and return what is left: an empty inventory where all went well.
+    """Remove what was shown, and return what is left: an empty inventory on success.
 
-    What came or became alive since it was shown is not touched. Our key goes last, and only when nothing else is left:
-    until then a person can come back.
+    What is new or alive since it was shown is not touched. Our key is removed last, and only when nothing else is left:
+    until then the machine stays accessible.
 
     Raises:
         SshError: the connection was lost.
@@ -243,7 +245,7 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
 
 
 def _removal(paths: Sequence[InventoryPath], current: Inventory) -> list[str]:
-    """The lines for the removal script; a folder that is ours as a whole goes as a whole."""
+    """Return the lines for the removal script; a folder that is entirely ours is removed entirely."""
     lines = [f"tree {part.path}" for part in paths]
     for root, is_whole in current.roots:
         lines.append(f"empty {root}/runs")
@@ -259,11 +261,11 @@ def leftovers(
     dial: Dial = link_to,
     on_snapshot: Callable[[SnapshotEvent], object] = lambda snapshot: None,
 ) -> dict[str, list[str] | MusterError]:
-    """Return, by machine, the processes of a run that still run there, or why it could not be asked.
+    """Return, by machine, the remaining processes of a run, or why the machine could not be asked.
 
     Args:
-        first: done before they are asked, while the connections are made already.
-        held: told of every snapshot that a machine has, from any thread.
+        prepare: called before the machines are asked, while connections are being made.
+        on_snapshot: called with every snapshot on a machine, from any thread.
     """
     is_prepared = threading.Event()
 
@@ -294,7 +296,7 @@ def leftovers(
 
 
 def _snapshots(reported: object) -> Iterator[SnapshotEvent]:
-    """Read what a machine says of its snapshots; nonsense is passed over."""
+    """Yield the snapshots reported by a machine; invalid entries are skipped."""
     for snapshot in reported if isinstance(reported, list) else ():
         with contextlib.suppress(ValidationError):
             fields = snapshot if isinstance(snapshot, dict) else {}
@@ -302,7 +304,7 @@ def _snapshots(reported: object) -> Iterator[SnapshotEvent]:
 
 
 def _is_number(text: str) -> bool:
-    """Whether ``int`` takes it; a machine may send anything."""
+    """Whether a text is a number for ``int``; a machine may send anything."""
     return re.fullmatch("[0-9]{1,15}", text) is not None
 
 

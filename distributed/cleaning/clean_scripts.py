@@ -1,7 +1,7 @@
-"""What :mod:`distributed.cleaning.clean` runs on a machine: POSIX sh, for a bare machine has nothing else.
+"""Shell scripts that :mod:`distributed.cleaning.clean` runs on a machine: POSIX sh, as a bare machine has nothing else.
 
-No script follows a symbolic link out of our folder: a linked folder is left alone, and ``rm -r`` and ``du`` take a link
-inside as a link.
+No script follows a symbolic link out of our folder: a linked folder is left alone, and ``rm -r`` and ``du`` treat a
+link inside as a link.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ for root; do
 done
 echo ps
 processes"""
-"""``BLOB ROOT...`` to lines of fields, parted by tabs; see :func:`distributed.cleaning.clean._read`.
+"""``BLOB ROOT...``: prints lines of fields, separated by tabs; see :func:`distributed.cleaning.clean._read`.
 
-``~/.cache/muster`` is ours as a whole. In any other folder only what has the shape of our files is listed as a
-``part``, for a person may keep things of his own there.
+``~/.cache/muster`` is entirely ours. In any other folder only paths that look like our files are listed as a ``part``,
+as the user may keep other files there.
 """
 
 WHERE = r"""for pid; do
@@ -89,7 +89,7 @@ WHERE = r"""for pid; do
   folder=$(lsof -a -p "$pid" -d cwd -Fn 2>/dev/null | sed -n 's/^n//p')
   printf '%s\t%s\n' "$pid" "$folder"
 done"""
-"""``PID...`` to the working folder of each."""
+"""``PID...``: prints the working folder of each."""
 
 END = r"""kill -TERM "$@" 2>/dev/null
 for wait in 1 2 3 4 5 6 7 8 9 10; do
@@ -100,7 +100,7 @@ for wait in 1 2 3 4 5 6 7 8 9 10; do
 done
 kill -KILL "$@" 2>/dev/null
 exit 0"""
-"""Ends ``PID...``, within about 2 s by force."""
+"""``PID...``: terminates the processes, after about 2 s by force."""
 
 REMOVE = r"""cd / || exit 1
 while IFS= read -r line; do
@@ -132,7 +132,7 @@ mv -f -- "$part" "$file" || exit 1
 if [ ! -s "$file" ] && [ $hops -eq 0 ]; then rm -f -- "$file"; rmdir -- "$HOME/.ssh" 2>/dev/null; exit 0; fi
 if command -v restorecon >/dev/null 2>&1; then restorecon -F "$file" >/dev/null 2>&1; fi
 exit 0"""
-"""Takes the lines with a key out of authorized_keys: the file is replaced whole, with its owner and permissions.
+"""Removes the lines with a key from authorized_keys: the file is replaced atomically, with its owner and permissions.
 
-A file that held nothing else goes too.
+A file that contained nothing else is deleted.
 """

@@ -1,1 +1,1 @@
-"""Which machines a person named: the hosts file and its schema."""
+"""The hosts file, which lists the machines to use, and its schema."""

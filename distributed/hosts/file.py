@@ -1,6 +1,6 @@
 """The hosts file: which machines take part and how each is reached.
 
-Two forms are read. A person writes the plain one by hand::
+There are two forms. The plain one is written by hand::
 
     {"master": "studio.local", "workers": ["mac-mini.local", "ada@gpu-box:2222"], "ssh_user": "ada"}
 
@@ -32,7 +32,7 @@ from training.approvals import approve, digest_of, is_approved
 from training.run_files import explained, write_whole
 
 RUN_HOSTS = "hosts.json"
-"""The machines of a run, in its folder."""
+"""File in the run folder with the machines of the run."""
 _EXPECTED = {
     "name": "a name without slashes and control characters, at most 64 characters",
     "address": "a host name, an alias of ~/.ssh/config, or an IP address",
@@ -46,23 +46,25 @@ _EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
 _TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
 _LINE = TypeAdapter(Line)
 _SUFFIXES = (".json", ".txt", ".yaml", ".yml", ".toml", ".ini", ".cfg")
-"""Of files that are meant for hosts files: what ends so and is not there is no machine."""
+"""Suffixes of hosts files: a missing file with one of these is not taken for a machine."""
 
 
 _EXAMPLE_FILE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
 
 
 def load_hosts(path: Path) -> Hosts:
-    """Read a hosts file of either form, or machines as they are typed after ``ssh`` with commas between them.
+    """Read a hosts file of either form, or machines as typed after ``ssh``, separated by commas.
 
     Raises:
-        BadInput: it cannot be read or used; the message names the file and the place.
+        BadInput: it cannot be read or used; the message names the file and the location.
     """
     if names_machines(path):
         return typed_hosts(str(path))
     try:
         data = path.expanduser().read_bytes()
-        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")  # as PowerShell writes
+        text = data.decode(
+            "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        )  # as written by PowerShell
     except FileNotFoundError:
         hint = f"name machines as after ssh, with commas between them, or copy {_EXAMPLE_FILE} and fill it in"
         raise BadInput(f"{path}: no such hosts file", hint) from None
@@ -74,7 +76,7 @@ def load_hosts(path: Path) -> Hosts:
 
 
 def names_machines(path: Path) -> bool:
-    """Whether this is no file but machines: there is none of that name, and it looks like none."""
+    """Whether a path is a list of machines: no such file exists, and it does not look like a file name."""
     text = str(path)
     return os.sep not in text and ("," in text or path.suffix.lower() not in _SUFFIXES) and not path.exists()
 
@@ -83,7 +85,7 @@ def typed_hosts(text: str) -> Hosts:
     """Return the machines of ``[user@]host[:port],...``, the first one as the master.
 
     Raises:
-        BadInput: a machine is no such thing, or is there twice.
+        BadInput: an entry is not a machine, or is listed twice.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     entries = [split_address(word) for word in words]
@@ -114,7 +116,7 @@ def parse_hosts(text: str, source: str = "hosts file") -> Hosts:
 
 
 def dump_hosts(hosts: Hosts) -> str:
-    """Return the long form, without what is empty."""
+    """Return the long form, without empty fields."""
     machines = [machine.model_dump(mode="json", exclude_defaults=True) for machine in hosts.machines]
     document: dict[str, Any] = {"master": hosts.master.name, "machines": machines}
     if hosts.ssh_config:
@@ -123,7 +125,7 @@ def dump_hosts(hosts: Hosts) -> str:
 
 
 def save_hosts(hosts: Hosts, path: Path) -> None:
-    """Write the long form; readers see the old file or the new one, never a part.
+    """Write the long form atomically.
 
     Raises:
         BadInput: it cannot be written; the old file is untouched.
@@ -154,7 +156,7 @@ def _parse_json(text: str, source: str) -> Any:
 
 
 def _explain_syntax(text: str, error: json.JSONDecodeError, source: str) -> NoReturn:
-    """Point at the place a person must change: a missing comma belongs to the end of the line before."""
+    """Report the position to change: a missing comma belongs to the end of the previous entry."""
     position, problem = error.pos, error.msg[0].lower() + error.msg[1:]
     hint = "see docs/how-to/hosts.md for a file to copy"
     if error.msg.startswith("Expecting ',' delimiter"):
@@ -218,7 +220,7 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
 
 
 def split_address(text: str) -> dict[str, Any]:
-    """Split ``[user@]host[:port]``; an IPv6 address with a port stands in brackets. The name is the host."""
+    """Split ``[user@]host[:port]``; an IPv6 address with a port is in brackets. The name is the host."""
     user, _, host_and_port = text.strip().rpartition("@")
     match = re.fullmatch(r"\[([^\]]*)\](?::(\d{1,6}))?|([^:]*):(\d{1,6})", host_and_port)
     host = (match[1] or match[3] or "") if match else host_and_port
@@ -227,10 +229,10 @@ def split_address(text: str) -> dict[str, Any]:
 
 
 def typed_machine(text: str) -> Machine:
-    """Return the machine that somebody typed as ``[user@]host[:port]``.
+    """Return the machine typed as ``[user@]host[:port]``.
 
     Raises:
-        BadInput: it is no such thing.
+        BadInput: the text is not an address.
     """
     address = split_address(text)
     try:
@@ -271,28 +273,28 @@ def _master_first(machines: Sequence[Machine], top: dict[str, Any], source: str)
     return (chosen[0], *(machine for machine in machines if machine is not chosen[0]))
 
 
-# A hosts file of somebody else's may name a program of theirs as the interpreter of this computer. The one that runs
-# now, and what is found by its bare name, need nobody; of others a person stands behind the content.
+# A hosts file from another person may name one of their programs as the interpreter of this computer. The running
+# interpreter and bare names are trusted; the content of any other interpreter must be approved by the user.
 
 
-def strange_pythons(hosts: Hosts) -> list[Path]:
-    """Return the interpreters for this computer that nobody stands behind."""
-    return [program for machine in hosts.machines if (program := _strange_python(machine))]
+def unapproved_pythons(hosts: Hosts) -> list[Path]:
+    """Return the interpreters for this computer that the user has not approved."""
+    return [program for machine in hosts.machines if (program := _unapproved_python(machine))]
 
 
 def accept_pythons(hosts: Hosts) -> None:
-    """Use them from now on: a person has named the hosts file, or agreed to them."""
-    for program in strange_pythons(hosts):
+    """Approve the interpreters: the user has named the hosts file, or approved them."""
+    for program in unapproved_pythons(hosts):
         approve(digest_of("python", [program]), f"interpreter {program}")
 
 
-def without_strange_pythons(hosts: Hosts) -> Hosts:
-    """Return the machines with the usual interpreter here instead of one that nobody stands behind."""
-    machines = (m.model_copy(update={"python": ""}) if _strange_python(m) else m for m in hosts.machines)
+def without_unapproved_pythons(hosts: Hosts) -> Hosts:
+    """Return the hosts with the default interpreter here instead of an unapproved one."""
+    machines = (m.model_copy(update={"python": ""}) if _unapproved_python(m) else m for m in hosts.machines)
     return hosts.model_copy(update={"machines": tuple(machines)})
 
 
-def _strange_python(machine: Machine) -> Path | None:
+def _unapproved_python(machine: Machine) -> Path | None:
     if not machine.here or "/" not in machine.python_command:
         return None
     program = Path(os.path.abspath(os.path.expanduser(machine.python_command)))

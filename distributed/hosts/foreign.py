@@ -1,4 +1,4 @@
-"""Files in which other tools list machines, recognised so that a person learns how to write ours."""
+"""Recognises machine lists of other tools, to tell the user how to write ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST_HINT = 400
 
 
 def refuse_foreign(text: str, source: str) -> None:
-    """Refuse the hosts file of another tool by its name, with the same machines in our words.
+    """Refuse the hosts file of another tool, and show the same machines in our format.
 
     Raises:
-        BadInput: it is one; else nothing happens, whatever the text is.
+        BadInput: it is one; any other text is ignored.
     """
     recognised = _of_mlx(text) if text.lstrip()[:1] in ("{", "[") else _of_lines(text)
     if recognised is None:

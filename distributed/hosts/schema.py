@@ -28,7 +28,7 @@ def short(text: str, limit: int = 80) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return a hint: the known word that was probably meant, or all of them."""
+    """Return a hint: the allowed word that was probably meant, or all of them."""
     names = list(allowed)
     return hint_for(word, names, f"known: {short(', '.join(names), 200)}")
 
@@ -39,15 +39,15 @@ class Machine(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: _Name
-    """How messages, logs and tables call the machine; unique."""
+    """Name of the machine in messages, logs and tables; unique."""
     address: _Address = ""
-    """What one would type after ``ssh``; empty: the name."""
+    """Destination as typed after ``ssh``; empty: the name."""
     port: Annotated[int, Field(ge=1, le=65535, strict=True)] | None = None
-    """Port of its SSH server; ``None``: what ~/.ssh/config says, else 22."""
+    """Port of its SSH server; ``None``: from ~/.ssh/config, else 22."""
     user: _User = ""
-    """Who logs in there; empty: what ~/.ssh/config says, else the user of this machine."""
+    """User to log in as; empty: from ~/.ssh/config, else the user of this machine."""
     key: Line = ""
-    """Private key file on this machine; empty: the agent's and the usual ones."""
+    """Private key file on this machine; empty: the agent's keys and the default ones."""
     python: Line = ""
     """Interpreter there, or the folder of an environment; empty: ``python3``."""
     project_path: Line = ""
@@ -71,7 +71,7 @@ class Machine(BaseModel):
 
     @property
     def host(self) -> str:
-        """What SSH is told to connect to."""
+        """The destination for SSH."""
         return self.address or self.name
 
     @property

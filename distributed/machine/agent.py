@@ -1,4 +1,4 @@
-"""A machine's agent: starts one worker, outlives the connection, and leaves nothing behind.
+"""The agent on a machine: starts one worker, outlives the connection, and leaves nothing behind.
 
 Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
 :mod:`training.lease`, and run there before anything else exists::
@@ -7,12 +7,13 @@ Standard library only, Python >= 3.9: it is copied to the machine with :mod:`dis
     python agent.py ROOT attach RUN RANK AFTER   JSON lines both ways until either side goes
 
 ``start`` leaves a daemon in a session of its own. It numbers every line of the worker and keeps it on disk, and serves
-a socket in the run's folder (mode 0700). ``attach`` carries lines between that socket and an SSH session: whoever comes
-back says the last number it has and gets the rest, so that no event is lost or doubled. Its commands are numbered too.
+a socket in the run's folder (mode 0700). ``attach`` carries lines between that socket and an SSH session: a supervisor
+that reconnects sends the last number it has and gets the later records, so that no event is lost or doubled. Its
+commands are numbered too.
 
-Every line that arrives renews the lease. When nobody has renewed it in time, the worker is told to stop with a snapshot
-and is killed after a grace time with all that it started; then the daemon ends. A guard process does the same if the
-daemon itself is killed.
+Every line that arrives renews the lease. When it expires, the worker is told to stop with a snapshot and is killed
+after a grace time with all its descendants; then the daemon ends. A guard process does the same if the daemon itself is
+killed.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from training.lease import Lease, held_elsewhere
 SOCKET = "agent.sock"
 BEAT = 1.0
 LONGEST_LINE = 1 << 18
-"""Bytes of a worker's line in one record; six times as much in JSON is still a line that the far side takes."""
+"""Bytes of a worker's line in one record; even six times as long in JSON it is a line that the remote side accepts."""
 LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
-PATIENCE = 10.0
+TIMEOUT = 10.0
 _TICK = 0.1
 
 
@@ -52,19 +53,19 @@ def run_folder(root: str, run: str, rank: str) -> Path:
 
 
 class Spool:
-    """Numbered records, the first is 1. On disk; in memory where the disk takes no more."""
+    """Numbered records, from 1. On disk; in memory where the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._places: list[tuple[int, int] | bytes] = []
+        self._locations: list[tuple[int, int] | bytes] = []
         self._size = 0
         self._changed = threading.Condition()
 
     def append(self, record: dict[str, Any]) -> None:
-        """Number a record and keep it."""
+        """Number a record and store it."""
         with self._changed:
-            line = json.dumps({"seq": len(self._places) + 1, **record}).encode() + b"\n"
-            self._places.append(self._write(line))
+            line = json.dumps({"seq": len(self._locations) + 1, **record}).encode() + b"\n"
+            self._locations.append(self._write(line))
             self._changed.notify_all()
 
     def _write(self, line: bytes) -> tuple[int, int] | bytes:
@@ -78,11 +79,11 @@ class Spool:
         return location
 
     def read(self, number: int, timeout: float) -> bytes:
-        """Return record ``number``, or nothing if it does not come within ``timeout`` seconds."""
+        """Return record ``number``; empty if it is not available within ``timeout`` seconds."""
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._places) >= number, timeout):
+            if not self._changed.wait_for(lambda: len(self._locations) >= number, timeout):
                 return b""
-            location = self._places[number - 1]
+            location = self._locations[number - 1]
         return location if isinstance(location, bytes) else os.pread(self._descriptor, location[1], location[0])
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ class Daemon:
 
     Args:
         folder: the worker's folder; the current one.
-        document: what ``start`` got.
+        document: the document passed to ``start``.
     """
 
     def __init__(self, folder: Path, document: dict[str, Any]) -> None:
@@ -105,12 +106,12 @@ class Daemon:
         self._commands = 0
         self._why, self._over = "", False
         self._farewell: dict[str, Any] | None = None
-        self._told = threading.Event()
+        self._dismissed = threading.Event()
         self._lock = threading.Lock()
         self._guard = start_guard(self._grace)
 
     def run(self, ready: int) -> None:
-        """Serve until somebody says good-bye or the lease ends; write to ``ready`` as soon as it can be attached to."""
+        """Serve until dismissed or the lease expires; write to ``ready`` as soon as it can be attached to."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(SOCKET)
         listener.listen(16)
@@ -122,7 +123,7 @@ class Daemon:
             thread.start()
         try:
             while self._farewell is None and time.monotonic() - self._renewed < self._lease:
-                self._told.wait(_TICK)
+                self._dismissed.wait(_TICK)
             if self._farewell is None:
                 self._expire()
         finally:
@@ -148,7 +149,7 @@ class Daemon:
         return worker
 
     def _follow(self) -> None:
-        """Keep what the worker says, and how it ended."""
+        """Record the worker's output, and how it ended."""
         pumps = [
             threading.Thread(target=self._pump, args=(stream, kind), daemon=True)
             for stream, kind in ((self._worker.stdout, "event"), (self._worker.stderr, "log"))
@@ -156,10 +157,10 @@ class Daemon:
         for pump in pumps:
             pump.start()
         code = self._worker.wait()
-        self._kill()  # what it started may hold its streams open
-        self._over = True  # its number may be another group's from now on
+        self._kill()  # its descendants may hold its streams open
+        self._over = True  # its process group id may be reused from now on
         for pump in pumps:
-            pump.join(PATIENCE)  # what has left its group may hold them open for ever
+            pump.join(TIMEOUT)  # a process that left its group may hold them open for ever
         self._spool.append({"end": code, "why": self._why})
         os.write(self._guard, b" over")
 
@@ -167,7 +168,7 @@ class Daemon:
         left = LOG_BUDGET if kind == "log" else sys.maxsize
         for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
             left -= len(line)
-            if left > 0:  # else it is read and forgotten, so that the worker does not stand still
+            if left > 0:  # beyond the budget it is read and dropped, so that the worker does not block
                 self._spool.append({kind: line.decode("utf-8", "replace")})
 
     def _accept(self, listener: socket.socket) -> None:
@@ -182,7 +183,7 @@ class Daemon:
                 if "after" in message:
                     threading.Thread(target=self._send, args=(connection, message["after"]), daemon=True).start()
                 elif "n" in message:
-                    self._obey(message)
+                    self._carry_out(message)
                 elif message.get("grace", 0.0) > self._grace:
                     self._grace = float(message["grace"])
                     os.write(self._guard, b" %d" % self._grace)
@@ -196,8 +197,8 @@ class Daemon:
                 after += 1 if record else 0
                 connection.sendall(record or b'{"beat": 1}\n')
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        """Carry a command out once, however often it is sent."""
+    def _carry_out(self, message: dict[str, Any]) -> None:
+        """Carry out a command once, however often it is sent."""
         with self._lock:
             if message["n"] != self._commands + 1:
                 return
@@ -210,7 +211,7 @@ class Daemon:
                 self._signal(int(message["signal"]))
             if "bye" in message:
                 self._farewell = message
-                self._told.set()
+                self._dismissed.set()
 
     def _tell_worker(self, message: Any) -> None:
         assert self._worker.stdin is not None
@@ -232,10 +233,10 @@ class Daemon:
         self._tell_worker({"command": "stop", "reason": self._why, "within": self._grace})
         end = time.monotonic() + self._grace
         while self._worker.poll() is None and self._farewell is None and time.monotonic() < end:
-            self._told.wait(_TICK)
+            self._dismissed.wait(_TICK)
 
     def _tidy(self) -> None:
-        """Keys never stay; snapshots stay unless the far side has no use for them."""
+        """Remove the keys, and also the snapshots unless the supervisor needs them."""
         with contextlib.suppress(OSError):
             os.unlink(SOCKET)
         shutil.rmtree(self._folder / "secrets", ignore_errors=True)
@@ -247,7 +248,7 @@ class Daemon:
 
 def start_guard(grace: float) -> int:
     """Fork a process that ends the worker's group and removes the keys if this one dies; return the
-    descriptor to write the group's id to, then longer graces, and ``over`` when there is no such group any more."""
+    descriptor to write the group's id to, then longer graces, and ``over`` when the group has ended."""
     read_end, write_end = os.pipe()
     if os.fork():
         os.close(read_end)
@@ -262,7 +263,7 @@ def start_guard(grace: float) -> int:
             os.killpg(group, 0)
             time.sleep(_TICK)
         os.killpg(group, signal.SIGKILL)
-    if not can_connect() and not held_elsewhere(Path.cwd()):  # else they are another attempt's
+    if not can_connect() and not held_elsewhere(Path.cwd()):  # else they belong to another attempt
         shutil.rmtree("secrets", ignore_errors=True)
     os._exit(0)
 
@@ -301,12 +302,12 @@ def start(folder: Path, document: dict[str, Any]) -> None:
             become_daemon(folder, document, ready_writer)
         os._exit(0)
     os.close(ready_writer)
-    if not (select.select([ready], [], [], PATIENCE)[0] and os.read(ready, 1)):
+    if not (select.select([ready], [], [], TIMEOUT)[0] and os.read(ready, 1)):
         raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
 
 
 def become_daemon(folder: Path, document: dict[str, Any], ready: int) -> None:
-    """Let go of the session's streams and serve; never returns."""
+    """Detach from the session's streams and serve; never returns."""
     log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -314,7 +315,7 @@ def become_daemon(folder: Path, document: dict[str, Any], ready: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         Daemon(folder, document).run(ready)
-    except Exception:  # noqa: BLE001 - the process boundary: the log is all that is left to tell it to
+    except Exception:  # noqa: BLE001 - the process boundary: only the log is left to report it to
         traceback.print_exc()
     os._exit(0)
 
@@ -323,10 +324,10 @@ def can_connect() -> bool:
     """Whether an agent listens in the current folder."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
-        return probe.connect_ex(SOCKET) in (0, errno.EAGAIN)  # so many wait already: it is there, but stopped
+        return probe.connect_ex(SOCKET) in (0, errno.EAGAIN)  # its queue is full: it exists, but is stopped
 
 
-def end_old_agent(timeout: float = PATIENCE) -> None:
+def end_old_agent(timeout: float = TIMEOUT) -> None:
     """End an agent that an earlier attempt of the same run left here; one on another machine ends with its lease."""
     end = time.monotonic() + timeout
     while holder := held_elsewhere(Path.cwd()):
@@ -348,7 +349,7 @@ def end_old_agent(timeout: float = PATIENCE) -> None:
 
 
 def attach(folder: Path, after: int, timeout: float) -> None:
-    """Carry lines between the daemon and this session; end as soon as either goes, or says nothing for too long."""
+    """Carry lines between the daemon and this session; end as soon as either ends, or is silent for too long."""
     daemon = socket.socket(socket.AF_UNIX)
     try:
         os.chdir(folder)
@@ -357,7 +358,7 @@ def attach(folder: Path, after: int, timeout: float) -> None:
         os.write(1, b'{"gone": true}\n')
         return
     daemon.sendall(json.dumps({"after": after}).encode() + b"\n")
-    threading.Thread(target=carry_out, args=(daemon,), daemon=True).start()
+    threading.Thread(target=forward_records, args=(daemon,), daemon=True).start()
     while select.select([0], [], [], timeout)[0]:
         data = os.read(0, 65536)
         if not data:
@@ -366,7 +367,7 @@ def attach(folder: Path, after: int, timeout: float) -> None:
     os._exit(0)
 
 
-def carry_out(daemon: socket.socket) -> None:
+def forward_records(daemon: socket.socket) -> None:
     """Write the daemon's records to stdout."""
     try:
         while data := daemon.recv(65536):

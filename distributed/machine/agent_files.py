@@ -1,4 +1,4 @@
-"""What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
+"""Answers questions to a machine before and after a run: its identity, its files, what is left of a run there.
 
 Standard library only, Python >= 3.9: it is copied to the machine with modules of ours, and run there::
 
@@ -41,11 +41,11 @@ from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_li
 
 DIAL_SECONDS = 2.0
 _PIECE = 1 << 16
-"""Bytes of a file that are lost at most when its stream breaks."""
+"""Maximum bytes of a file that are lost when its stream breaks."""
 _SLOW = ("transformers",)
-"""Packages without programs for a processor, which take seconds to load."""
+"""Packages without compiled code of their own, which take seconds to load."""
 _LOADS = """import ctypes, importlib, importlib.util, os, signal, sys
-signal.alarm(15)  # a slow disk is no fault
+signal.alarm(15)  # a slow disk is no error
 end = "dylib" if sys.platform == "darwin" else "so"
 for name in sys.argv[1:]:
     print(name, flush=True)
@@ -68,17 +68,17 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def probe(root: Path, dial: str, modules: list[str]) -> dict[str, Any]:
-    """Return a report on this machine, and what the port ``dial`` says to it."""
+    """Return a report on this machine, with the secret word read from the port ``dial``."""
     replies: list[str] = []
-    dialling = threading.Thread(target=lambda: replies.append(first_words(dial)), daemon=True)
+    dialling = threading.Thread(target=lambda: replies.append(read_word(dial)), daemon=True)
     dialling.start()
     report = report_on(root, modules)
     dialling.join(2 * DIAL_SECONDS)
     return {**report, "dialled": replies[0] if replies else ""}
 
 
-def first_words(dial: str) -> str:
-    """Return what is said first at ``HOST PORT``; nothing where nobody answers."""
+def read_word(dial: str) -> str:
+    """Return the first data sent at ``HOST PORT``; empty where the connection fails."""
     try:
         host, port = dial.split()
         with socket.create_connection((host, int(port)), timeout=DIAL_SECONDS) as connection:
@@ -92,7 +92,7 @@ def report_on(root: Path, modules: list[str]) -> dict[str, Any]:
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     loading = start_loading([module for module in modules if module not in (*missing, *_SLOW)])
-    gpus = count_gpus()  # the driver's program may hang, and is not asked again then
+    gpus = count_gpus()  # the driver's program may hang, and is then not run again
     report = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
@@ -116,13 +116,13 @@ def report_on(root: Path, modules: list[str]) -> dict[str, Any]:
 
 
 def identity() -> list[str]:
-    """Return what tells machines apart that were cloned from one image: host name, number of the system, and boot."""
+    """Return what distinguishes machines cloned from one image: host name, system id, and boot id."""
     mac = output("sysctl", "-n", "kern.uuid", "kern.bootsessionuuid").split() if sys.platform == "darwin" else []
     return [platform.node(), *(mac or (read("/etc/machine-id"), read("/proc/sys/kernel/random/boot_id")))]
 
 
 def start_loading(modules: list[str]) -> subprocess.Popen[str]:
-    """Begin to load modules in a process of its own: one that was built for another processor ends it."""
+    """Start loading modules in a separate process, which a module built for another processor would kill."""
     words = [sys.executable, "-c", _LOADS, *modules]
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -130,7 +130,7 @@ def start_loading(modules: list[str]) -> subprocess.Popen[str]:
 
 
 def load_problem(loading: subprocess.Popen[str]) -> str:
-    """Return the first module that cannot be loaded, and why; empty where all can, or where it takes long."""
+    """Return the first module that cannot be loaded, and why; empty on success or timeout."""
     printed, _ = loading.communicate()
     if loading.returncode == -signal.SIGALRM:
         return ""
@@ -140,7 +140,7 @@ def load_problem(loading: subprocess.Popen[str]) -> str:
 
 
 def free_files(folder: Path) -> int:
-    """Return how many files may still be made there; -1 where the file system has no fixed number of them."""
+    """Return the number of free inodes; -1 where the file system does not limit them."""
     file_system = os.statvfs(folder)
     return file_system.f_favail if file_system.f_files else -1
 
@@ -153,7 +153,7 @@ def version(package: str) -> str:
 
 
 def memory() -> int:
-    """Return the bytes of memory, or of what its control groups allow; 0 where nobody tells."""
+    """Return the bytes of memory, or the limit of its control groups; 0: unknown."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def memory() -> int:
 
 
 def blob_path(root: Path, name: str) -> Path:
-    """Return where the content with this hash is kept.
+    """Return the path of the content with this hash.
 
     Raises:
         ValueError: not a SHA-256 in hexadecimal.
@@ -173,9 +173,9 @@ def blob_path(root: Path, name: str) -> Path:
 
 
 def missing(root: Path, request: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the trees and blobs that are not here, and how much of them is."""
+    """Return the trees and blobs that are missing, and how many bytes of each blob have arrived."""
     blobs = [name for name in request["blobs"] if not blob_path(root, name).is_file()]
-    begun = {name: max(map(size_of, parts(root, name)), default=0) for name in blobs}
+    begun = {name: max(map(size_of, partial_files(root, name)), default=0) for name in blobs}
     return {
         "trees": [name for name in request["trees"] if not (root / "trees" / name).is_dir()],
         "blobs": blobs,
@@ -183,14 +183,14 @@ def missing(root: Path, request: dict[str, list[str]]) -> dict[str, Any]:
     }
 
 
-def parts(root: Path, name: str) -> list[Path]:
-    """Return what transfers that broke have left of a blob."""
+def partial_files(root: Path, name: str) -> list[Path]:
+    """Return the partial files that interrupted transfers of a blob have left."""
     # One pattern for all: each new one would be compiled, and a data set has thousands of blobs.
     return [path for path in blob_path(root, name).parent.glob("*.part") if path.name.startswith(f"{name}.")]
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file that another transfer may take away at any moment; 0 if it is gone."""
+    """Return the size of a file that another transfer may remove at any moment; 0 if it is gone."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -198,7 +198,7 @@ def size_of(path: Path) -> int:
 
 
 def sync(root: Path, stream: Any) -> None:
-    """Take in blobs and build trees of them."""
+    """Receive blobs and build trees of them."""
     header = json.loads(stream.readline())
     trees, begun = header["trees"], header.get("begun", {})
     with tarfile.open(fileobj=stream, mode="r|gz") as archive:
@@ -211,9 +211,9 @@ def sync(root: Path, stream: Any) -> None:
 
 
 def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
-    """Write one blob; it appears whole, and only if its content has the hash that it claims.
+    """Write one blob; it appears atomically, and only if its content has the claimed hash.
 
-    What has come of it stays when the stream breaks; the next one goes on after its first ``begun`` bytes.
+    Partial data is kept when the stream breaks; the next transfer continues after its first ``begun`` bytes.
 
     Raises:
         ValueError: it has another hash, or its beginning is gone.
@@ -235,20 +235,20 @@ def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
         raise
-    for left in parts(root, name):
+    for left in partial_files(root, name):
         with contextlib.suppress(FileNotFoundError):
             left.unlink()
 
 
 def take_over(root: Path, name: str, partial: Path, size: int) -> Any:
-    """Make what has come of a blob the beginning of ``part``; return its hash so far.
+    """Make the arrived data of a blob the beginning of ``partial``; return its hash so far.
 
-    A transfer that still waits for a dead connection keeps the file open under its old name and writes no more.
+    A transfer that still waits on a dead connection keeps the old file open and writes nothing more.
     """
     digest = hashlib.sha256()
     if not size:
         return digest
-    existing = next((path for path in parts(root, name) if size_of(path) >= size), None)
+    existing = next((path for path in partial_files(root, name) if size_of(path) >= size), None)
     if existing is None:
         raise ValueError(f"{name}: its first part is missing")
     os.rename(existing, partial)
@@ -260,7 +260,7 @@ def take_over(root: Path, name: str, partial: Path, size: int) -> Any:
 
 
 def build_tree(root: Path, name: str, files: dict[str, str]) -> None:
-    """Link blobs into a folder, which appears whole."""
+    """Link blobs into a folder, which appears atomically."""
     folder = root / "trees" / name
     partial = folder.with_name(f".{name}.{os.getpid()}.part")
     for relative, blob in files.items():
@@ -285,7 +285,7 @@ def fetch(folder: Path, name: str, out: Any) -> None:
     """Write the names and sizes of the plain files under ``folder / name`` as one line, then their content.
 
     Raises:
-        OSError: one cannot be read, or is not what it was.
+        OSError: a file cannot be read, or has changed.
     """
     paths = sorted(path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink())
     sizes = {path: path.stat().st_size for path in paths}
@@ -303,7 +303,7 @@ def fetch(folder: Path, name: str, out: Any) -> None:
 
 
 def processes() -> list[tuple[int, int, str]]:
-    """Return number, group and command of all processes that have not ended.
+    """Return process id, group and command of all live processes.
 
     Raises:
         OSError: they cannot be listed.
@@ -317,7 +317,7 @@ def processes() -> list[tuple[int, int, str]]:
 
 
 def process_at(folder: Path) -> tuple[int, int, str] | None:
-    """Return number, group and command of the process of a folder of ``/proc``; ``None`` if it is gone."""
+    """Return process id, group and command for a folder of ``/proc``; ``None`` if the process is gone."""
     try:
         state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -328,7 +328,7 @@ def process_at(folder: Path) -> tuple[int, int, str] | None:
 
 
 def forget(root: Path, run: str, rank: str) -> None:
-    """Remove the keys of a worker whose agent, and its guard, were killed before they could."""
+    """Remove the keys of a worker whose agent and guard were killed before they could."""
     folder = root / "runs" / run / rank
     agent = re.compile(rf"agent\.py {re.escape(str(root))} start {re.escape(run)} {re.escape(rank)}( |$)")
     if not held_elsewhere(folder) and not any(agent.search(command) for _, _, command in processes()):
@@ -336,7 +336,7 @@ def forget(root: Path, run: str, rank: str) -> None:
 
 
 def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the snapshots of a run that are whole by the sizes of their files."""
+    """Yield the snapshots of a run that are complete by the sizes of their files."""
     for manifest in folder.glob("*/checkpoints/member-*/step-*/manifest.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             document, snapshot = json.loads(manifest.read_bytes()), manifest.parent
@@ -354,15 +354,15 @@ def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def left(root: Path, run: str) -> dict[str, list[Any]]:
-    """Return the processes of a run that are still here (its agents, its workers and what those have started) and its
-    snapshots. No key stays where no agent is that would remove it."""
+    """Return the remaining processes of a run (its agents, its workers and their descendants) and its snapshots. Keys
+    are removed where no agent is left to do it."""
     rows = processes()
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     worker_processes = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in worker_processes}
-    for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
-        # Else it has ended its worker, or that is on another machine: the number may be another's by now.
+    for state in Path(folder).glob("*/agent.json"):  # written by the agent
+        # Else it has ended its worker, or that is on another machine: the process id may have been reused.
         if state.with_name("agent.sock").exists() and not held_elsewhere(state.parent):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 groups.add(int(json.loads(state.read_text())["worker"]))

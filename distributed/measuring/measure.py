@@ -171,7 +171,7 @@ def measure_ready(
     stages = stages or Stages()
     plan = stages.plan(profile, machines)
     placements = placements_of(machines, plan.members)
-    local_identity = own_place([link for link, _ in machines])
+    local_identity = identity_of_this_machine([link for link, _ in machines])
     ends = [
         (link, local_identity if link.machine.here else f"{facts.machine_key} at {facts.address}")
         for link, facts in machines
@@ -200,7 +200,7 @@ def measure_ready(
     return result
 
 
-def own_place(links: Sequence[MachineLink], towards: Callable[[str], str] = address_towards) -> str:
+def identity_of_this_machine(links: Sequence[MachineLink], towards: Callable[[str], str] = address_towards) -> str:
     """Return the identity of this machine in the cache key of a link.
 
     As for the other machines it includes the address, because figures of a link hold the addresses that a run dials.

@@ -1,4 +1,4 @@
-"""Whether a machine accepts the login; if not, how far it came, why, and what to do. And how a password becomes a key.
+"""Checks log-ins to machines: how far each came, why it failed, and what to do. Installs our key with a password.
 
 docs/how-to/access.md has the stages of the way to a machine, and why Muster has its own key. A password is an argument
 of one function call and goes to the SSH server inside the encrypted connection. It is in no file, message, command line
@@ -55,12 +55,13 @@ chmod go-w "$folder" "$file"
 if command -v restorecon >/dev/null 2>&1; then restorecon -RF "$folder" >/dev/null 2>&1; fi
 case $(ls -ldL "$HOME") in ?????w*|????????w*) echo "open $HOME";; esac
 exit 0"""
-"""Adds the line on stdin to authorized_keys unless its key is there. New files are 700/600, a link is written through,
-a last line without newline stays whole. ``open``: others may write to the home folder, so sshd ignores the keys in it.
+"""Adds the line on stdin to authorized_keys unless its key is present. New files are 700/600, a link is written
+through, a last line without newline is completed. ``open``: others may write to the home folder, so sshd ignores its
+keys.
 """
 
-_one_at_a_time = threading.Lock()
-"""Two names of one machine, side by side, must not both find the key missing."""
+_install_lock = threading.Lock()
+"""Prevents concurrent installations under two names of one machine from adding the key twice."""
 
 
 @dataclass(frozen=True)
@@ -72,24 +73,24 @@ class AccessReport:
     """``host:port`` as SSH resolved it."""
     user: str = ""
     failed: Stage | None = None
-    """Where it ended; ``None``: all stages passed."""
+    """The stage that failed; ``None``: all stages passed."""
     cause: str = ""
-    """Stable word for programs; see docs/how-to/access.md."""
+    """Stable identifier for programs; see docs/how-to/access.md."""
     problem: str = ""
     fix: str = ""
     seconds: float = 0.0
     fingerprint: str = ""
-    """Of the host key; empty where it was not seen."""
+    """Fingerprint of the host key; empty where it was not seen."""
     authenticated_by: str = ""
     """The key's label."""
     system: str = ""
-    """What ``uname -sm`` says there."""
+    """Output of ``uname -sm``."""
     password_possible: bool = False
-    """A password, given once, would let :func:`install_key` put our key there."""
+    """Whether :func:`install_key` could install our key with a password."""
     command: str = ""
-    """Lets this computer in, run on the machine itself; filled where it accepts none of our keys."""
+    """Command that authorises this computer when run on the machine; set where it accepts none of our keys."""
     unknown_key: HostKeyInfo | None = field(default=None, repr=False)
-    """What a person is to compare, at the first meeting of this machine or of a jump host before it."""
+    """Host key for the user to compare, at the first contact with this machine or a jump host before it."""
 
     @property
     def ok(self) -> bool:
@@ -100,13 +101,13 @@ class AccessReport:
         """For each stage whether it passed; ``None`` where it was not tried."""
         order = list(Stage)
         end = len(order) if self.failed is None else order.index(self.failed)
-        return {stage: True if place < end else (None if place > end else False) for place, stage in enumerate(order)}
+        return {stage: True if index < end else (None if index > end else False) for index, stage in enumerate(order)}
 
 
 def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> AccessReport:
-    """Try every stage of a login to a machine once, within ``timeout`` seconds for each machine on the way.
+    """Try every stage of a log-in to a machine once, within ``timeout`` seconds for each machine on the route.
 
-    ``trust`` is asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
+    ``trust`` is asked about an unknown machine; ``None`` refuses it. A changed key is refused without asking.
     """
     begin = time.monotonic()
     host: ResolvedHost | None = None
@@ -129,15 +130,15 @@ def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: floa
 def check_all(
     targets: Sequence[SshTarget], *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
 ) -> list[AccessReport]:
-    """Check machines side by side; one report each, in their order."""
+    """Check machines concurrently; one report each, in their order."""
     with ThreadPoolExecutor(min(len(targets), _AT_ONCE) or 1) as pool:
         return list(pool.map(lambda target: check_access(target, trust=trust, timeout=timeout), targets))
 
 
 def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, seconds: float = 0.0) -> AccessReport:
-    """Return the report of a way that ended with ``error``."""
+    """Return the report of a log-in that failed with ``error``."""
     ssh = error if isinstance(error, SshError) else None
-    through = ssh is not None and ssh.machine != target.name  # a jump host on the way
+    through = ssh is not None and ssh.machine != target.name  # a jump host on the route
     return AccessReport(
         machine=target.name,
         where=host.where if host else target.host,
@@ -155,7 +156,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
 
 
 def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
-    """The hint of the error, where the ``access`` command knows no better way."""
+    """Return the hint of the error, or a better one from the ``access`` command."""
     if isinstance(error, PasswordOnly):
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
     if not isinstance(error, NoKeyAccepted) or host is None or through or error.mendable:
@@ -167,7 +168,7 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
 
 
 def _own_command() -> str:
-    """Return :func:`authorize_command`; where we have no key, what a person does with one of their own."""
+    """Return :func:`authorize_command`; where we have no key, how to authorise the user's own."""
     try:
         return authorize_command()
     except BadInput as error:
@@ -175,7 +176,7 @@ def _own_command() -> str:
 
 
 def authorize_command() -> str:
-    """Return the command that lets this computer in, to be run on another machine; our key is made if there is none.
+    """Return the command that authorises this computer when run on another machine; creates our key if needed.
 
     Raises:
         BadInput: as :func:`own_key`.
@@ -192,24 +193,24 @@ class OwnKey:
     """Muster's key pair on this machine."""
 
     path: Path
-    """The private half; only this user may read it."""
+    """The private key; readable by this user only."""
     line: str
-    """The public half as authorized_keys has it: type, base64, comment."""
+    """The public key as in authorized_keys: type, base64, comment."""
 
     @property
     def blob(self) -> str:
-        """The base64 of the public half, which tells its line from all others."""
+        """The base64 of the public key, which identifies its line."""
         return self.line.split()[1]
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What an installation did."""
+    """The outcome of installing our key on a machine."""
 
     report: AccessReport
-    """Of a log-in by our key alone."""
+    """Report of a log-in with our key alone."""
     added: bool
-    """The line was not there before."""
+    """Whether the line was not present before."""
     key: OwnKey
 
 
@@ -218,7 +219,7 @@ def own_key_path() -> Path:
 
 
 def read_own_key() -> OwnKey | None:
-    """Return our key, or ``None`` where none was made yet.
+    """Return our key, or ``None`` where none was created yet.
 
     Raises:
         BadInput: the file is not a usable key.
@@ -235,7 +236,7 @@ def read_own_key() -> OwnKey | None:
 
 
 def own_key() -> OwnKey:
-    """Return our key; it is made at the first call.
+    """Return our key; created by the first call.
 
     Raises:
         BadInput: it cannot be written, or the file is not a usable key.
@@ -243,7 +244,7 @@ def own_key() -> OwnKey:
     path = own_key_path()
     try:
         if not path.exists():
-            _make(path)
+            _create_key(path)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}", "make ~/.ssh writable for you") from None
     key = read_own_key()
@@ -251,8 +252,8 @@ def own_key() -> OwnKey:
     return key
 
 
-def _make(path: Path) -> None:
-    """Write a new pair; the private file appears whole, once, and never readable by others."""
+def _create_key(path: Path) -> None:
+    """Write a new key pair; the private file appears atomically, and is never readable by others."""
     private = Ed25519PrivateKey.generate()
     private_bytes = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -273,7 +274,7 @@ def _make(path: Path) -> None:
 
 
 def _comment() -> str:
-    """Whose key it is, for a person who reads authorized_keys."""
+    """Return the comment that shows the key's owner in authorized_keys."""
     hostname = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-._")
     return f"muster@{hostname or 'unnamed'}"
 
@@ -281,14 +282,14 @@ def _comment() -> str:
 def install_key(
     target: SshTarget, password: str, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
 ) -> Installed:
-    """Log in by the password, add our key to authorized_keys there, and log in by our key alone.
+    """Log in with the password, add our key to authorized_keys there, and log in with our key alone.
 
     Raises:
-        SshError: PasswordRefused, or any other cause on the way; RemoteFileError where the key cannot be written.
-        BadInput: our key cannot be made or read.
+        SshError: PasswordRefused, or any other failure to connect; RemoteFileError where the key cannot be written.
+        BadInput: our key cannot be created or read.
     """
     key = own_key()
-    with SshConnection.connect(target, trust=trust, password=password, timeout=timeout) as connection, _one_at_a_time:
+    with SshConnection.connect(target, trust=trust, password=password, timeout=timeout) as connection, _install_lock:
         done = connection.run(["sh", "-c", INSTALL], input=f"{key.line}\n".encode(), timeout=timeout)
     if not done.ok:
         problem = f"Muster's key cannot be added to ~/.ssh/authorized_keys: {done.problem}"
@@ -297,11 +298,11 @@ def install_key(
     report = check_access(replace(target, key=str(key.path)), trust=trust, timeout=timeout)
     if not report.ok:
         report = replace(report, problem=f"Muster's key is in ~/.ssh/authorized_keys there, but: {report.problem}",
-                         fix=_why_not(output, report), password_possible=False)  # fmt: skip
+                         fix=_key_ignored_hint(output, report), password_possible=False)  # fmt: skip
     return Installed(report, "added" in output, key)
 
 
-def _why_not(output: list[str], report: AccessReport) -> str:
+def _key_ignored_hint(output: list[str], report: AccessReport) -> str:
     home = next((line.removeprefix("open ") for line in output if line.startswith("open ")), "")
     if report.cause != "no_key_accepted":
         return report.fix

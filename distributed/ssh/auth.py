@@ -1,4 +1,4 @@
-"""Log-in by the agent's keys, key files, or a password, with a plain word on why it failed."""
+"""Log-in with the agent's keys, key files, or a password, and the explanation where it fails."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from distributed.ssh.errors import (
     one_line,
 )
 from distributed.ssh.host_keys import fingerprint
-from distributed.ssh.key_files import certificate_of, explain_key, is_usual, public_blob
+from distributed.ssh.key_files import certificate_of, explain_key, is_default, public_blob
 from distributed.ssh.wire import stalled
 from profiles.errors import counted
 
 _SHOWN = 6
 _NOTICE = 300
-"""Characters of a server's notice that are shown."""
+"""Maximum characters of a server's notice that are shown."""
 _AGENT_TIMEOUT = 30.0
-"""Seconds for the agent: it may ask the user for a touch or a password."""
+"""Timeout of the agent in seconds: it may ask the user for a touch or a password."""
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A key to try, or the reason why it cannot be."""
+    """A key to try, or the reason why it cannot be tried."""
 
     label: str
     key: Any = None
     problem: str = ""
     fix: str = ""
-    """How to mend it, where there is a way."""
+    """How to fix it, if possible."""
     timeout: float = 0.0
-    """Seconds the key's holder may take to sign, beyond the usual."""
+    """Additional seconds for the key's holder to sign."""
     certificate: Any = None
-    """Shown in place of the public key."""
+    """Certificate to present in place of the public key."""
 
     def certified(self, certificate: Any) -> _Candidate:
         return replace(self, label=f"{self.label} with a certificate", certificate=certificate)
@@ -56,7 +56,7 @@ class _Candidate:
 
 @contextlib.contextmanager
 def _agent_keys(path: str) -> Iterator[tuple[Any, ...]]:
-    """The keys of the user's running ssh-agent, which signs while this is open; without one there are none."""
+    """Yield the keys of the user's running ssh-agent, which can sign within the context; empty without an agent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.settimeout(_AGENT_TIMEOUT)
         agent = AgentSSH()
@@ -65,27 +65,27 @@ def _agent_keys(path: str) -> Iterator[tuple[Any, ...]]:
                 stream.connect(path)
                 agent._connect(stream)
         except (OSError, paramiko.SSHException):
-            pass  # it is gone
+            pass  # the agent has ended
         yield agent.get_keys()
 
 
 class Prompts:
-    """Answers the questions of ``keyboard-interactive`` (RFC 4256): the first hidden one is the password's."""
+    """Answers the prompts of ``keyboard-interactive`` (RFC 4256): the first hidden one is taken for the password."""
 
     def __init__(self, password: str) -> None:
         self._password: str | None = password
         self._asked = ""
-        self.beyond = ""
-        """A question that a password does not answer, such as that for a one-time code."""
+        self.further_prompt = ""
+        """A prompt that a password does not answer, such as for a one-time code."""
 
     def answer(self, title: str, instructions: str, prompts: list[tuple[str, bool]]) -> list[str]:
-        """Return one answer for each prompt of a text and whether it is shown."""
-        return [self._one(text, shown) for text, shown in prompts]
+        """Return one answer for each prompt, given as its text and whether input is echoed."""
+        return [self._answer_prompt(text, shown) for text, shown in prompts]
 
-    def _one(self, text: str, shown: bool) -> str:
+    def _answer_prompt(self, text: str, shown: bool) -> str:
         if shown or self._password is None:
-            if shown or text != self._asked:  # the same question again: the password was wrong
-                self.beyond = self.beyond or text.strip()[:60] or "a further answer"
+            if shown or text != self._asked:  # the same prompt again: the password was wrong
+                self.further_prompt = self.further_prompt or text.strip()[:60] or "a further answer"
             return ""
         password, self._password, self._asked = self._password, None, text
         return password
@@ -96,8 +96,8 @@ class Login:
 
     Args:
         transport: a paramiko transport after the key exchange.
-        disconnect: list to which the transport's owner adds the server's last words.
-        timeout: seconds the server may take for each answer.
+        disconnect: list to which the transport's owner appends the server's disconnect message.
+        timeout: seconds the server may take for each reply.
     """
 
     def __init__(self, host: ResolvedHost, transport: Any, disconnect: list[str], timeout: float) -> None:
@@ -108,7 +108,7 @@ class Login:
         self._tried: list[str] = []
         self._locked: list[Path] = []
         self._fix = ""
-        """How to mend the key that could not be tried: the one of the hosts file, or any if there was no other."""
+        """How to fix the key that could not be tried: the one of the hosts file, or any if there was no other."""
         self._password_possible = False
 
     def run(self, password: str | None) -> str:
@@ -130,7 +130,7 @@ class Login:
         raise self._refusal(keys_possible)
 
     def _methods(self) -> set[str]:
-        """Ask which ways the server offers to this user; nothing left to prove is an empty set."""
+        """Return the methods that the server offers this user; empty if none is needed."""
         self._transport.auth_timeout = self._timeout
         try:
             return set(self._transport.auth_none(self._host.user))
@@ -164,22 +164,24 @@ class Login:
             if not self._transport.is_active() or _timed_out(error):
                 raise self._lost(error) from None
             return False  # refused, or the agent would not sign
-        self._see_that_it_suffices(missing, "allow login by key alone for this user")
+        self._require_complete(missing, "allow login by key alone for this user")
         return True
 
-    def _see_that_it_suffices(self, missing: list[str], hint: str) -> None:
+    def _require_complete(self, missing: list[str], hint: str) -> None:
         if missing:
             problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
             raise UserRefused(self._host.machine, problem, hint)
 
     def _candidates(self, held: tuple[Any, ...]) -> Iterator[_Candidate]:
-        """Keys in the order OpenSSH tries them, after the one that the hosts file names: the agent's that are
-        configured, the agent's others, then files."""
+        """Yield keys in OpenSSH's order, after the one that the hosts file names: the agent's configured keys, its
+        other keys, then files."""
         blobs = {path: public_blob(path) for path in self._host.key_files}
         configured = [key for key in held if key.asbytes() in blobs.values()]
         others = [] if self._host.identities_only else [key for key in held if key.asbytes() not in blobs.values()]
         in_agent = {key.asbytes() for key in held}
-        files = [path for path, blob in blobs.items() if blob not in in_agent and (path.exists() or not is_usual(path))]
+        files = [
+            path for path, blob in blobs.items() if blob not in in_agent and (path.exists() or not is_default(path))
+        ]
         named = [path for path in files if path == self._host.named_key]
         early = named or [path for path in files[:1] if path == next(filter(Path.exists, blobs), None)]
         yield from self._of_files(named)
@@ -189,22 +191,23 @@ class Login:
         yield from self._of_files([path for path in files if path not in early])
 
     def _of_agent(self, keys: Sequence[Any]) -> Iterator[_Candidate]:
-        """Each with its certificates first, as OpenSSH does."""
+        """Yield each key with its certificates first, as OpenSSH does."""
         for key in keys:
             name = getattr(key, "comment", "") or fingerprint(key.asbytes())
             plain = _Candidate(f"agent key {name}", key, timeout=_AGENT_TIMEOUT)
-            yield from (plain.certified(each) for each in self._certificates(key))
+            yield from (plain.certified(certificate) for certificate in self._certificates(key))
             yield plain
 
     def _of_files(self, paths: Sequence[Path]) -> Iterator[_Candidate]:
         for path in paths:
             plain = self._file_candidate(path)
             if plain.key is not None:
-                yield from (plain.certified(each) for each in self._certificates(plain.key, Path(f"{path}-cert.pub")))
+                certificates = self._certificates(plain.key, Path(f"{path}-cert.pub"))
+                yield from (plain.certified(certificate) for certificate in certificates)
             yield plain
 
     def _certificates(self, key: Any, *extra_paths: Path) -> Iterator[Any]:
-        """Give the certificates for a key in the configured files, and in those beside its own."""
+        """Yield the certificates of a key from the configured files, and from those beside its own."""
         siblings = [Path(f"{path}-cert.pub") for path in self._host.key_files if public_blob(path) == key.asbytes()]
         for path in dict.fromkeys([*self._host.certificate_files, *extra_paths, *siblings]):
             if certificate := certificate_of(path, key.asbytes()):
@@ -234,13 +237,13 @@ class Login:
             refused = isinstance(error, paramiko.AuthenticationException) and self._transport.is_active()
             if not refused or _timed_out(error):
                 raise self._lost(error) from None
-            if prompts.beyond:
-                problem = f"{self._host.where} asks for more than a password ({prompts.beyond!r})"
+            if prompts.further_prompt:
+                problem = f"{self._host.where} asks for more than a password ({prompts.further_prompt!r})"
                 hint = "install a key there yourself, and allow login by key alone"
                 raise UserRefused(self._host.machine, problem, hint) from None
             problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
             raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
-        self._see_that_it_suffices(missing, "install a key there and allow login by key alone")
+        self._require_complete(missing, "install a key there and allow login by key alone")
         return "password"
 
     def _refusal(self, keys_possible: bool) -> SshError:
@@ -273,12 +276,12 @@ class Login:
         return f"does the user '{self._host.user}' exist there, and may that user log in by SSH?"
 
     def _notice(self) -> str:
-        """Return what the server has shown before the log-in: an address to confirm it at, or why it refuses."""
+        """Return the server's notice before the log-in, such as an address to confirm it at, or why it refuses."""
         shown = getattr(self._transport.auth_handler, "banner", None) or b""
         return one_line((shown if isinstance(shown, bytes) else shown.encode()).decode(errors="replace"))[:_NOTICE]
 
     def _lost(self, error: Exception) -> SshError:
-        """Say why the log-in ended before an answer came."""
+        """Return the error for a log-in that ended without a reply."""
         host, words = self._host, " ".join(self._disconnect)
         failure: SshError
         if _timed_out(error):
@@ -297,5 +300,5 @@ class Login:
 
 
 def _timed_out(error: Exception) -> bool:
-    """paramiko has no type of its own for it."""
+    """Whether an error is a timeout, for which paramiko has no type of its own."""
     return isinstance(error, TimeoutError) or "timeout" in str(error).lower()

@@ -1,11 +1,12 @@
-"""What threads send on an SSH channel goes out in order: nothing after its CLOSE.
+"""Keeps the messages that threads send on an SSH channel in order: none is sent after its CLOSE.
 
-paramiko makes a channel's message under the channel's lock and sends it after that (paramiko issue 1115). Where the far
-side closes in between, the end of a command's input goes out after the CLOSE, and OpenSSH ends the whole connection for
-it ("Received ieof for nonexistent channel"). Several threads that run short commands meet it within seconds.
+paramiko builds a channel's message under the channel's lock but sends it afterwards (paramiko issue 1115). If the
+remote side closes in between, the end of a command's input is sent after the CLOSE, and OpenSSH ends the whole
+connection for it ("Received ieof for nonexistent channel"). Threads that run short commands trigger this within
+seconds.
 
-The thread that receives answers a CLOSE as well. While new keys are agreed on it waited for what it alone could bring,
-for half a minute, and then gave the connection up.
+The receiving thread replies to a CLOSE as well. During a key re-exchange it would wait, for half a minute, for messages
+that only it can receive, and then give up the connection; so its replies are sent by another thread.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ _CLOSE = 97
 _C = TypeVar("_C")
 
 
-def in_order(channel: _C) -> _C:
-    """Let a channel drop what its threads would send once it is closed; returns the channel."""
+def ordered(channel: _C) -> _C:
+    """Make a channel drop messages that its threads send after it is closed; returns the channel."""
     wrapped: Any = channel
     wrapped.transport = _Sender(wrapped.transport, wrapped)
     return channel
 
 
 class _Sender:
-    """What a channel takes for its transport."""
+    """Stands in for a channel's transport."""
 
     def __init__(self, transport: Any, channel: Any) -> None:
         self._transport = transport
         self._channel = weakref.ref(channel)
-        """No circle: who drops a channel closes it, and not whoever collects garbage, with what locks he may hold."""
-        self._turn = threading.Lock()
-        """Not the channel's own lock: who receives takes that for every message."""
+        """A weak reference: a dropped channel is closed at once, not by the garbage collector under arbitrary locks."""
+        self._send_lock = threading.Lock()
+        """Not the channel's own lock, which the receiving thread takes for every message."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -53,17 +54,17 @@ class _Sender:
             self._send(message)
 
     def _send(self, message: Any) -> None:
-        """Send once there are keys, unless the channel is closed; the turn is not held while they are waited for.
+        """Send once keys are agreed, unless the channel is closed; the lock is not held while waiting for them.
 
         Raises:
-            EOFError: the connection is lost, or they did not come.
+            EOFError: the connection is lost, or the key exchange did not end.
         """
         transport, channel = self._transport, self._channel()
         is_close = message.asbytes()[0] == _CLOSE
         end = time.monotonic() + transport.clear_to_send_timeout
         while transport.active:
             transport.clear_to_send.wait(0.1)
-            with self._turn:
+            with self._send_lock:
                 if not is_close and (channel is None or channel.closed):
                     break
                 with transport.clear_to_send_lock:
@@ -73,4 +74,4 @@ class _Sender:
             if time.monotonic() > end:
                 raise EOFError("new keys were not agreed on in time")
         if channel is not None:
-            channel.event.set()  # who waits for the answer to it waits no longer
+            channel.event.set()  # wakes the thread that waits for the reply

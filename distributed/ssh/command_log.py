@@ -1,4 +1,4 @@
-"""Every command that this process has run on a machine, for the person who asks what was done where."""
+"""Log of the commands that this process has run on machines, for display."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LONGEST_WORD, _LONGEST = 60, 300
 
 @dataclass
 class CommandRecord:
-    """One command that was run on a machine; without a machine, one line of what was done."""
+    """One command that was run on a machine; without a machine, one line about an action."""
 
     machine: str
     command: str
-    """In one line; programs that travel in a word are cut."""
+    """The command in one line; embedded programs are cut."""
     outcome: str = ""
     """``ok``, ``ended``, or what went wrong; empty while it runs."""
     at: float = 0.0
-    """Unix time of its start; 0: it is not told."""
+    """Unix time of its start; 0: unknown."""
 
 
 _ran: deque[CommandRecord] = deque(maxlen=_KEPT)
@@ -30,7 +30,7 @@ _guard = threading.Lock()
 
 
 def note(machine: str, argv: Sequence[str]) -> CommandRecord:
-    """Keep a command that begins now; what it is given on stdin is not kept."""
+    """Record a command that starts now; its stdin is not recorded."""
     words = (" ".join(word.split()) for word in argv)
     cut = (word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}..." for word in words)
     ran = CommandRecord(machine, " ".join(cut)[:_LONGEST], at=time.time())

@@ -1,10 +1,10 @@
-"""Where a machine is and how to log in there, as OpenSSH itself sees it: resolved by ``ssh -G``.
+"""Resolves where a machine is and how to log in there as OpenSSH does, with ``ssh -G``.
 
-So the user's ~/.ssh/config holds whole: Include, Match, ProxyJump, IdentityAgent and whatever comes next.
+So the user's whole ~/.ssh/config applies: Include, Match, ProxyJump, IdentityAgent and any future option.
 
-``ssh -G`` runs the commands of a configuration (``Match exec``), and a connection runs more of them. The person's own
-~/.ssh/config is theirs; a hosts file may name another one, and may come from somebody else. So such a configuration is
-only used after :func:`accept`, or where exactly its content was accepted before.
+``ssh -G`` runs the commands of a configuration (``Match exec``), and a connection runs more of them. The user's own
+~/.ssh/config is trusted; a hosts file may name another one, and may come from another person. Such a configuration is
+used only after :func:`accept`, or where exactly its content was accepted before.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from training.approvals import approve, digest_of, has_changed, is_approved
 
 USER_CONFIG = Path("~/.ssh/config")
 OWN_KEY = "~/.ssh/muster_ed25519"
-"""Muster's own key, which :func:`distributed.ssh.access.install_key` makes; tried early: servers allow few attempts."""
+"""Muster's own key, created by :func:`distributed.ssh.access.install_key`; tried early: servers allow few attempts."""
 _TIMEOUT = 15.0
-"""Seconds for ``ssh -G``; a ``Match exec`` of the user's may take its time."""
+"""Seconds for ``ssh -G``; a ``Match exec`` of the user may be slow."""
 _MOST_FILES = 256
 _COMMANDS = ("proxycommand", "localcommand", "knownhostscommand", "pkcs11provider", "securitykeyprovider")
-"""Settings that start a program or load a library; ``Match`` does where it says ``exec``."""
+"""Settings that start a program or load a library; so does ``Match`` with ``exec``."""
 
 _accepted: set[str] = set()
-"""Configurations that may be used until this process ends."""
+"""Configurations accepted for the rest of this process."""
 
 
 @dataclass(frozen=True)
 class SshTarget:
-    """What a person has said of a machine; empty fields are left to ~/.ssh/config."""
+    """A machine as named by the user; empty fields are taken from ~/.ssh/config."""
 
     name: str
-    """How messages call it."""
+    """Name in messages."""
     host: str
-    """What one would type after ``ssh``."""
+    """Destination as typed after ``ssh``."""
     port: int | None = None
     user: str = ""
     key: str = ""
@@ -56,9 +56,9 @@ class SshTarget:
     config_file: str = ""
     """OpenSSH client configuration instead of ~/.ssh/config."""
     from_hosts_file: bool = False
-    """Whether a hosts file has named the configuration, so that it has to be accepted before it is read."""
+    """Whether a hosts file names the configuration, so that it must be accepted before it is read."""
     found_at: str = ""
-    """Literal address to connect to; all else, and the name of its host key, stays that of ``host``."""
+    """Literal address to connect to; all other settings, and the name of its host key, remain those of ``host``."""
 
     @classmethod
     def of(cls, machine: Machine, hosts: Hosts | None = None) -> SshTarget:
@@ -70,17 +70,17 @@ class SshTarget:
 
 @dataclass(frozen=True)
 class ResolvedHost:
-    """A target with everything decided."""
+    """A target with all settings resolved."""
 
     machine: str
     hostname: str
     port: int
     user: str
     user_is_guess: bool = False
-    """Nobody named the user: it is the one of this machine."""
+    """Whether no user is configured, so that it is the user of this machine."""
     key_files: tuple[Path, ...] = ()
     named_key: Path | None = None
-    """The one of them that the hosts file names."""
+    """The key file that the hosts file names."""
     certificate_files: tuple[Path, ...] = ()
     identities_only: bool = False
     agent_socket: str = ""
@@ -88,28 +88,28 @@ class ResolvedHost:
     user_known_hosts: tuple[Path, ...] = ()
     system_known_hosts: tuple[Path, ...] = ()
     known_hosts_command: tuple[str, ...] = ()
-    """The user's program that prints lines of known_hosts, its words expanded but for what is known of the key."""
+    """The user's program that prints known_hosts lines, with all tokens expanded except those about the key."""
     revoked_keys: Path | None = None
-    """File of host keys that are never accepted (RevokedHostKeys)."""
+    """File of revoked host keys (RevokedHostKeys)."""
     hash_known_hosts: bool = False
     accepts_new_keys: bool = False
-    """Whether the configuration says to accept who was never met before (StrictHostKeyChecking)."""
+    """Whether unknown host keys are accepted (StrictHostKeyChecking)."""
     trusts_loopback: bool = False
-    """Whether it says to take any host key on this computer's loopback (NoHostAuthenticationForLocalhost)."""
+    """Whether any host key is accepted on loopback (NoHostAuthenticationForLocalhost)."""
     jumps: tuple[SshTarget, ...] = ()
-    """Machines to go through, the first one first."""
+    """Jump hosts, in order."""
     address_family: str = "any"
-    """Which addresses of the machine to take: ``inet``, ``inet6`` or ``any``."""
+    """Which addresses of the machine to use: ``inet``, ``inet6`` or ``any``."""
     bind_address: str = ""
     """Address of this computer to connect from; empty: any."""
     connect_timeout: float = 0.0
-    """Seconds that it gives the machine to answer; 0: it says nothing."""
+    """Configured connect timeout in seconds; 0: none."""
     proxy_command: str = ""
-    """The user's own command that makes the connection, expanded."""
+    """The user's command that makes the connection, expanded."""
     proxy_passes_stream: bool = False
-    """Whether it hands over an open connection instead of carrying the bytes (ProxyUseFdpass)."""
+    """Whether the command passes an open connection instead of carrying the bytes (ProxyUseFdpass)."""
     note: str = ""
-    """Something a person should know if the connection fails."""
+    """Advice for the user if the connection fails."""
 
     @property
     def where(self) -> str:
@@ -118,17 +118,17 @@ class ResolvedHost:
 
     @property
     def known_names(self) -> tuple[str, str]:
-        """Names under which its key may be known; OpenSSH accepts that of ``host`` for ``[host]:port`` as well."""
+        """Names under which its key may be known; for ``[host]:port`` OpenSSH also accepts the key of ``host``."""
         host, alias = self.hostname, self.host_key_alias
         return known_name(host, self.port, alias), known_name(host, 22, alias)
 
     def known_hosts(self) -> KnownHosts:
-        """Read the known_hosts files that hold for it."""
+        """Read the known_hosts files that apply to it."""
         return KnownHosts.read((*self.user_known_hosts, *self.system_known_hosts))
 
 
 def resolve(target: SshTarget) -> ResolvedHost:
-    """Ask OpenSSH what it would do for this target. Without an ``ssh`` command the usual defaults are taken.
+    """Resolve a target with ``ssh -G``; without an ``ssh`` command OpenSSH's defaults are used.
 
     Raises:
         BadInput: the configuration has an error or was not accepted, or the target is no host name.
@@ -143,7 +143,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
         approve_it = command("access", "--hosts FILE")
         raise BadInput(message, f"it can run commands here: read it, then approve it: {approve_it}")
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))
-    if target.found_at:  # it is dialled there; its key stays known under the name it had
+    if target.found_at:  # dialled there; its key remains known under its name
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])
     config = Path(target.config_file or USER_CONFIG).expanduser()
     if program is None and config.exists():
@@ -153,7 +153,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
 
 
 def _ask(program: str, target: SshTarget) -> dict[str, list[str]]:
-    """What ``ssh -G`` says: values by key, which it prints in lower case."""
+    """Return the output of ``ssh -G``: values by lower-case key."""
     command = [program, "-G"]
     command += ["-F", os.path.expanduser(target.config_file)] if target.config_file else []
     command += ["-p", str(target.port)] if target.port else []
@@ -177,7 +177,7 @@ def _ask(program: str, target: SshTarget) -> dict[str, list[str]]:
 
 
 def _defaults(target: SshTarget) -> dict[str, list[str]]:
-    """What ``ssh -G`` says on a machine without configuration."""
+    """Return the output of ``ssh -G`` on a machine without configuration."""
     return {
         "hostname": [target.host],
         "port": [str(target.port or 22)],
@@ -189,7 +189,7 @@ def _defaults(target: SshTarget) -> dict[str, list[str]]:
 
 
 def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost:
-    def first(key: str, default: str = "") -> str:
+    def setting(key: str, default: str = "") -> str:
         value = options.get(key, [default])[0]
         return default if value.lower() == "none" else value
 
@@ -200,11 +200,12 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         expanded = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), expand(text))
         return Path(expanded.strip('"')).expanduser()
 
-    hostname, port, user = first("hostname", target.host), int(first("port", "22")), first("user")
+    hostname, port, user = setting("hostname", target.host), int(setting("port", "22")), setting("user")
     tokens = _tokens(target.host, hostname, port, user)
-    deferred_tokens = {**tokens, "%": "%%"}  # until the key is known
+    deferred_tokens = {**tokens, "%": "%%"}  # expanded once the key is known
     command = (
-        re.sub(r"%(.)", lambda m: deferred_tokens.get(m[1], m[0]), word) for word in _words(first("knownhostscommand"))
+        re.sub(r"%(.)", lambda m: deferred_tokens.get(m[1], m[0]), word)
+        for word in _words(setting("knownhostscommand"))
     )
     explicit = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
     configured = [path(value) for value in options.get("identityfile", []) if value.lower() != "none"]
@@ -217,28 +218,28 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         key_files=tuple(dict.fromkeys([*explicit, *configured])),
         named_key=Path(target.key).expanduser() if target.key else None,
         certificate_files=tuple(path(value) for value in options.get("certificatefile", []) if value != "none"),
-        identities_only=first("identitiesonly", "no") == "yes",
+        identities_only=setting("identitiesonly", "no") == "yes",
         agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
-        host_key_alias=first("hostkeyalias"),
-        user_known_hosts=tuple(map(path, split_paths(first("userknownhostsfile")))),
-        system_known_hosts=tuple(map(path, split_paths(first("globalknownhostsfile")))),
+        host_key_alias=setting("hostkeyalias"),
+        user_known_hosts=tuple(map(path, split_paths(setting("userknownhostsfile")))),
+        system_known_hosts=tuple(map(path, split_paths(setting("globalknownhostsfile")))),
         known_hosts_command=tuple(command),
-        revoked_keys=path(revoked) if (revoked := first("revokedhostkeys")) else None,
-        hash_known_hosts=first("hashknownhosts", "no") == "yes",
-        accepts_new_keys=first("stricthostkeychecking") in ("accept-new", "false", "no", "off"),
-        trusts_loopback=first("nohostauthenticationforlocalhost", "no") == "yes",
-        jumps=parse_jumps(first("proxyjump"), target),
-        address_family=first("addressfamily", "any"),
-        bind_address=first("bindaddress"),
-        connect_timeout=float(first("connecttimeout", "0")),
-        proxy_command=expand(first("proxycommand")),
-        proxy_passes_stream=first("proxyusefdpass", "no") == "yes",
+        revoked_keys=path(revoked) if (revoked := setting("revokedhostkeys")) else None,
+        hash_known_hosts=setting("hashknownhosts", "no") == "yes",
+        accepts_new_keys=setting("stricthostkeychecking") in ("accept-new", "false", "no", "off"),
+        trusts_loopback=setting("nohostauthenticationforlocalhost", "no") == "yes",
+        jumps=parse_jumps(setting("proxyjump"), target),
+        address_family=setting("addressfamily", "any"),
+        bind_address=setting("bindaddress"),
+        connect_timeout=float(setting("connecttimeout", "0")),
+        proxy_command=expand(setting("proxycommand")),
+        proxy_passes_stream=setting("proxyusefdpass", "no") == "yes",
     )
 
 
 def split_paths(text: str) -> list[str]:
-    """Split the files that ``ssh -G`` prints in one line: it writes no quotes around names with spaces, but begins each
-    with ``/``, ``~``, ``%`` or ``$``."""
+    """Split the files that ``ssh -G`` prints in one line: names with spaces are not quoted, but each begins with ``/``,
+    ``~``, ``%`` or ``$``."""
     paths: list[str] = []
     for word in text.split(" "):
         if paths and not word.startswith(("/", "~", "%", "$")):
@@ -282,9 +283,9 @@ def parse_jumps(text: str, target: SshTarget) -> tuple[SshTarget, ...]:
 
 
 def config_lines(path: Path, read: set[Path] | None = None) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the lines of a configuration and of all that it includes, as words, each with its file.
+    """Yield the lines of a configuration and of all its includes, split into words, each with its file.
 
-    A file without any line, or that cannot be read, is yielded once without words. ``read``: files to leave out.
+    Every file is first yielded once without words, even if it is empty or unreadable. ``read``: files to skip.
     """
     read = set() if read is None else read
     if path in read or len(read) >= _MOST_FILES:
@@ -304,7 +305,7 @@ def config_lines(path: Path, read: set[Path] | None = None) -> Iterator[tuple[Pa
 
 
 def _words(line: str) -> list[str]:
-    """Split ``Key value value`` or ``Key=value``; quotes hold words together."""
+    """Split ``Key value value`` or ``Key=value`` into words, with quoting."""
     try:
         words = shlex.split(line, comments=True, posix=True)
     except ValueError:
@@ -318,7 +319,7 @@ def _words(line: str) -> list[str]:
 
 
 def commands_in(config: str) -> list[str]:
-    """Return the lines of a configuration that start a program, with their files."""
+    """Return the lines of a configuration that can run a program, with their files."""
     commands = []
     for path, words in config_lines(_absolute(config)):
         key = words[0].lower() if words else ""
@@ -329,18 +330,18 @@ def commands_in(config: str) -> list[str]:
 
 
 def accept(config: str) -> None:
-    """Use a configuration from now on: a person has named the hosts file that names it, or agreed to its content."""
-    if config and not _own(config):
-        approve(_digest(config), _what(config))
+    """Accept a configuration: the user has named the hosts file that names it, or approved its content."""
+    if config and not _is_user_config(config):
+        approve(_digest(config), _description(config))
         _accepted.add(str(_absolute(config)))
 
 
 def accepted(config: str) -> bool:
-    """Whether a configuration may be used: the person's own, and one that was accepted with the content it has.
+    """Whether a configuration may be used: the user's own, or one that was accepted with its current content.
 
-    Once used it may be used until this process ends, so that a run that goes on does not stop at a change.
+    Once used, it stays accepted until this process ends, so that a change does not interrupt a run.
     """
-    if not config or str(_absolute(config)) in _accepted or _own(config):
+    if not config or str(_absolute(config)) in _accepted or _is_user_config(config):
         return True
     if is_approved(_digest(config)):
         _accepted.add(str(_absolute(config)))
@@ -349,11 +350,11 @@ def accepted(config: str) -> bool:
 
 
 def accepted_before(config: str) -> bool:
-    """Whether a configuration that is not accepted was, with another content."""
-    return not accepted(config) and has_changed(_what(config))
+    """Whether a configuration was accepted with other content, and is not now."""
+    return not accepted(config) and has_changed(_description(config))
 
 
-def _what(config: str) -> str:
+def _description(config: str) -> str:
     return f"SSH configuration {_absolute(config)}"
 
 
@@ -361,7 +362,7 @@ def _absolute(config: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(config)))
 
 
-def _own(config: str) -> bool:
+def _is_user_config(config: str) -> bool:
     return os.path.realpath(_absolute(config)) == os.path.realpath(USER_CONFIG.expanduser())
 
 

@@ -1,4 +1,4 @@
-"""One connection to one machine: run, stream, put, forward, and whether it still lives.
+"""One SSH connection to one machine: run, stream, put, forward, and whether it is alive.
 
 ::
 
@@ -6,8 +6,8 @@
     with SshConnection.connect(target, trust=ask_the_person) as studio:
         print(studio.run(["uname", "-sm"]).stdout.decode())
 
-Commands are lists of words; whatever they contain, the far side gets the same words, whichever login shell the user has
-there. Every failure is an :class:`~distributed.ssh.errors.SshError` with the machine's name, the cause and the fix.
+Commands are lists of words; whatever they contain, the remote side gets the same words, whichever login shell the user
+has there. Every failure is an :class:`~distributed.ssh.errors.SshError` with the machine's name, the cause and the fix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import paramiko
 
 from distributed.ssh.auth import Login
-from distributed.ssh.channel import in_order
+from distributed.ssh.channel import ordered
 from distributed.ssh.command_log import note
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import (
@@ -40,7 +40,7 @@ from distributed.ssh.errors import (
     UserRefused,
     space_hint,
 )
-from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
+from distributed.ssh.forward import LOOPBACK, Forward, Heartbeat, RemotePorts
 from distributed.ssh.host_keys import fingerprint
 from distributed.ssh.process import CHUNK, LOST_HINT, Completed, Input, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
@@ -52,17 +52,17 @@ __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget"
 CONNECT_TIMEOUT = 10.0
 _MAX_JUMPS = 8
 _SESSION_RETURN = 1.0
-"""Seconds within which a server has given the place of a command that ended to the next one."""
+"""Seconds within which a server frees the session of a command that has ended."""
 _LOGIN_TIMEOUT = 2.0
-"""Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
+"""Minimum seconds for a reply during the log-in: the user may have used up the time by comparing fingerprints."""
 
 PUT = """umask 077; trap '' PIPE HUP
 if [ -d "$1" ]; then echo "$1: is a folder" >&2; exit 1; fi
 mkdir -p -- "$(dirname -- "$1")" && cat > "$2" &&
 if [ "$(wc -c < "$2")" -ne "$3" ]; then echo "the transfer was cut short" >&2; false; fi &&
 chmod "$4" "$2" && mv -f -- "$2" "$1" || { rm -f -- "$2"; exit 1; }"""
-"""A dropped connection looks like the end of the input to ``cat``, so the size decides before the file takes its name.
-Complaining about it must not kill the shell before it has cleaned up: nobody reads its stderr then.
+"""To ``cat`` a dropped connection looks like the end of the input, so the size is checked before the file is renamed.
+Writing the error must not kill the shell before it has cleaned up: its stderr is closed then.
 """
 
 
@@ -77,7 +77,7 @@ class _ConnectOptions:
 
 
 class SshConnection:
-    """An authenticated connection. Make it with :meth:`connect`; it may be used from several threads."""
+    """An authenticated connection, created by :meth:`connect`; thread-safe."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class SshConnection:
         self.authenticated_by = authenticated_by
         """The key's label, ``password``, or ``none``."""
         self.system = ""
-        """What ``uname -sm`` says, for example ``Darwin arm64``."""
+        """Output of ``uname -sm``, for example ``Darwin arm64``."""
         self.transport = transport
         self.gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
         self._forwards: list[Forward] = []
         self._heartbeat = Heartbeat(transport, wire, heartbeat)
-        self._far_ports = FarPorts(transport, self._heartbeat)
+        self._remote_ports = RemotePorts(transport, self._heartbeat)
 
     @classmethod
     def connect(
@@ -111,17 +111,17 @@ class SshConnection:
         timeout: float = CONNECT_TIMEOUT,
         heartbeat: float = 2.0,
     ) -> SshConnection:
-        """Connect, check the host key, log in, and see that commands run.
+        """Connect, check the host key, log in, and check that commands run.
 
         Args:
-            target: which machine; what it leaves open comes from ~/.ssh/config.
-            trust: asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
+            target: which machine; unset fields come from ~/.ssh/config.
+            trust: asked about an unknown machine; ``None`` refuses it. A changed key is refused without asking.
             password: tried in place of the keys, if the server takes one.
-            timeout: seconds for each machine on the way, all steps together.
+            timeout: seconds for each machine on the route, all steps together.
             heartbeat: seconds between heartbeats; after four of them in silence the connection counts as lost.
 
         Raises:
-            SshError: one of its kinds, see :mod:`distributed.ssh.errors`.
+            SshError: one of its subclasses, see :mod:`distributed.ssh.errors`.
             BadInput: ~/.ssh/config has an error.
         """
         return cls._connect(target, _ConnectOptions(trust, password, timeout, heartbeat))
@@ -130,7 +130,7 @@ class SshConnection:
     def _connect(
         cls, target: SshTarget, options: _ConnectOptions, depth: int = 0, jumps: tuple[SshTarget, ...] | None = None
     ) -> SshConnection:
-        """Connect through the machines of ``jumps``, or of the configuration where it is ``None``."""
+        """Connect through ``jumps``, or through the jump hosts of the configuration where it is ``None``."""
         if depth > _MAX_JUMPS:
             hint = "does ProxyJump in ~/.ssh/config go in a circle?"
             raise BadInput(f"more than {_MAX_JUMPS} jumps", hint, machine=target.name)
@@ -144,7 +144,7 @@ class SshConnection:
         connection: SshConnection | None = None
         try:
             connection = cls._open(host, gateway, options)
-            connection._see_that_commands_run(max(options.timeout, host.connect_timeout))
+            connection._check_that_commands_run(max(options.timeout, host.connect_timeout))
         except BaseException:
             for opened in (connection, gateway):
                 if opened is not None:
@@ -167,17 +167,15 @@ class SshConnection:
         return cls(host, method, wire, transport, gateway, options.heartbeat)
 
     def _channel_to(self, host: ResolvedHost, deadline: Deadline) -> Any:
-        """Open the way to the next machine through this one."""
+        """Open a channel to the next machine through this one."""
         try:
             destination, origin = (host.hostname, host.port), (LOOPBACK, 0)
-            return in_order(
-                self.transport.open_channel("direct-tcpip", destination, origin, timeout=deadline.remaining)
-            )
+            return ordered(self.transport.open_channel("direct-tcpip", destination, origin, timeout=deadline.remaining))
         except (paramiko.SSHException, EOFError, OSError) as error:
             problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
             raise ForwardRefused(host.machine, problem, "check ProxyJump in ~/.ssh/config") from None
 
-    def _see_that_commands_run(self, timeout: float) -> None:
+    def _check_that_commands_run(self, timeout: float) -> None:
         try:
             with self.stream(["uname", "-sm"], min(timeout, CONNECT_TIMEOUT)) as process:
                 result = self._first_answer(process, timeout)
@@ -207,12 +205,11 @@ class SshConnection:
         """Run a command in the user's home folder there and wait for it.
 
         Args:
-            argv: program and arguments. No shell reads them; for a script use ``["sh", "-c", SCRIPT, "sh", ARG...]``.
-            input: given on stdin.
-            timeout: seconds; ``None`` waits as long as the connection lives.
+            argv: program and arguments. No shell interprets them; for a script use ``["sh", "-c", SCRIPT, "sh",
+            ARG...]``. input: data for stdin. timeout: seconds; ``None`` waits as long as the connection lives.
 
         Raises:
-            SshError: as :meth:`stream`, or NoShell. A command that fails is not an error: see ``returncode``.
+            SshError: as :meth:`stream`, or NoShell. A failing command is not an error: see ``returncode``.
         """
         with self.stream(argv, CONNECT_TIMEOUT if timeout is None else min(timeout, CONNECT_TIMEOUT)) as process:
             return process.communicate(input, timeout)
@@ -247,21 +244,21 @@ class SshConnection:
         try:
             channel.sendall(data)
         except OSError:
-            if not channel.eof_received:  # else it has ended before: its output tells why
+            if not channel.eof_received:  # else it has ended already: its output says why
                 raise
 
     def _open_session(self, deadline: Deadline) -> Any:
         retry_deadline = Deadline(min(_SESSION_RETURN, deadline.remaining))
         while True:
             try:
-                return in_order(self.transport.open_session(timeout=deadline.remaining))
+                return ordered(self.transport.open_session(timeout=deadline.remaining))
             except paramiko.ChannelException:
                 if retry_deadline.passed:
                     raise
             time.sleep(0.02)
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
-        """Write a file there, whole or not at all; folders on the way are made.
+        """Write a file there atomically; missing folders are created.
 
         Args:
             source: content, or a file of this machine.
@@ -271,7 +268,7 @@ class SshConnection:
             RemoteFileError: it cannot be written there.
             OSError: the local file cannot be read.
         """
-        path = remote[2:] if remote.startswith("~/") else remote  # commands start there, and their words know no ~
+        path = remote[2:] if remote.startswith("~/") else remote  # commands start there, and ~ is not expanded
         path = f"./{path}" if path.startswith("-") else path
         with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as stream:
             size = os.fstat(stream.fileno()).st_size if isinstance(source, Path) else len(source)
@@ -283,13 +280,13 @@ class SshConnection:
             raise RemoteFileError(self.machine, f"cannot write {remote}: {full or done.problem}", hint)
 
     def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
-        """Listen on a loopback port there and carry its connections to ``local_address`` as seen from here.
+        """Listen on a loopback port there and forward its connections to ``local_address`` as seen from here.
 
         Raises:
             ForwardRefused: the port is in use there, or its SSH server does not forward.
         """
         try:
-            forward = self._far_ports.open(local_address, remote_port)
+            forward = self._remote_ports.open(local_address, remote_port)
         except (paramiko.SSHException, EOFError, OSError):
             if not self.transport.is_active():
                 raise self._lost() from None
@@ -305,27 +302,27 @@ class SshConnection:
 
     @property
     def fingerprint(self) -> str:
-        """Of the host key: two connections with the same one lead to one machine."""
+        """Fingerprint of the host key, which identifies the machine."""
         return fingerprint(self.transport.get_remote_server_key().asbytes())
 
     @property
     def peer(self) -> str:
-        """Literal address of the machine; empty where the connection leads through another program."""
+        """Literal address of the machine; empty where the connection goes through another program."""
         try:
             return str(self.transport.getpeername()[0])
         except (OSError, IndexError, AttributeError):
             return ""
 
     def alive(self) -> bool:
-        """Whether the far side has answered lately: judged by heartbeats, for a cut cable says nothing by itself."""
+        """Whether the remote side has answered recently, judged by heartbeats: a cut cable raises no error."""
         return bool(self.transport.is_active()) and not self._heartbeat.silent
 
     def _lost(self) -> Dropped:
         return Dropped(self.machine, f"the connection to {self.host.where} was lost", LOST_HINT)
 
     def close(self) -> None:
-        """Close everything on the connection, and the connections it goes through. May be called twice."""
-        self._far_ports.leave()
+        """Close everything on the connection, and the connections it goes through. Idempotent."""
+        self._remote_ports.leave()
         for forward in self._forwards:
             forward.close()
         self._forwards.clear()
@@ -343,7 +340,7 @@ class SshConnection:
 
 @contextlib.contextmanager
 def _closed_after(seconds: float, channel: Any) -> Iterator[None]:
-    """Close a channel that is still waited for then: paramiko waits for an answer to ``exec`` without end."""
+    """Close a channel after ``seconds`` in the context: paramiko has no timeout for the reply to ``exec``."""
 
     def close() -> None:
         with contextlib.suppress(EOFError, OSError):  # the connection was lost meanwhile

@@ -1,4 +1,4 @@
-"""Everything that can go wrong between this machine and another one over SSH, each with its cause and its fix."""
+"""Errors between this machine and another one over SSH, each with its cause and its fix."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ REMOTE_LOGIN = (
 CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
 
 _LONGEST = 1000
-"""Characters of a message or hint; ours are shorter, but a server's last words may be in them."""
+"""Maximum characters of a message or hint; ours are shorter, but may quote a server's message."""
 
 
 class Stage(str, Enum):
-    """A part of the way to a machine."""
+    """A stage of connecting to a machine."""
 
     REACH = "reach"
     HOST_KEY = "host key"
@@ -33,14 +33,14 @@ class SshError(MachinesNotReady):
 
     Args:
         machine: its name in the hosts file.
-        problem: what is wrong, in plain words.
+        problem: what is wrong.
         hint: what to do about it.
     """
 
     cause: ClassVar[str] = "ssh"
-    """Stable word for programs (``--json``)."""
+    """Stable identifier for programs (``--json``)."""
     stage = Stage.SHELL
-    """How far it came: the failure is on the way to it."""
+    """The stage that failed."""
 
     def __init_subclass__(cls, *, cause: str, stage: Stage = Stage.SHELL) -> None:
         cls.cause, cls.stage = cause, stage
@@ -54,7 +54,7 @@ class NameUnknown(SshError, cause="name_unknown", stage=Stage.REACH):
 
 
 class NoRoute(SshError, cause="no_route", stage=Stage.REACH):
-    """There is no way to its address."""
+    """There is no route to its address."""
 
 
 class ConnectTimeout(SshError, cause="timeout", stage=Stage.REACH):
@@ -70,11 +70,11 @@ class NotSsh(SshError, cause="not_ssh", stage=Stage.REACH):
 
 
 class Stalled(SshError, cause="stalled", stage=Stage.REACH):
-    """It accepted the connection and then said nothing."""
+    """It accepted the connection and then sent nothing."""
 
 
 class UnknownHostKey(SshError, cause="unknown_host_key", stage=Stage.HOST_KEY):
-    """The machine was never met before, and nobody vouched for it; ``key`` is what a person compares."""
+    """The machine is unknown, and its key was not accepted; ``key`` is for the user to compare."""
 
     def __init__(self, key: HostKeyInfo) -> None:
         super().__init__(
@@ -94,8 +94,8 @@ class UserRefused(SshError, cause="user_refused", stage=Stage.LOGIN):
 
 
 class NoKeyAccepted(SshError, cause="no_key_accepted", stage=Stage.LOGIN):
-    """None of our keys fits; ``password_possible`` tells whether the server would take a password, ``mendable``
-    whether one of them could not be tried, and the hint says how it can be."""
+    """None of our keys is accepted; ``password_possible``: the server would accept a password; ``mendable``: a key
+    could not be tried, and the hint says how to fix that."""
 
     def __init__(
         self, machine: str, problem: str, hint: str = "", password_possible: bool = False, mendable: bool = False
@@ -105,7 +105,7 @@ class NoKeyAccepted(SshError, cause="no_key_accepted", stage=Stage.LOGIN):
 
 
 class PasswordOnly(SshError, cause="password_only", stage=Stage.LOGIN):
-    """It takes no keys at all."""
+    """The server accepts no keys at all."""
 
 
 class PasswordRefused(SshError, cause="password_refused", stage=Stage.LOGIN):
@@ -117,7 +117,7 @@ class NoShell(SshError, cause="no_shell"):
 
 
 class Dropped(SshError, cause="dropped", stage=Stage.REACH):
-    """The connection was lost in the middle."""
+    """The connection was lost."""
 
 
 class CommandTimeout(SshError, cause="command_timeout"):
@@ -133,14 +133,13 @@ class RemoteFileError(SshError, cause="remote_file"):
 
 
 def space_hint(output: str) -> str:
-    """Return what to do where a machine's words say that nothing more can be written there; empty where they do not."""
+    """Return what to do if a machine's output says that its disk or quota is full; empty otherwise."""
     if "quota" in output:
         return "free some of the disk quota there (quota -s shows it; small files count, too)"
     return "free some space there, or inodes where df -i shows that these are used up" if "No space" in output else ""
 
 
 def one_line(text: str) -> str:
-    """Return text from a far machine as it may be shown: no control characters reach the terminal, and no page of it
-    either."""
+    """Return text from a remote machine as one short line without control characters, safe for the terminal."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST]).split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

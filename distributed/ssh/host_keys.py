@@ -1,6 +1,6 @@
-"""Host keys: who a machine is. Reads OpenSSH's known_hosts files and adds to the user's own.
+"""Host keys, which identify machines. Reads OpenSSH's known_hosts files and adds to the user's own.
 
-A machine met for the first time is shown to a person; one that shows another key than the known one is refused.
+The key of an unknown machine is shown to the user; a machine that shows another key than the known one is refused.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from cryptography.hazmat.primitives.serialization import (
 
 _LARGEST_FILE = 4 * 1024 * 1024
 NEW_HOST_KEYS = "sudo rm /etc/ssh/ssh_host_* && sudo ssh-keygen -A, then restart its SSH server"
-"""What gives a machine that was cloned with its host keys some of its own."""
+"""Command that gives a machine cloned with its host keys new ones."""
 COMPARED = 8
-"""Characters at the end of a fingerprint that a person is asked to compare."""
+"""Characters at the end of a fingerprint that the user is asked to compare."""
 
 
 @dataclass(frozen=True)
 class HostKeyInfo:
-    """The key a machine has shown, for a person to judge."""
+    """The key that a machine has shown."""
 
     machine: str
     """Name of the machine in the hosts file."""
     name: str
-    """Name under which the key is kept: ``host``, ``[host]:port``, or the alias from ~/.ssh/config."""
+    """Name under which the key is stored: ``host``, ``[host]:port``, or the alias from ~/.ssh/config."""
     key_type: str
     """For example ``ssh-ed25519``."""
     blob: bytes
-    """The public key as it travels."""
+    """The public key in wire format."""
     certificate: bytes = b""
-    """That the machine has shown with it, as it travels; most have none."""
+    """Host certificate that was shown with it, in wire format; mostly empty."""
     known_as: tuple[str, ...] = ()
-    """Other names under which known_hosts has the same key: it is the machine that was accepted as these."""
+    """Other names of the same key in known_hosts: the machine was accepted under these names."""
 
     @property
     def fingerprint(self) -> str:
-        """As ``ssh-keygen -l`` prints it."""
+        """Fingerprint as printed by ``ssh-keygen -l``."""
         return fingerprint(self.blob)
 
     @property
@@ -66,7 +66,7 @@ class HostKeyInfo:
 
 
 class HostKeyStatus(Enum):
-    """What the known_hosts files say of a key."""
+    """Status of a key in the known_hosts files."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -90,33 +90,33 @@ class KnownHost:
     def covers(self, name: str) -> bool:
         """Whether this line is about the host ``name``."""
         if self.hosts.startswith("|"):
-            return _hashed_name_fits(self.hosts, name)
+            return _matches_hashed(self.hosts, name)
         patterns = self.hosts.lower().split(",")
-        if any(_fits(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
+        if any(_matches(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
             return False
-        return any(_fits(pattern, name) for pattern in patterns)
+        return any(_matches(pattern, name) for pattern in patterns)
 
 
 Keys = tuple[tuple[str, str], ...]
-"""Type and fingerprint of host keys; no fingerprint: asked for that type, the machine has shown another one."""
+"""Types and fingerprints of host keys; an empty fingerprint: asked for that type, the machine showed another one."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The keys that known_hosts has under a name."""
+    """The keys in known_hosts under one name."""
 
     name: str = ""
-    """As known_hosts writes it."""
+    """Name as written in known_hosts."""
     keys: Keys = ()
 
     def unasked(self, shown: Keys) -> tuple[str, ...]:
-        """Return the types of key that would tell whether a machine that shows these keys is the known one."""
+        """Return the types of key to ask for to decide whether a machine that shows these keys is the known one."""
         if any(key in self.keys for key in shown):
             return ()
         return tuple(dict.fromkeys(kind for kind, _ in self.keys if kind not in dict(shown)))
 
     def refutes(self, shown: Keys) -> bool:
-        """Whether a machine that shows these keys is another one: asked for each known type, it has no known key."""
+        """Whether a machine that shows these keys is another one: asked for each known type, it showed no known key."""
         return bool(self.keys) and not self.unasked(shown) and not any(key in self.keys for key in shown)
 
 
@@ -128,7 +128,7 @@ class KnownHosts:
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> KnownHosts:
-        """Read the files that exist; lines that cannot be understood are passed over, as OpenSSH does."""
+        """Read the files that exist; invalid lines are skipped, as OpenSSH does."""
         files = (parse_lines(read_lines(path.expanduser()), str(path)) for path in paths)
         return cls(entry for entries in files for entry in entries)
 
@@ -150,11 +150,11 @@ class KnownHosts:
         return Expected()
 
     def authorities(self, *names: str) -> list[bytes]:
-        """Return the keys whose certificates are trusted for a host with any of these names."""
+        """Return the authority keys trusted to certify a host with any of these names."""
         return [e.blob for e in self.entries if e.marker == "@cert-authority" and any(map(e.covers, names))]
 
     def judge(self, key: HostKeyInfo) -> HostKeyStatus:
-        """Say whether a key is the known one, or certified by a trusted authority."""
+        """Return the status of a key: known, or certified by a trusted authority, or not."""
         name = key.name.lower()
         signer = authority_of(key.certificate, name)
         if any(e.marker == "@revoked" and e.blob in (key.blob, signer) and e.covers(name) for e in self.entries):
@@ -166,7 +166,7 @@ class KnownHosts:
 
 
 def authority_of(certificate: bytes, name: str) -> bytes | None:
-    """Return the key that has signed a host certificate (OpenSSH's PROTOCOL.certkeys), as it travels.
+    """Return the key that signed a host certificate (OpenSSH's PROTOCOL.certkeys), in wire format.
 
     ``None`` where it is not valid now for the host ``name``, written as in known_hosts, or is no host certificate.
     """
@@ -180,7 +180,7 @@ def authority_of(certificate: bytes, name: str) -> bytes | None:
         return None
     host = re.sub(r"^\[(.*)\]:\d+$", r"\1", name)
     principals = [principal.decode(errors="replace").lower() for principal in identity.valid_principals]
-    is_named = not principals or any(_fits(principal, host) for principal in principals)
+    is_named = not principals or any(_matches(principal, host) for principal in principals)
     is_valid = identity.valid_after <= time.time() < identity.valid_before
     if identity.type is not SSHCertificateType.HOST or identity.critical_options or not (is_named and is_valid):
         return None
@@ -189,9 +189,9 @@ def authority_of(certificate: bytes, name: str) -> bytes | None:
 
 
 def is_revoked(key: HostKeyInfo, file: Path) -> bool:
-    """Whether a file of revoked keys has this one: public keys line by line, or a list that ``ssh-keygen -k`` made.
+    """Whether a key is in a file of revoked keys: one public key per line, or a list made by ``ssh-keygen -k``.
 
-    A file that cannot be read revokes all, as for ``ssh``.
+    An unreadable file revokes all keys, as for ``ssh``.
     """
     try:
         data = file.read_bytes()
@@ -213,14 +213,14 @@ def fingerprint(blob: bytes) -> str:
 
 
 def known_name(host: str, port: int, alias: str = "") -> str:
-    """Return the name under which OpenSSH keeps the key of a host."""
+    """Return the name under which OpenSSH stores the key of a host."""
     if alias:
         return alias.lower()
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
 
 
 def remember(key: HostKeyInfo, path: Path, hashed: bool = False) -> None:
-    """Append a key to a known_hosts file, in one write, so that several processes may do it at once.
+    """Append a key to a known_hosts file, in one write, so that several processes may do it concurrently.
 
     Raises:
         OSError: the file cannot be written.
@@ -241,7 +241,7 @@ def remember(key: HostKeyInfo, path: Path, hashed: bool = False) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file of a sensible size; none where it cannot be read."""
+    """Return the lines of a file, up to a size limit; empty where it cannot be read."""
     try:
         with path.open("rb") as stream:
             return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
@@ -250,14 +250,14 @@ def read_lines(path: Path) -> list[str]:
 
 
 def parse_lines(lines: Iterable[str], origin: str) -> Iterator[KnownHost]:
-    """Yield what the lines of a known_hosts file say; ``origin`` is its name."""
+    """Yield the entries of the lines of a known_hosts file; ``origin`` is its name."""
     for number, line in enumerate(lines, start=1):
         if (entry := parse_line(line, f"{origin}:{number}")) is not None:
             yield entry
 
 
 def parse_line(line: str, origin: str = "") -> KnownHost | None:
-    """Parse one line; ``None`` for comments, empty lines and what is not a key."""
+    """Parse one line; ``None`` for comments, empty and invalid lines."""
     fields = line.split()
     marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
     if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked", "@cert-authority"):
@@ -269,13 +269,13 @@ def parse_line(line: str, origin: str = "") -> KnownHost | None:
     return KnownHost(marker, fields[0], fields[1], blob, origin)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    """OpenSSH's patterns know only ``*`` and ``?``; the brackets of ``[host]:port`` are plain text."""
+def _matches(pattern: str, name: str) -> bool:
+    """Match one of OpenSSH's patterns, which have only ``*`` and ``?``; brackets of ``[host]:port`` are literal."""
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(expression, name) is not None
 
 
-def _hashed_name_fits(hashed: str, name: str) -> bool:
+def _matches_hashed(hashed: str, name: str) -> bool:
     try:
         _, version, salt, digest = hashed.split("|")
         computed = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()

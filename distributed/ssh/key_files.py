@@ -1,4 +1,4 @@
-"""What lies in the file of a key: its public half, or why it is no private key and what to do."""
+"""Inspects key files: the public key of one, or why it is no private key and what to do."""
 
 from __future__ import annotations
 
@@ -20,20 +20,29 @@ from cryptography.hazmat.primitives.serialization import (
 from distributed.hosts.schema import nearest
 
 _HEAD = 400
-"""Bytes of a file that tell what it is."""
-_USUAL = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk", "id_xmss", "id_dsa", "muster_ed25519")
-"""Names that are looked for though nobody has written them down."""
+"""Bytes at the start of a file that identify its format."""
+_DEFAULT_NAMES = (
+    "id_rsa",
+    "id_ecdsa",
+    "id_ecdsa_sk",
+    "id_ed25519",
+    "id_ed25519_sk",
+    "id_xmss",
+    "id_dsa",
+    "muster_ed25519",
+)
+"""Names of keys that are tried by default."""
 
 
-def is_usual(path: Path) -> bool:
-    """Whether a key of this name may be missing without a word."""
-    return path.name in _USUAL and path.parent.name == ".ssh"
+def is_default(path: Path) -> bool:
+    """Whether this is a default key, whose absence is not reported."""
+    return path.name in _DEFAULT_NAMES and path.parent.name == ".ssh"
 
 
 def public_blob(path: Path) -> bytes:
-    """Return the public half of a key file, from the file beside it or from itself; empty if there is none.
+    """Return the public key of a key file, from its ``.pub`` file or from itself; empty if there is none.
 
-    With the agent's help a public half is enough, as for ``ssh``.
+    With an agent the public key is enough, as for ``ssh``.
     """
     for file in (f"{path}.pub", str(path)):
         with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
@@ -42,7 +51,7 @@ def public_blob(path: Path) -> bytes:
 
 
 def certificate_of(path: Path, blob: bytes) -> Any:
-    """Return the certificate in a file as paramiko wants it; ``None``: it is not one of the public key ``blob``."""
+    """Return the certificate in a file in paramiko's type; ``None``: it is not one for the public key ``blob``."""
     with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
         text = path.read_text()
         identity = load_ssh_public_identity(text.encode())
@@ -53,11 +62,11 @@ def certificate_of(path: Path, blob: bytes) -> Any:
 
 
 def explain_key(path: Path, error: Exception) -> tuple[str, str]:
-    """Return why a file that cannot be read as a private key is none, and what to do; ``error`` as it was read."""
+    """Return why a file is no usable private key, and what to do; ``error`` is from reading it."""
     if not path.exists():
-        return "there is no such file", _instead(path)
+        return "there is no such file", _alternatives_hint(path)
     if path.is_dir():
-        return "a folder", f"name the file of the private key in it: {_instead(path / 'key')}"
+        return "a folder", f"name the file of the private key in it: {_alternatives_hint(path / 'key')}"
     try:
         with path.open("rb") as stream:
             head = stream.read(_HEAD).decode("ascii", "replace").lstrip("\ufeff \n")
@@ -81,12 +90,12 @@ def explain_key(path: Path, error: Exception) -> tuple[str, str]:
             f"convert it: ssh-keygen -i -f {_quoted(path)} > {_quoted(path)}.openssh",
         )
     if "PRIVATE KEY" not in head:
-        return "no private key" if head else "empty", _instead(path)
+        return "no private key" if head else "empty", _alternatives_hint(path)
     return f"cannot be read: {str(error)[:120]}", f"is it whole? ssh-keygen -y -f {_quoted(path)} reads it"
 
 
-def _instead(path: Path) -> str:
-    """Return what to do about a name that is wrong: the keys beside it, or how to make one."""
+def _alternatives_hint(path: Path) -> str:
+    """Return what to do about a wrong file name: suggest the keys beside it, or how to create one."""
     with contextlib.suppress(OSError):
         siblings = [public.with_suffix("").name for public in sorted(path.parent.glob("*.pub"))]
         siblings += [file.name for file in sorted(path.parent.iterdir()) if _is_private(file)]

@@ -1,6 +1,6 @@
-"""When SSH servers let us in last: a refusal right after it is a limit on new connections, not a server that is off.
+"""Remembers the last log-in at each SSH server: a refusal right after it is a connection limit, not a stopped server.
 
-Kept in the user's cache, because each command is a process of its own: an empty file for each server, named by a hash.
+Stored in the user's cache, because each command is a separate process: an empty file per server, named by a hash.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _RECENT = 60.0
 
 
 def note_answer(address: str, port: int) -> None:
-    """Note that the SSH server at a literal address let us in just now."""
-    with contextlib.suppress(OSError):  # a home folder that cannot be written to costs the better message only
+    """Record a successful log-in at the SSH server of a literal address."""
+    with contextlib.suppress(OSError):  # without a writable home folder only the better message is lost
         path = _file(address, port)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
 
 def seconds_since_answer(address: str, port: int) -> float | None:
-    """Return how long ago it let us in; ``None`` where that is long ago or never was."""
+    """Return the seconds since the last log-in; ``None`` where that is long ago or unknown."""
     with contextlib.suppress(OSError):
         ago = max(time.time() - _file(address, port).stat().st_mtime, 0.0)
         return ago if ago < _RECENT else None

@@ -1,9 +1,9 @@
 """A command that runs on another machine.
 
-SSH gives the server one string, which the user's login shell parses: sh, bash, zsh, fish, csh, each with rules of its
-own. So the words travel encoded (:func:`command_line`): letters, digits and a few marks as they are, every other byte
-as ``\\0ooo``. The login shell sees three quoted words without quotes or dollars inside the last; a POSIX ``sh`` on the
-far side decodes them. Long words follow as the first line of the command's input: dropbear, the server of small
+SSH passes the server one string, which the user's login shell parses: sh, bash, zsh, fish, csh, each with its own
+rules. So the words are sent encoded (:func:`command_line`): letters, digits and a few marks as they are, every other
+byte as ``\\0ooo``. The login shell sees three quoted words without quotes or dollars inside the last; a POSIX ``sh`` on
+the remote side decodes them. Long words follow as the first line of the command's input: dropbear, the server of small
 systems, ends the connection at a string of more than 9,000 bytes.
 """
 
@@ -27,17 +27,17 @@ from profiles.errors import BadInput
 CHUNK = 64 * 1024
 LOST_HINT = "is the machine still on and in this network?"
 OUTPUT_LIMIT = 64 * 1024 * 1024
-"""Bytes of output that are taken of a command."""
+"""Maximum bytes of a command's output."""
 STDERR_KEPT = 64 * 1024
 _NOISE_LIMIT = 256 * 1024
-"""Bytes the login shell's start files may print before a command."""
+"""Maximum bytes that the login shell's start files may print before a command."""
 MAX_LINE = 2 * 1024 * 1024
 LIMIT = 100_000
 """Bytes of an encoded command; Linux refuses one argument of 128 KiB. Longer input belongs on stdin."""
-_LONGEST_STRING = 8_000
-"""Bytes of a command in the string for the server."""
+_LONGEST_INLINE = 8_000
+"""Maximum bytes of a command in the string for the server."""
 Input = bytes | Iterable[bytes] | None
-"""What a command is given on stdin."""
+"""Data for a command's stdin."""
 _P = TypeVar("_P", bound="Process")
 _PLAIN = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")
 
@@ -49,7 +49,7 @@ def encode(argv: Sequence[str]) -> str:
 
 
 def command_line(argv: Sequence[str], marker: str) -> tuple[str, bytes]:
-    """Return the string to send, and what goes to the command's stdin before all else.
+    """Return the string to send, and the data that must come first on the command's stdin.
 
     The command prints ``marker`` on a line of stdout and then runs ``argv``. Whatever stands before the marker was
     written by the login shell's start files. ``marker`` is letters and digits.
@@ -65,8 +65,8 @@ def command_line(argv: Sequence[str], marker: str) -> tuple[str, bytes]:
     if len(encoded) > LIMIT:
         raise BadInput(f"the command {argv[0]!r} is too long ({len(encoded)} bytes)", "send the data on stdin")
     # "exit $?" keeps sh as the parent: a signal that ends the command then shows as the exit code 128 + signal.
-    # With PYTHONHOME of a start file no Python but that one starts.
-    if len(encoded) > _LONGEST_STRING:
+    # A PYTHONHOME set by a start file would break every other Python.
+    if len(encoded) > _LONGEST_INLINE:
         return (
             f"""sh -c 'unset PYTHONHOME; echo {marker}; read -r line; eval "$(printf %b "$line")"; exit $?'""",
             f"{encoded}\n".encode(),
@@ -109,16 +109,16 @@ class Process(ABC):
     ran: CommandRecord | None = None
     """Its line in the log of commands."""
     _buffer = b""
-    """What was read and not yet handed out."""
+    """Data that was read and not returned yet."""
 
     @property
     @abstractmethod
     def stderr(self) -> bytes:
-        """What it wrote to stderr so far, the last 64 KiB."""
+        """The last 64 KiB that it has written to stderr."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:
-        """Write to its stdin; waits while it does not read."""
+        """Write to its stdin; blocks while it does not read."""
 
     @abstractmethod
     def end_input(self) -> None:
@@ -134,26 +134,26 @@ class Process(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close its streams; a process over there that ignores that goes on running."""
+        """Close its streams; a remote process that ignores this keeps running."""
 
     @abstractmethod
     def _read_chunk(self, timeout: float | None) -> bytes:
-        """Return what stdout gives next, nothing at its end; TimeoutError where nothing comes in time."""
+        """Return the next bytes of stdout, empty at its end; raises TimeoutError where none arrive in time."""
 
     def read(self, timeout: float | None = None) -> bytes:
-        """Return some bytes of stdout as they come, nothing at its end.
+        """Return available bytes of stdout, empty at its end.
 
         Raises:
-            TimeoutError: nothing came within ``timeout`` seconds.
+            TimeoutError: nothing arrived within ``timeout`` seconds.
         """
         data, self._buffer = self._buffer, b""
         return data or self._read_chunk(timeout)
 
     def read_line(self, timeout: float | None = None) -> bytes:
-        """Return the next line of stdout with its newline, nothing at the end; the last line may lack the newline.
+        """Return the next line of stdout with its newline, empty at the end; the last line may lack the newline.
 
         Raises:
-            TimeoutError: no whole line came within ``timeout`` seconds; what came is kept for the next call.
+            TimeoutError: no complete line arrived within ``timeout`` seconds; partial data is kept for the next call.
         """
         end = None if timeout is None else time.monotonic() + timeout
         searched = 0
@@ -193,7 +193,7 @@ class Process(ABC):
         return done
 
     def _feed(self, data: Input) -> None:
-        with contextlib.suppress(Dropped, OSError, EOFError, ValueError):  # it ended before: its exit code tells
+        with contextlib.suppress(Dropped, OSError, EOFError, ValueError):  # it has ended already: see its exit code
             for piece in (data,) if isinstance(data, bytes) else data or ():
                 self.write(piece)
             self.end_input()
@@ -260,8 +260,8 @@ class RemoteProcess(Process):
             self.channel.close()
 
     def _keep_stderr(self) -> None:
-        """Take what it writes to stderr as it comes, or it would stand in the way of stdout."""
-        with contextlib.suppress(OSError, EOFError):  # closed or lost: the readers learn it from the channel's state
+        """Read stderr continuously, as a full stderr would block stdout."""
+        with contextlib.suppress(OSError, EOFError):  # closed or lost: readers see it in the channel's state
             while data := self.channel.recv_stderr(CHUNK):
                 self._stderr = (self._stderr + data)[-STDERR_KEPT:]
 
@@ -269,7 +269,7 @@ class RemoteProcess(Process):
         if self._started:
             return self._take(timeout)
         end = None if timeout is None else time.monotonic() + timeout
-        while (position := self._noise.find(self._marker)) < 0:  # what the login shell's start files print comes first
+        while (position := self._noise.find(self._marker)) < 0:  # output of the login shell's start files comes first
             data = self._take(_left(end))
             self._noise += data
             if not data or len(self._noise) > _NOISE_LIMIT:

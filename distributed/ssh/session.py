@@ -1,4 +1,4 @@
-"""From an open stream to a paramiko transport with a server that is who it was."""
+"""Turns an open stream into a paramiko transport with a server whose identity was verified."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from distributed.ssh.host_keys import (
 from distributed.ssh.wire import Deadline, SshStream, greet, stalled_exchange
 
 Trust = Callable[[HostKeyInfo], bool]
-"""Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
+"""Asked once about an unknown machine; ``True`` adds its key to the user's known_hosts."""
 
 _CERTIFICATE = "-cert-v01@openssh.com"
-"""The end of the names of host key types with a certificate."""
+"""Suffix of host key types with a certificate."""
 _COMMAND_TIMEOUT = 15.0
 _OUTDATED = frozenset(("ssh-rsa", "ssh-dss", "3des-cbc", "blowfish-cbc", "cast128-cbc", "arcfour", "hmac-md5"))
 
@@ -40,13 +40,13 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its trac
 def open_transport(
     host: ResolvedHost, wire: SshStream, trust: Trust | None, deadline: Deadline, kinds: Sequence[str] = ()
 ) -> tuple[Any, list[str]]:
-    """Greet the server, agree on keys, and check who it is.
+    """Exchange greetings and keys with the server, and verify its identity.
 
     Args:
-        kinds: types of host key to ask for first; those of the known keys where none are given.
+        kinds: types of host key to ask for first; default: those of the known keys.
 
     Returns:
-        The transport, and a list that receives the server's last words if it disconnects.
+        The transport, and a list that receives the server's message if it disconnects.
 
     Raises:
         SshError: Stalled, Dropped, NotSsh, UnknownHostKey or HostKeyChanged; the wire is closed.
@@ -56,7 +56,7 @@ def open_transport(
         greet(host, wire, deadline)
         transport = paramiko.Transport(wire)
         _add_key_exchange(transport)
-        last_words, offers = _note_disconnect(transport), _note_offers(transport)
+        last_words, offers = _record_disconnect(transport), _record_offers(transport)
         known_hosts = _known_hosts(host)
         uses_certificates = bool(known_hosts.authorities(*host.known_names))
         _prefer(
@@ -73,8 +73,8 @@ def open_transport(
     return transport, last_words
 
 
-def _note_disconnect(transport: Any) -> list[str]:
-    """Keep the text of the server's disconnect message, which paramiko only logs."""
+def _record_disconnect(transport: Any) -> list[str]:
+    """Record the text of the server's disconnect message, which paramiko only logs."""
     messages: list[str] = []
 
     def parse(message: Any) -> None:
@@ -85,8 +85,8 @@ def _note_disconnect(transport: Any) -> list[str]:
     return messages
 
 
-def _note_offers(transport: Any) -> dict[str, list[str]]:
-    """Keep the algorithms that the server offers, by kind, which paramiko only logs."""
+def _record_offers(transport: Any) -> dict[str, list[str]]:
+    """Record the algorithms that the server offers, by kind, which paramiko only logs."""
     offers: dict[str, list[str]] = {}
     parse = transport._really_parse_kex_init
 
@@ -100,17 +100,17 @@ def _note_offers(transport: Any) -> dict[str, list[str]]:
 
 
 def _add_key_exchange(transport: Any) -> None:
-    """Let it take part in a key exchange by the name that RFC 8731 has given it; paramiko knows only the older one."""
+    """Add the key exchange curve25519-sha256 by its name in RFC 8731; paramiko knows only the older name."""
     old, new = "curve25519-sha256@libssh.org", "curve25519-sha256"
     if old in transport._kex_info:
         transport._kex_info = {**transport._kex_info, new: transport._kex_info[old]}
-        transport._preferred_kex = tuple(name for each in transport._preferred_kex for name in
-                                         ((new, each) if each == old else (each,)))  # fmt: skip
+        transport._preferred_kex = tuple(name for preferred in transport._preferred_kex for name in
+                                         ((new, preferred) if preferred == old else (preferred,)))  # fmt: skip
 
 
-def lacking(transport: Any, offers: Mapping[str, list[str]]) -> tuple[str, str, list[str]] | None:
-    """Return the first kind of algorithms of which the server offers none that we have: the word for it in sshd_config,
-    one that we have, and what is offered."""
+def missing_algorithm(transport: Any, offers: Mapping[str, list[str]]) -> tuple[str, str, list[str]] | None:
+    """Return the first kind of algorithms without a common one: its keyword in sshd_config, one that we support, and
+    what the server offers."""
     for kind, word, example, ours in (
         ("kex_algo_list", "KexAlgorithms", "curve25519-sha256", transport.preferred_kex),
         ("server_key_algo_list", "HostKeyAlgorithms", "ssh-ed25519", transport.preferred_keys),
@@ -134,10 +134,10 @@ def _explain_algorithms(host: ResolvedHost, word: str, example: str, offered: Se
 
 
 def _known_hosts(host: ResolvedHost, key: HostKeyInfo | None = None) -> KnownHosts:
-    """Return what the files say, and the user's KnownHostsCommand: it is asked before and after a key was shown.
+    """Return the entries of the files and of the user's KnownHostsCommand, which runs before and after a key is shown.
 
     Raises:
-        SshError: the command failed, and so ssh would not connect either.
+        SshError: the command failed, in which case ssh would not connect either.
     """
     entries = host.known_hosts().entries
     if host.known_hosts_command:
@@ -146,11 +146,11 @@ def _known_hosts(host: ResolvedHost, key: HostKeyInfo | None = None) -> KnownHos
             blob = base64.b64encode(key.blob).decode()
             tokens |= {"I": "HOSTNAME", "K": blob, "f": key.fingerprint, "t": key.key_type}
         words = [re.sub(r"%(.)", lambda m: tokens.get(m[1], m[0]), word) for word in host.known_hosts_command]
-        entries += parse_lines(_said_by(host, words), "KnownHostsCommand")
+        entries += parse_lines(_output_of(host, words), "KnownHostsCommand")
     return KnownHosts(entries)
 
 
-def _said_by(host: ResolvedHost, words: Sequence[str]) -> list[str]:
+def _output_of(host: ResolvedHost, words: Sequence[str]) -> list[str]:
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_TIMEOUT)
         problem = "" if done.returncode == 0 else f"it ended with {done.returncode}"
@@ -164,8 +164,8 @@ def _said_by(host: ResolvedHost, words: Sequence[str]) -> list[str]:
 
 
 def _prefer(transport: Any, known_types: Sequence[str], uses_certificates: bool) -> None:
-    """Ask for a key of a type we know, so that another one is not taken for a change; for a certificate before it where
-    an authority is trusted with this host."""
+    """Prefer host keys of a known type, so that another type is not taken for a changed key; prefer certificates where
+    an authority is trusted for this host."""
     options = transport.get_security_options()
     offered = list(options.key_types)
     preferred = [
@@ -180,7 +180,7 @@ def _agree(host: ResolvedHost, transport: Any, deadline: Deadline, offers: Mappi
     try:
         transport.start_client(timeout=deadline.remaining)
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-        if isinstance(error, paramiko.IncompatiblePeer) and (nothing_common := lacking(transport, offers)):
+        if isinstance(error, paramiko.IncompatiblePeer) and (nothing_common := missing_algorithm(transport, offers)):
             raise NotSsh(host.machine, *_explain_algorithms(host, *nothing_common)) from None
         raise _explain_handshake(host, error, deadline) from None
     if not transport.is_active() or not transport.initial_kex_done:

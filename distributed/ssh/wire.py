@@ -1,6 +1,6 @@
-"""The byte stream under an SSH connection: name to address, TCP, and the first line of the server.
+"""The byte stream under an SSH connection: name resolution, TCP, and the first line of the server.
 
-Every failure is told apart here, within a deadline and with bounded memory, before paramiko sees a byte.
+Every kind of failure is distinguished here, within a deadline and with bounded memory, before paramiko sees a byte.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from distributed.ssh.errors import (
 from distributed.ssh.last_answers import note_answer, seconds_since_answer
 from training.exchange.dialling import send_small_segments
 
-_STRANGERS_LIMIT = 256 * 1024
-"""Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""
+_UNAUTHENTICATED_LIMIT = 256 * 1024
+"""Maximum bytes that a server may send before the log-in; an honest one needs about 5 KiB."""
 _GREETING_LIMIT = 8 * 1024
-"""Bytes before and with the server's identification (RFC 4253, 4.2)."""
+"""Maximum bytes up to the end of the server's identification (RFC 4253, 4.2)."""
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 _BUSY = (b"Not allowed at this time", b"Exceeded MaxStartups")
-"""What OpenSSH (9.8, 9.9) says in place of its identification to one that it refuses for a while."""
+"""What OpenSSH (9.8, 9.9) sends instead of its identification to a client that it refuses temporarily."""
 _TCP_RXT_CONNDROPTIME = 0x80
 """In Darwin's netinet/tcp.h: seconds of retransmission after which a connection is dropped."""
-_UNHEARD = 20.0
-"""Seconds after which a connection ends whose data the other side does not acknowledge. After an outage TCP waits up to
-twice as long as that took. Where a link fails again and again nothing that we say arrives, though the other side is
-heard: a run's agent would end for want of a beat."""
+_UNACKNOWLEDGED = 20.0
+"""Seconds of unacknowledged data after which a connection is closed. After an outage TCP waits up to twice as long as
+that took. On a link that fails repeatedly our data may never arrive although the other side is heard, and a run's agent
+would end for lack of a beat."""
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class Deadline:
-    """A point in time that several waits share."""
+    """A deadline that several waits share."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -74,20 +74,20 @@ class Deadline:
 
 
 class SshStream:
-    """A socket, or a channel through another machine, that notes when it last heard something.
+    """A socket, or a channel through another machine, that records when data was last received.
 
-    It gives paramiko the server's first line again, and ends a handshake or log-in that is all noise.
+    It returns the server's first line to paramiko once more, and limits the data before the log-in.
     """
 
     def __init__(self, stream: Any, process: subprocess.Popen[bytes] | None = None) -> None:
         self._stream = stream
         self._process = process
-        self._again = b""
-        self._budget: int | None = _STRANGERS_LIMIT
+        self._greeting = b""
+        self._budget: int | None = _UNAUTHENTICATED_LIMIT
         self.last_heard = time.monotonic()
 
     def read_greeting(self, deadline: Deadline) -> bytes:
-        """Read up to the line that starts with ``SSH-`` and keep it for paramiko.
+        """Read up to the line that starts with ``SSH-``, and keep it for paramiko.
 
         Raises:
             OSError: the stream broke; TimeoutError where the deadline passed.
@@ -105,21 +105,21 @@ class SshStream:
             seen, line = seen + byte, line + byte
             if byte == b"\n":
                 if line.startswith(b"SSH-"):
-                    self._again = line
+                    self._greeting = line
                     return line
                 line = b""
         raise ValueError(seen)
 
     def logged_in(self) -> None:
-        """Lift the limit on what the server may send, and note that it has let us in."""
+        """Lift the limit on received data, and record the successful log-in."""
         self._budget = None
         if isinstance(self._stream, socket.socket) and self._process is None:
             with contextlib.suppress(OSError):  # it is lost already
                 note_answer(*self._stream.getpeername()[:2])
 
     def recv(self, size: int) -> bytes:
-        if self._again:
-            data, self._again = self._again[:size], self._again[size:]
+        if self._greeting:
+            data, self._greeting = self._greeting[:size], self._greeting[size:]
             return data
         data = bytes(self._stream.recv(size))
         if data:
@@ -141,14 +141,14 @@ class SshStream:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether it is a connection of this computer's to itself."""
+        """Whether it connects this computer to itself."""
         if not isinstance(self._stream, socket.socket) or self._process is not None:
             return False
         return ipaddress.ip_address(str(self._stream.getpeername()[0]).partition("%")[0]).is_loopback
 
     @property
     def _closed(self) -> bool:
-        """Asked by paramiko when it ends."""
+        """Read by paramiko at the end."""
         return bool(self._stream._closed)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class SshStream:
 
 
 def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
-    """Connect to a machine directly, or by the user's ProxyCommand.
+    """Connect to a machine directly, or with the user's ProxyCommand.
 
     Raises:
         SshError: NameUnknown, NoRoute, ConnectTimeout or PortClosed.
@@ -186,10 +186,10 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
 def _passed_stream(
     host: ResolvedHost, channel: socket.socket, process: subprocess.Popen[bytes], deadline: Deadline
 ) -> socket.socket:
-    """Return the open connection that the user's command hands over (ProxyUseFdpass).
+    """Return the open connection that the user's command passes (ProxyUseFdpass).
 
     Raises:
-        Dropped: it ended without, or hands over nothing in time.
+        Dropped: it passed none in time.
     """
     channel.settimeout(deadline.remaining)
     with channel, contextlib.suppress(OSError):
@@ -208,13 +208,13 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float, source:
         if source:
             stream.bind((source, 0))
         stream.settimeout(seconds)
-        send_small_segments(stream)  # where large packets are lost on the way, the key exchange would stand still
+        send_small_segments(stream)  # where large packets are lost, the key exchange would hang
         stream.connect(address)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNHEARD))
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNACKNOWLEDGED))
         elif sys.platform == "darwin":
-            stream.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, int(_UNHEARD))
+            stream.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, int(_UNACKNOWLEDGED))
     except BaseException:
         stream.close()
         raise
@@ -235,14 +235,14 @@ def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.Addres
 
 
 def in_background(call: Callable[[], _T]) -> concurrent.futures.Future[_T]:
-    """Run a call that blocks in a thread that nobody waits for at the end: a name service may hang."""
+    """Run a blocking call in a daemon thread that is not joined at exit: a name service may hang."""
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, so its result always finds a place
+    future.set_running_or_notify_cancel()  # cannot be cancelled any more, so setting the result never fails
 
     def work() -> None:
         try:
             future.set_result(call())
-        except Exception as error:  # noqa: BLE001 - carried over to who waits
+        except Exception as error:  # noqa: BLE001 - passed to the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=work, name="look-up", daemon=True).start()
@@ -250,7 +250,7 @@ def in_background(call: Callable[[], _T]) -> concurrent.futures.Future[_T]:
 
 
 def explain_name(host: ResolvedHost) -> tuple[str, str]:
-    """Say why a host has no address, and what to do."""
+    """Return why a host has no address, and what to do."""
     scope = host.hostname.partition("%")[2]
     if ":" in host.hostname and scope:
         hint = "ip link (on a Mac: ifconfig) lists the interfaces; an address that starts with fe80 needs one of them"
@@ -316,7 +316,7 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
 
 
 def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") -> Stalled:
-    """Return the error for a server that went silent, after a notice to a person where it has shown one."""
+    """Return the error for a server that went silent, with the notice that it has shown, if any."""
     problem = f"{host.where} accepted the connection but {silence} within {seconds:.0f} s"
     if "://" in notice:
         hint = "open the address that it shows, confirm the log-in there, and try again"
@@ -325,13 +325,13 @@ def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") 
 
 
 def stalled_exchange(host: ResolvedHost, seconds: float) -> Stalled:
-    """Return the error for a server that has introduced itself, and says nothing more: what comes next is longer."""
+    """Return the error for a server that went silent after its identification; the next packets are larger."""
     problem = f"{host.where} introduced itself, but the key exchange did not end within {seconds:.0f} s"
     hint = "it is overloaded or hung, or large packets are lost on the way (a VPN's MTU), which this shows: ping -M do"
     return Stalled(host.machine, problem, f"{hint} -s 1400 {host.hostname} (on a Mac: ping -D -s 1400)")
 
 
 def not_ssh(host: ResolvedHost, seen: bytes) -> NotSsh:
-    """Return the error for a server that speaks something else."""
+    """Return the error for a server that does not speak SSH."""
     problem = f"what answers at {host.where} is not an SSH server; it said {seen[:40].decode('ascii', 'replace')!r}"
     return NotSsh(host.machine, problem, "check 'port' in the hosts file")

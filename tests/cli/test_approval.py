@@ -16,7 +16,7 @@ from app.cli.approval import read_hosts
 from app.cli.main import main
 from app.cli.train import TrainRequest, plan_of, resumable
 from app.dashboard.commands import Proof
-from distributed.hosts.file import load_hosts, without_strange_pythons
+from distributed.hosts.file import load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Hosts
 from distributed.preparation.custom_code import code_of
 from distributed.ssh import config
@@ -84,10 +84,10 @@ def test_an_interpreter_of_others_is_not_run(tmp_path: Path) -> None:
     file.write_text(json.dumps({"machines": [{"name": "me", "address": "localhost", "python": str(program)}]}))
     assert main(["distributed-check"]) == ExitCode.BAD_INPUT
     assert not ran(tmp_path)
-    assert without_strange_pythons(load_hosts(file)).machines[0].python == ""
+    assert without_unapproved_pythons(load_hosts(file)).machines[0].python == ""
     assert main(["distributed-check", "--hosts", str(file)]) == ExitCode.NOT_READY
     assert ran(tmp_path)
-    assert without_strange_pythons(load_hosts(file)).machines[0].python == str(program)
+    assert without_unapproved_pythons(load_hosts(file)).machines[0].python == str(program)
 
 
 def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(tmp_path: Path) -> None:

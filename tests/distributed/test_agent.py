@@ -233,7 +233,7 @@ def test_a_group_that_has_ended_is_not_signalled_again() -> None:
 def test_a_process_that_left_the_group_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "PATIENCE", 0.2)
+    monkeypatch.setattr(agent, "TIMEOUT", 0.2)
     program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
     daemon = Daemon.__new__(Daemon)
     daemon._spool, daemon._guard, daemon._why, daemon._over = Spool(tmp_path / "spool"), os.pipe()[1], "", False

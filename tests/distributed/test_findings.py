@@ -14,11 +14,11 @@ from distributed.checks import machine_health as health
 from distributed.checks.findings import (
     Health,
     guarded_folder,
+    judge_connections,
     judge_facts,
     judge_health,
     judge_host_keys,
     judge_mtu,
-    judge_ways,
 )
 from distributed.preparation.preflight import Facts
 
@@ -104,18 +104,18 @@ def test_packets_that_only_one_end_can_send() -> None:
 
 
 def test_the_way_to_the_coordinator_is_needed_and_the_others_are_not() -> None:
-    found = judge_ways({"this machine": "timed out", "b": "timed out", "c": ""}, ["this machine"])
+    found = judge_connections({"this machine": "timed out", "b": "timed out", "c": ""}, ["this machine"])
     assert [finding.level for finding in found] == ["problem", "warning", "ok"]
     assert "firewall of this machine" in found[0].fix
 
 
 def test_where_ssh_carries_the_way_to_the_coordinator_nothing_is_in_the_way() -> None:
-    (found,) = judge_ways({"this machine": "timed out"}, ["this machine"], through_ssh=True)
+    (found,) = judge_connections({"this machine": "timed out"}, ["this machine"], through_ssh=True)
     assert found.level == "warning" and found.seen.endswith("; a run reaches it through SSH")
 
 
 def test_a_way_that_loses_large_packets_is_a_warning_on_its_own() -> None:
-    (found,) = judge_ways({"b": health.LOSES_LARGE}, ["b"])
+    (found,) = judge_connections({"b": health.LOSES_LARGE}, ["b"])
     assert (found.level, found.seen) == (
         "warning",
         "to b small packets pass, and large ones are lost: a run sends small ones there",

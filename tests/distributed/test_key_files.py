@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.ssh.key_files import explain_key, is_usual, public_blob
+from distributed.ssh.key_files import explain_key, is_default, public_blob
 from tests.lab.ssh_setup import make_key
 
 ERROR = ValueError("Unable to load PEM file: MalformedFraming")
@@ -59,7 +59,7 @@ def test_the_public_half_is_taken_from_either_file(tmp_path: Path) -> None:
 def test_only_the_names_that_ssh_looks_for_may_be_missing_without_a_word() -> None:
     said = subprocess.run(["ssh", "-F", "/dev/null", "-G", "a"], capture_output=True, text=True, check=True).stdout
     usual = [Path(line.split()[1]) for line in said.splitlines() if line.startswith("identityfile ")]
-    assert usual and all(map(is_usual, usual)) and not is_usual(Path("~/.ssh/gpu"))
+    assert usual and all(map(is_default, usual)) and not is_default(Path("~/.ssh/gpu"))
 
 
 @given(st.binary(max_size=100))

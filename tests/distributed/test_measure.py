@@ -325,9 +325,12 @@ def test_a_machine_carries_what_it_showed_with_several_at_once() -> None:
 
 def test_a_link_is_measured_anew_where_this_machine_has_another_address() -> None:
     far = cast(Any, SimpleNamespace(name="far", host="10.0.0.2", machine=SimpleNamespace(here=False)))
-    places = [measure.own_place([far], {"10.0.0.2": address}.__getitem__) for address in ("10.0.0.7", "10.0.0.9")]
+    places = [
+        measure.identity_of_this_machine([far], {"10.0.0.2": address}.__getitem__)
+        for address in ("10.0.0.7", "10.0.0.9")
+    ]
     assert places[0] != places[1]
-    assert measure.own_place([]) == "this machine at "
+    assert measure.identity_of_this_machine([]) == "this machine at "
 
 
 def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

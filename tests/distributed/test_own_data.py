@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distributed.checks.data_there import look
-from distributed.checks.own_data import Seen, judge_own_data, own_data
+from distributed.checks.data_there import inspect_path
+from distributed.checks.own_data import LocalData, judge_own_data, own_data
 from distributed.hosts.file import load_hosts, parse_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
@@ -45,19 +45,23 @@ def profile_of(**options: Any) -> Profile:
 
 def test_what_is_at_a_path(tmp_path: Path) -> None:
     found = {"path": str(tmp_path), "problem": "is empty", "columns": []}
-    assert look(str(tmp_path)) == found
+    assert inspect_path(str(tmp_path)) == found
     (tmp_path / ".hidden").touch()
-    assert look(str(tmp_path)) == found
+    assert inspect_path(str(tmp_path)) == found
     (tmp_path / "train.csv").write_text("audio_path;text\n")
-    assert look(str(tmp_path)) == {**found, "columns": ["audio_path", "text"]}
+    assert inspect_path(str(tmp_path)) == {**found, "columns": ["audio_path", "text"]}
     (tmp_path / "train.csv").write_text('\ufeffaudio_path,"text"\na.wav,private words\n')
-    assert look(str(tmp_path)) == {**found, "problem": "", "columns": ["audio_path", "text"]}
+    assert inspect_path(str(tmp_path)) == {**found, "problem": "", "columns": ["audio_path", "text"]}
     (tmp_path / "train.csv").write_bytes(b"\xff\xfe\x00")
-    assert look(str(tmp_path))["problem"] == "cannot be read (not a table in UTF-8)"
+    assert inspect_path(str(tmp_path))["problem"] == "cannot be read (not a table in UTF-8)"
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"response": "b", "prompt": "a"}\n')
-    assert look(str(lines))["columns"] == ["prompt", "response"]
-    assert look("no/such/folder") == {"path": f"{Path.home()}/no/such/folder", "problem": "is not there", "columns": []}
+    assert inspect_path(str(lines))["columns"] == ["prompt", "response"]
+    assert inspect_path("no/such/folder") == {
+        "path": f"{Path.home()}/no/such/folder",
+        "problem": "is not there",
+        "columns": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_what_is_at_a_path(tmp_path: Path) -> None:
 )
 def test_columns_are_those_of_the_others(columns: tuple[str, ...], level: str, said: str) -> None:
     all_columns = {("a", "/d"): columns, ("b", "/d"): ("audio", "text"), ("c", "/d"): ("audio", "text")}
-    seen = Seen(path="/d", problem="", columns=columns)
+    seen = LocalData(path="/d", problem="", columns=columns)
     found = judge_own_data(profile_of(), ("a", "/d"), seen, all_columns)
     assert (found.level, bool(found.fix)) == (level, level != "ok") and said in found.seen
 

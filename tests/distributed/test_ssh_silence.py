@@ -9,7 +9,7 @@ def after(*looks: tuple[float, float]) -> float:
     """Return the seconds of silence after looks; each has a time, and when something was heard last."""
     silence = Silence(0.25)
     for now, heard in looks:
-        silence.look(now, heard)
+        silence.update(now, heard)
     return silence.seconds
 
 
