@@ -212,18 +212,18 @@ def test_the_password_answers_one_hidden_question_only() -> None:
     assert prompts.answer("", "", []) == []
     assert prompts.answer("", "", [("Password: ", False)]) == [SECRET]
     assert prompts.answer("", "", [("Verification code: ", False)]) == [""]
-    assert prompts.beyond == "Verification code:"
+    assert prompts.further_prompt == "Verification code:"
 
 
 def test_the_same_question_again_means_a_wrong_password() -> None:
     prompts = Prompts(SECRET)
     assert [prompts.answer("", "", [("Password: ", False)]) for _ in range(2)] == [[SECRET], [""]]
-    assert not prompts.beyond
+    assert not prompts.further_prompt
 
 
 def test_a_question_whose_answer_is_shown_gets_no_password() -> None:
     prompts = Prompts(SECRET)
-    assert prompts.answer("", "", [("Favourite colour? ", True)]) == [""] and prompts.beyond
+    assert prompts.answer("", "", [("Favourite colour? ", True)]) == [""] and prompts.further_prompt
 
 
 @pytest.mark.lab
