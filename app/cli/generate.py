@@ -80,7 +80,7 @@ def generate(
         if compare and not as_json:
             show_line(f"{('before', 'after')[number]}: {visible(name)}")
         sampling = _sampling(max_tokens, temperature, top_p, seed)
-        pieces = writer.write(_prompt_of(writer, text, exact, system), sampling)
+        pieces = writer.generate(_prompt_of(writer, text, exact, system), sampling)
         texts.append({"model": name, "text": _show(pieces, as_json), "tokens": writer.tokens})
     base = {"base": texts[0]} if compare else {}
     return answer(as_json, {"prompt": text, **texts[-1], **base, "seed": seed}, ())
@@ -107,7 +107,7 @@ def chat(
     """
     path = _find_writer(output, model)
     writer = _load(str(path), device, tokenizer, as_json)
-    if not writer.converses:
+    if not writer.has_chat_template:
         hint = f"it goes on from a text: {command_line('generate', str(path), 'TEXT')}"
         raise BadInput(f"model {path} has learnt plain text and has no chat template, so it cannot converse", hint)
     talk = Conversing(writer, system, _sampling(max_tokens, temperature, top_p, seed))
@@ -140,9 +140,9 @@ class Conversing:
     def ask(self, text: str) -> Iterator[str]:
         """Yield the answer in pieces; what was written of it stays in the conversation."""
         asked: list[Message] = [*self._system, *self.messages, {"role": "user", "content": text}]
-        fitting = self._writer.fitting(asked, self._sampling.max_tokens)
+        fitting = self._writer.truncate(asked, self._sampling.max_tokens)
         written = ""
-        with closing(cast(Any, self._writer.write(self._writer.prompt(fitting), self._sampling))) as pieces:
+        with closing(cast(Any, self._writer.generate(self._writer.prompt(fitting), self._sampling))) as pieces:
             for piece in pieces:
                 written += piece
                 yield piece
@@ -264,7 +264,7 @@ def _sampling(max_tokens: int, temperature: float, top_p: float, seed: int) -> S
 
 
 def _prompt_of(writer: TextGenerator, text: str, exact: bool, system: str) -> list[int]:
-    if exact or not (writer.converses or system):
+    if exact or not (writer.has_chat_template or system):
         return writer.exact_prompt(text)
     before: list[Message] = [{"role": "system", "content": system}] if system else []
     return writer.prompt([*before, {"role": "user", "content": text}])

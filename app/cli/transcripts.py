@@ -162,7 +162,7 @@ def judge_in_turns(
         StoppedByUser: the same command goes on.
         RunFailed: a training failed.
     """
-    from training.tasks.whisper.cross_validation import judge_fold, plan_folds, read_judged, training_clips
+    from training.tasks.whisper.cross_validation import judge_fold, plan_folds, read_results, training_clips
 
     clips = training_clips(profile)
     planned = plan_folds(run.path.parent / FOLDS, profile, clips, folds, rounds)
@@ -176,7 +176,7 @@ def judge_in_turns(
     for number, fold in enumerate(waiting, 1):
         say(f"fold {number} of {len(waiting)}: {len(fold.others)} samples to train on, {len(fold.held)} held out")
         judge_fold(fold, profile, trained(fold, profile, workers), *listening_options)
-    return read_judged(planned)
+    return read_results(planned)
 
 
 def workers_of(run: RunSummary) -> int:

@@ -13,7 +13,7 @@ from tiny_speech import byte_tokenizer
 from profiles.errors import BadInput
 from training.tasks.chat_template import renderer_of, turns
 from training.tasks.conversation_rows import row_to_conversation
-from training.tasks.conversations import IGNORED, encode
+from training.tasks.conversations import IGNORED, tokenise_conversations
 
 THOUGHT = (
     "{% for m in messages %}<{{ m['role'] }}>"
@@ -43,7 +43,7 @@ def learnt(template: str, row: dict[str, Any]) -> list[str]:
 
 def labelled(template: str, row: dict[str, Any]) -> str:
     tokenizer = byte_tokenizer(template)
-    _, targets = encode("train", [row_to_conversation(row, "row 7")], tokenizer, 500)[0]
+    _, targets = tokenise_conversations("train", [row_to_conversation(row, "row 7")], tokenizer, 500)[0]
     return str(tokenizer.decode(targets[targets != IGNORED]))
 
 

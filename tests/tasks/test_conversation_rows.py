@@ -13,7 +13,7 @@ from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
 from training.tasks.conversation_rows import MAX_MESSAGES, LabelledText, is_text_row, row_to_conversation
-from training.tasks.conversations import IGNORED, encode
+from training.tasks.conversations import IGNORED, tokenise_conversations
 from training.tasks.message_rows import text_of
 
 Texts = list[tuple[str, str]]
@@ -26,7 +26,7 @@ def spoken(row: dict[str, Any]) -> Texts:
 def learnt_text(row: dict[str, Any]) -> str:
     """What of a row is learnt, with a tokenizer of bytes and no chat template."""
     tokenizer = byte_tokenizer()
-    (_, targets) = encode("train", [row_to_conversation(row, "row")], tokenizer, 500)[0]
+    (_, targets) = tokenise_conversations("train", [row_to_conversation(row, "row")], tokenizer, 500)[0]
     return str(tokenizer.decode(targets[targets != IGNORED]))
 
 

@@ -16,7 +16,7 @@ from training.tasks.whisper.cross_validation import (
     judge_fold,
     plan_folds,
     profile_of,
-    read_judged,
+    read_results,
     training_clips,
     write_data,
 )
@@ -76,7 +76,7 @@ def test_recordings_that_the_run_bore_broken_end_no_fold(
     for fold in (whole, part):
         write_data(fold)
         judge_fold(fold, strict, trained_whisper / "model", "cpu", 4, silent)
-    assert {one.clip.id for one in read_judged([[whole, part]])} == {clip.id for clip in whole.held}
+    assert {one.clip.id for one in read_results([[whole, part]])} == {clip.id for clip in whole.held}
 
 
 def test_a_fold_trains_as_many_epochs_on_the_others_alone(
@@ -104,9 +104,9 @@ def test_what_was_heard_is_kept_and_the_fold_goes(
         judge_fold(fold, profile, trained_whisper / "model", "cpu", 4, silent)
         assert fold.result.is_file()
         assert not fold.folder.exists()
-    found = {one.clip.id: one for one in read_judged(planned)}
+    found = {one.clip.id: one for one in read_results(planned)}
     assert (found["clip1"].heard, found["clip1"].wer) == (("two",), 1.0)
     assert found["clip1"].margin > 1 > found["clip0"].margin
     planned[0][0].result.write_text("[]{")
     with pytest.raises(BadInput, match="not what was written here"):
-        read_judged(planned)
+        read_results(planned)

@@ -52,7 +52,7 @@ def byte_symbol(byte: int) -> str:
 
 
 def text(writer: TextGenerator, messages: list[dict[str, str]], **sampling: float) -> str:
-    return "".join(writer.write(writer.prompt(messages), Sampling(**sampling)))  # type: ignore[arg-type]
+    return "".join(writer.generate(writer.prompt(messages), Sampling(**sampling)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("eos", ["<|end|>", None])
@@ -69,8 +69,8 @@ def test_the_plain_headings_are_the_same_as_a_template(eos: str | None, ask: boo
 def test_a_model_answers_as_it_was_trained_and_stops(make_profile: ProfileMaker, tmp_path: Path, template: str) -> None:
     """Also where the tokenizer has no template of its own, or ends a turn with another token than a text."""
     writer = TextGenerator(learn_answers(make_profile, tmp_path, save_model(tmp_path / "base", template)), "cpu")
-    assert writer.converses
-    assert list(writer.write(writer.prompt(TALK[:1]))) == ["y", "e", "s"]
+    assert writer.has_chat_template
+    assert list(writer.generate(writer.prompt(TALK[:1]))) == ["y", "e", "s"]
     assert text(writer, TALK[2:]) == "no, b"
     assert writer.tokens == len("no, b") + 1
 
@@ -105,29 +105,29 @@ def test_the_seed_decides_what_is_drawn(chatml: Path) -> None:
 def test_a_text_ends_with_the_models_positions(chatml: Path) -> None:
     writer = TextGenerator(chatml, "cpu")
     prompt = writer.exact_prompt("x" * 120)
-    list(writer.write(prompt, Sampling(max_tokens=50, temperature=1.0)))
+    list(writer.generate(prompt, Sampling(max_tokens=50, temperature=1.0)))
     assert writer.tokens <= 8
     with pytest.raises(BadInput, match="128 tokens, and model .* 128 positions"):
-        list(writer.write(writer.exact_prompt("x" * 128)))
+        list(writer.generate(writer.exact_prompt("x" * 128)))
 
 
 def test_a_long_conversation_forgets_its_oldest_turns(chatml: Path) -> None:
     writer = TextGenerator(chatml, "cpu")
     system = {"role": "system", "content": "Short."}
-    kept = writer.fitting([system, *TALK[:2] * 6, TALK[2]], 40)
+    kept = writer.truncate([system, *TALK[:2] * 6, TALK[2]], 40)
     assert kept[0] == system and kept[-1] == TALK[2] and len(kept) % 2 == 0
     assert len(writer.prompt(kept)) <= 88 < len(writer.prompt([system, *TALK[:2] * 6, TALK[2]]))
 
 
 def test_a_tokenizer_of_another_model_is_refused(chatml: Path) -> None:
     with pytest.raises(BadInput, match="token 300 of the prompt is outside model .* vocabulary of 260"):
-        list(TextGenerator(chatml, "cpu").write([1, 300]))
+        list(TextGenerator(chatml, "cpu").generate([1, 300]))
 
 
 def test_whoever_stops_listening_stops_the_model(chatml: Path) -> None:
     writer = TextGenerator(chatml, "cpu")
     writer.model.generation_config.suppress_tokens = list(range(256, 260))
-    pieces = writer.write(writer.exact_prompt(" "), Sampling(max_tokens=100, temperature=1.0))
+    pieces = writer.generate(writer.exact_prompt(" "), Sampling(max_tokens=100, temperature=1.0))
     next(pieces)
     pieces.close()
     assert writer.tokens < 100
@@ -142,4 +142,4 @@ def test_a_folder_without_a_tokenizer_says_so(chatml: Path, tmp_path: Path) -> N
     shutil.copytree(chatml, model, ignore=shutil.ignore_patterns("tokenizer*", "special*", "chat_template*"))
     with pytest.raises(BadInput, match="holds no tokenizer"):
         TextGenerator(model, "cpu")
-    assert TextGenerator(model, "cpu", tokenizer=str(chatml)).converses
+    assert TextGenerator(model, "cpu", tokenizer=str(chatml)).has_chat_template

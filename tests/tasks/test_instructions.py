@@ -20,9 +20,9 @@ from training.tasks.conversations import (
     IGNORED,
     Conversation,
     conversation_files,
-    encode,
     read_conversations,
     renderer_of,
+    tokenise_conversations,
     turns,
 )
 from training.train_member import prepare_data
@@ -48,7 +48,7 @@ def conversation(*texts: str, system: str = "") -> Conversation:
 
 def learnt_text(template: str, talk: Conversation, longest: int = 500) -> str:
     made = byte_tokenizer(template)
-    inputs, targets = encode("train", [talk], made, longest)[0]
+    inputs, targets = tokenise_conversations("train", [talk], made, longest)[0]
     np.testing.assert_array_equal(targets[targets != IGNORED], np.append(inputs[1:], targets[-1])[targets != IGNORED])
     return str(made.decode(targets[targets != IGNORED]))
 
@@ -78,16 +78,16 @@ def test_the_plain_template() -> None:
 def test_a_template_that_refuses_is_named() -> None:
     twice = Conversation(({"role": "user", "content": "a"}, *conversation("b", "c").messages), "row")
     with pytest.raises(BadInput, match="^row: .*chat template refuses a conversation: roles must alternate"):
-        encode("train", [twice], byte_tokenizer(GEMMA), 100)
+        tokenise_conversations("train", [twice], byte_tokenizer(GEMMA), 100)
 
 
 def test_long_ones_are_cut_and_those_of_only_a_prompt_left_out(caplog: pytest.LogCaptureFixture) -> None:
     talks = [conversation("a", "b" * 99), conversation("a" * 99, "b"), conversation("a", "b")]
-    found = encode("train", talks, byte_tokenizer(), 60)
+    found = tokenise_conversations("train", talks, byte_tokenizer(), 60)
     assert [len(found[index][0]) for index in range(len(found))] == [60, 35]
     assert "2 of 3 conversations are longer than block_size = 60 tokens and cut at their end; 1 left out" in caplog.text
     with pytest.raises(BadInput, match="no response fits into block_size = 60 tokens"):
-        encode("train", talks[1:2], byte_tokenizer(), 60)
+        tokenise_conversations("train", talks[1:2], byte_tokenizer(), 60)
 
 
 def test_tables_of_a_folder(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import WhisperForConditionalGeneration
 from profiles.errors import BadInput
 from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
-from training.tasks.whisper.encoder import encode
+from training.tasks.whisper.encoder import encode_window
 from training.tasks.whisper.features import Windows
 from training.tasks.whisper.task import WhisperTask
 
@@ -56,7 +56,9 @@ def test_a_window_holds_its_clip_and_is_of_few_lengths(sound: int, setting: str)
 def test_encoder_is_transformers_own_at_full_length(english_whisper: Path) -> None:
     model = WhisperForConditionalGeneration.from_pretrained(english_whisper).eval()
     features = torch.randn(2, 16, 100, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(encode(model, features).last_hidden_state, model.model.encoder(features).last_hidden_state)
+    assert torch.equal(
+        encode_window(model, features).last_hidden_state, model.model.encoder(features).last_hidden_state
+    )
 
 
 def test_a_cut_window_is_a_model_with_fewer_positions(english_whisper: Path) -> None:
@@ -69,14 +71,16 @@ def test_a_cut_window_is_a_model_with_fewer_positions(english_whisper: Path) -> 
     weights["model.encoder.embed_positions.weight"] = weights["model.encoder.embed_positions.weight"][:30]
     short.load_state_dict(weights)
     features = torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(encode(whole, features).last_hidden_state, short.model.encoder(features).last_hidden_state)
+    assert torch.equal(
+        encode_window(whole, features).last_hidden_state, short.model.encoder(features).last_hidden_state
+    )
 
 
 @pytest.mark.parametrize("frames", [61, 102])
 def test_impossible_lengths_are_refused(english_whisper: Path, frames: int) -> None:
     model = WhisperForConditionalGeneration.from_pretrained(english_whisper)
     with pytest.raises(ValueError, match="even number of frames up to 100"):
-        encode(model, torch.zeros(1, 16, frames))
+        encode_window(model, torch.zeros(1, 16, frames))
 
 
 def test_training_cuts_and_evaluation_does_not(prepared: Prepared, lengths_folder: Path) -> None:
@@ -106,7 +110,7 @@ def test_a_cut_window_is_masked_as_the_full_one(english_whisper: Path, half: int
     features = torch.ones(2, 16, 100)
     for frames in (2 * half, 100):
         np.random.seed(seed)
-        encode(model, features[:, :, :frames])
+        encode_window(model, features[:, :, :frames])
     assert torch.equal(heard[0], heard[1][:, :, : 2 * half])
     assert (heard[1] == 0).any() and (features == 1).all()  # masked, and not in the caller's batch
 

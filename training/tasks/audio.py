@@ -41,7 +41,7 @@ def decode(source: Path | bytes, rate: int, limit: float | None = None, start: f
         AudioError: not an audio file, damaged, truncated, empty, or with invalid samples.
     """
     with SoundFile(source) as file:
-        samples = np.concatenate([*_resampled(file.blocks(start, limit), rate), np.zeros(0, np.float32)])
+        samples = np.concatenate([*_resample(file.blocks(start, limit), rate), np.zeros(0, np.float32)])
         if not len(samples):
             raise AudioError("holds no sound")
         return Audio(samples, file.seconds)
@@ -55,7 +55,7 @@ def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
     """
     count = 0
     with SoundFile(path) as file:
-        for samples in _resampled(file.blocks(), rate):
+        for samples in _resample(file.blocks(), rate):
             count += len(samples)
             yield samples
     if not count:
@@ -74,7 +74,7 @@ def duration_of(path: Path) -> float:
         return file.seconds
 
 
-def _resampled(blocks: Iterable[tuple[Samples, int]], rate: int) -> Iterator[Samples]:
+def _resample(blocks: Iterable[tuple[Samples, int]], rate: int) -> Iterator[Samples]:
     """Yield blocks resampled to ``rate``, including those before an error; a change of rate restarts the resampler."""
     resampler, error = _Resampler(rate, rate), None
     try:

@@ -59,7 +59,7 @@ def get_or_build(
         return entry
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f"{key}.lock", waiting):
+        with _acquire_lock(root / f"{key}.lock", waiting):
             if not check(entry):
                 if entry.exists():
                     logger.warning("%s in the cache is damaged or of an earlier version; it is computed again", entry)
@@ -108,7 +108,7 @@ def key_of_contents(
     return (get_or_build(root / "stamps", digest(stamps), find_key, waiting) / "key").read_text()
 
 
-def _locked(path: Path, waiting: Callable[[], None]) -> AbstractContextManager[object]:
+def _acquire_lock(path: Path, waiting: Callable[[], None]) -> AbstractContextManager[object]:
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)

@@ -25,9 +25,9 @@ from training.tasks.conversations import (
     ChatTokens,
     Conversation,
     conversation_files,
-    encode,
     hub_conversations,
     read_conversations,
+    tokenise_conversations,
 )
 from training.tasks.frozen_base import with_quantised_base
 from training.tasks.packing import unpacked
@@ -90,7 +90,7 @@ class CausalLMTask(Task):
         """
         data = self.profile.data
         if conversations := self._conversations(hold_out):
-            return self._encoded(conversations)
+            return self._tokenise(conversations)
         root = cache_root(data.cache_dir)
         tokens = {
             split: tokenise(documents, self.tokenizer, root, progress, f"tokens ({split})")
@@ -108,7 +108,7 @@ class CausalLMTask(Task):
         data = self.profile.data
         if conversations := self._conversations():
             rows = conversations["train"]
-            self.train, self.evaluation = self._encoded({"train": rows[:: -(-len(rows) // limit)]})["train"], {}
+            self.train, self.evaluation = self._tokenise({"train": rows[:: -(-len(rows) // limit)]})["train"], {}
             return len(rows)
         documents = read_texts(data.dataset_path, data.text_column)
         token_limit = limit * data.block_size + 1
@@ -134,9 +134,11 @@ class CausalLMTask(Task):
             splits = read_conversations(files, hold_out) if files else None
         return {split: list(rows[: self._limit(split) or None]) for split, rows in (splits or {}).items()}
 
-    def _encoded(self, conversations: Mapping[str, Sequence[Conversation]]) -> dict[str, Blocks | ChatTokens]:
+    def _tokenise(self, conversations: Mapping[str, Sequence[Conversation]]) -> dict[str, Blocks | ChatTokens]:
         size = self.profile.data.block_size
-        ready = {split: encode(split, rows, self.tokenizer, size) for split, rows in conversations.items()}
+        ready = {
+            split: tokenise_conversations(split, rows, self.tokenizer, size) for split, rows in conversations.items()
+        }
         for split, chats in ready.items():
             self._check_vocabulary(split, np.concatenate([ids for ids, _ in chats.rows]))
         self.remarks = [remark for chats in ready.values() for remark in chats.remarks]

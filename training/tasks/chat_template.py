@@ -111,12 +111,12 @@ def renderer_of(tokenizer: Any) -> Render:
         spoken = messages if writes_calls else [_calls_as_text(message) for message in messages]
         if not template:
             return _plain(spoken, ask, tokenizer.eos_token or "")
-        return _templated(tokenizer, spoken, ask, tools)
+        return _apply_template(tokenizer, spoken, ask, tools)
 
     return render
 
 
-def _templated(tokenizer: Any, messages: Sequence[Message], ask: bool, tools: Sequence[Any]) -> str:
+def _apply_template(tokenizer: Any, messages: Sequence[Message], ask: bool, tools: Sequence[Any]) -> str:
     system = _system_text(messages)
     # for a template without a system role, like Gemma's, the system text is prepended to the user's first message
     forms: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (list, without_system)

@@ -111,7 +111,7 @@ def row_to_conversation(row: Mapping[str, Any], location: str) -> Conversation:
     elif isinstance(cells.value("prompt"), list):
         drafts, used = _prompt_and_completion(cells), {"prompt", "completion"}
     else:
-        drafts, used = _pair(cells)
+        drafts, used = _prompt_and_response(cells)
     return _conversation(cells, drafts, used)
 
 
@@ -190,7 +190,7 @@ def _messages(cells: _Cells, column: str) -> tuple[list[Draft], set[str]]:
 # ------------------------------------------------------------------------------------------------- columns of texts
 
 
-def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
+def _prompt_and_response(cells: _Cells) -> tuple[list[Draft], set[str]]:
     prompts, responses = cells.texts(PROMPTS), cells.texts(RESPONSES)
     inputs = {name: text for name, text in cells.texts(INPUTS).items() if not _NO_INPUT.fullmatch(text.strip())}
     if prompts:

@@ -151,7 +151,9 @@ class ChatTokens:
         return digest.hexdigest()
 
 
-def encode(split: str, conversations: Sequence[Conversation], tokenizer: Any, longest: int) -> ChatTokens:
+def tokenise_conversations(
+    split: str, conversations: Sequence[Conversation], tokenizer: Any, longest: int
+) -> ChatTokens:
     """Return a split's tokens, truncated to ``longest`` input tokens per conversation.
 
     Warns about truncated conversations, and about templates that let only the last response be learnt.

@@ -110,11 +110,11 @@ class CustomTask(Task):
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return ``{"data": ..., "weight": ...}`` with the batch from the job's collate function."""
-        data = self._collated(list(samples))
+        data = self._collate_samples(list(samples))
         weight = float(len(samples)) if self.job.weight is None else float(self.job.weight(data))
         return {"data": data, "weight": weight}
 
-    def _collated(self, samples: list[Any]) -> Any:
+    def _collate_samples(self, samples: list[Any]) -> Any:
         try:
             return (self.job.collate or default_collate)(samples)
         except MusterError:
@@ -320,17 +320,17 @@ def _scalar(value: Any, source: str) -> torch.Tensor:
 def _call(model: nn.Module, inputs: Any) -> Any:
     """Call a model with a batch unpacked or as a whole, whichever its forward accepts."""
     if isinstance(inputs, Mapping):
-        takes_batch = not _takes(model, **inputs) and _takes(model, inputs)
+        takes_batch = not _accepts(model, **inputs) and _accepts(model, inputs)
         return model(inputs) if takes_batch else model(**inputs)
     if isinstance(inputs, (tuple, list)):
         signature = _signature(model)
         takes_batch = signature is not None and next(iter(signature.parameters), "") == "batch"
-        is_unpacked = len(inputs) == 1 or (_takes(model, *inputs) and not takes_batch)
-        return model(*inputs) if is_unpacked or not _takes(model, inputs) else model(inputs)
+        is_unpacked = len(inputs) == 1 or (_accepts(model, *inputs) and not takes_batch)
+        return model(*inputs) if is_unpacked or not _accepts(model, inputs) else model(inputs)
     return model(inputs)
 
 
-def _takes(model: nn.Module, /, *positional: Any, **named: Any) -> bool:
+def _accepts(model: nn.Module, /, *positional: Any, **named: Any) -> bool:
     """Whether a model's forward accepts these arguments; true if its signature is unknown."""
     signature = _signature(model)
     try:

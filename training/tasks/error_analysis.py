@@ -218,7 +218,9 @@ def wer_difference(first: Sequence[Prediction], second: Sequence[Prediction], se
     speakers = {two.speaker for _, two in pairs}
     by_speaker = "" not in speakers and len(speakers) >= MIN_SPEAKERS
     counts = _counts(pairs, by_speaker)
-    drawn = _resampled(counts, np.random.default_rng(seed), min(RESAMPLES, max(1000, _MAX_COUNTS // len(counts))))
+    drawn = _resample_differences(
+        counts, np.random.default_rng(seed), min(RESAMPLES, max(1000, _MAX_COUNTS // len(counts)))
+    )
     total = counts.sum(axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975])
     below, above = int((drawn <= 0).sum()), int((drawn >= 0).sum())
@@ -256,7 +258,9 @@ def _min_p(counts: npt.NDArray[np.float64]) -> float:
     return 2.0 ** (1 - int((counts[:, :2] != counts[:, 2:]).any(axis=1).sum()))
 
 
-def _resampled(counts: npt.NDArray[np.float64], rng: np.random.Generator, resamples: int) -> npt.NDArray[np.float64]:
+def _resample_differences(
+    counts: npt.NDArray[np.float64], rng: np.random.Generator, resamples: int
+) -> npt.NDArray[np.float64]:
     """Return differences in WER, [resamples]; draws without reference words are dropped."""
     units, differences = len(counts), []
     even = np.full(units, 1 / units)

@@ -1,7 +1,7 @@
 """Stream text from a trained language model: continue a text, or answer in a conversation.
 
 writer = TextWriter("output/.../model")
-for piece in writer.write(writer.prompt([{"role": "user", "content": "Who are you?"}])):
+for piece in writer.generate(writer.prompt([{"role": "user", "content": "Who are you?"}])):
     print(piece, end="", flush=True)
 """
 
@@ -68,7 +68,7 @@ class TextGenerator:
         """Tokens of the last generated text."""
 
     @property
-    def converses(self) -> bool:
+    def has_chat_template(self) -> bool:
         """Whether the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template)
 
@@ -99,7 +99,7 @@ class TextGenerator:
         begin = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
         return list(ids) or [next((token for token in begin if token is not None), 0)]
 
-    def fitting(self, messages: Sequence[Message], max_tokens: int) -> list[Message]:
+    def truncate(self, messages: Sequence[Message], max_tokens: int) -> list[Message]:
         """Return a conversation without the oldest turns that leave no space for an answer; the system text stays."""
         remaining = list(messages)
         system = int(bool(remaining) and remaining[0]["role"] == "system")
@@ -108,7 +108,7 @@ class TextGenerator:
             del remaining[system : system + 2]  # with its answer: user and assistant take turns
         return remaining
 
-    def write(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Iterator[str]:
+    def generate(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Iterator[str]:
         """Yield the generated text token by token; closing the generator stops generation.
 
         Raises:
@@ -171,7 +171,7 @@ class TextGenerator:
         """
         ends = self.model.generation_config.eos_token_id
         tokens = [*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id]
-        if self.converses:
+        if self.has_chat_template:
             render = renderer_of(self.tokenizer)
             talk: list[Message] = [{"role": "user", "content": _RESPONSE}, {"role": "assistant", "content": _RESPONSE}]
             after = self.tokenizer(render(talk, False).rpartition(_RESPONSE)[2], add_special_tokens=False)["input_ids"]

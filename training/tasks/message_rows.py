@@ -173,7 +173,7 @@ def _calls(record: Mapping[str, Any], texts: Iterable[str], location: str) -> li
     """Return an assistant's tool calls in the format of chat templates: arguments are objects, not JSON texts."""
     called = record.get("tool_calls") or record.get("function_call") or [_as_json(text) for text in texts]
     calls = []
-    for entry in (call for group in _listed(called) for call in _listed(group)):
+    for entry in (call for group in _as_list(called) for call in _as_list(group)):
         function = entry.get("function", entry) if isinstance(entry, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadInput(
@@ -186,7 +186,7 @@ def _calls(record: Mapping[str, Any], texts: Iterable[str], location: str) -> li
     return calls
 
 
-def _listed(group: Any) -> list[Any]:
+def _as_list(group: Any) -> list[Any]:
     return group if isinstance(group, list) else [group]
 
 

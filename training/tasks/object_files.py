@@ -26,7 +26,7 @@ from training.run_files import sha256
 from training.tasks.base import GroupPosition
 from training.tasks.custom import CustomJob, check_data
 from training.tasks.sample_file import SampleFile, write_samples
-from training.tasks.user_code import call_factory, find_factory, name_of, takes_rank
+from training.tasks.user_code import call_factory, find_factory, importable_name, takes_rank
 
 INDEX = "job.json"
 VERSION = 2
@@ -112,14 +112,14 @@ def _call(maker: Callable[..., Any] | str, title: str, seed: int, position: Grou
         raise BadInput(
             f"{title} is {type(function).__name__}", "give it itself, a function that returns it, or its name"
         )
-    needed = [name for name in _needed(function) if position is None or name not in GroupPosition._fields]
+    needed = [name for name in _required_parameters(function) if position is None or name not in GroupPosition._fields]
     if needed:
         raise BadInput(f"{title}: {_title(maker)} needs {', '.join(needed)}", "give a function that takes nothing")
     seed_everything(seed)
     return call_factory(function, f"{title}: {_title(maker)}", position=position)
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's required parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -145,12 +145,12 @@ def check_names(job: CustomJob) -> dict[str, str]:
     named = {"model": model, "loss": job.loss, "collate": job.collate}
     for title, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
         named[title] = data if _is_maker(data) else None
-    return {title: _named(reference, title) for title, reference in named.items() if reference is not None}
+    return {title: _importable_name(reference, title) for title, reference in named.items() if reference is not None}
 
 
-def _named(reference: Any, title: str) -> str:
+def _importable_name(reference: Any, title: str) -> str:
     if not isinstance(reference, str):
-        return name_of(reference, title)
+        return importable_name(reference, title)
     find_factory(reference, title)
     module, _, name = reference.rpartition(":")
     return f"{Path(module).stem}:{name}" if module.endswith(".py") else reference
@@ -187,7 +187,7 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
         cast(Any, model).save_pretrained(str(folder / "model"))
         document["pretrained"] = "model"
     else:
-        needed = _needed(type(model))
+        needed = _required_parameters(type(model))
         if needed:
             message = f"the class of the model, {type(model).__name__}, needs {', '.join(needed)}"
             raise BadInput(f"{message}: no other machine can build it again", _FACTORY_HINT)

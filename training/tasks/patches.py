@@ -188,13 +188,13 @@ def apply_patches(
     """
     changes = list[AppliedPatch]()
     result = {
-        split: [_patched_clip(clip, labels.get(split, split), patches, changes) for clip in clips]
+        split: [_patch_clip(clip, labels.get(split, split), patches, changes) for clip in clips]
         for split, clips in splits.items()
     }
     return result, changes
 
 
-def _patched_clip(clip: Clip, split: str, patches: Patches, changes: list[AppliedPatch]) -> Clip:
+def _patch_clip(clip: Clip, split: str, patches: Patches, changes: list[AppliedPatch]) -> Clip:
     if clip.id not in patches.by_id:
         return clip
     override, protect, delete = (patches.of(kind, split, clip.id) for kind in KINDS)

@@ -130,7 +130,7 @@ def showcase_of_texts(
         chosen.append(("middle of the others", others[(len(others) - 1) // 2]))
     if others:
         chosen.append(("worst after training", others[-1]))
-    samples = tuple(_clip(why, *pair) for why, pair in chosen)
+    samples = tuple(_sample_of_clip(why, *pair) for why, pair in chosen)
     return Showcase(kind="speech", split=split, step=step, of=len(pairs), samples=samples)
 
 
@@ -144,7 +144,7 @@ def _rate(prediction: Prediction) -> float:
     return prediction.edits / max(1, prediction.words)
 
 
-def _clip(why: str, before: Prediction, after: Prediction) -> Sample:
+def _sample_of_clip(why: str, before: Prediction, after: Prediction) -> Sample:
     return Sample(
         id=after.id,
         why=why,

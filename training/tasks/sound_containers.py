@@ -40,15 +40,15 @@ def find_flaw(handle: BinaryIO) -> str:
     handle.seek(0)
     head = handle.read(12)
     if head[:4] in _RIFF and head[8:] == b"WAVE":
-        return _flaw_of_sound(handle, list(_riff(handle, length)), length, b"data", may_be_unknown=True)
+        return _flaw_of_sound(handle, list(_iter_wav_chunks(handle, length)), length, b"data", may_be_unknown=True)
     if head[:4] == b"FORM" and head[8:] in _AIFF:
-        return _flaw_of_sound(handle, list(_padded(handle, length, 12, 4, "big")), length, b"SSND")
+        return _flaw_of_sound(handle, list(_iter_chunks(handle, length, 12, 4, "big")), length, b"SSND")
     if head == _W64[:12]:
-        return _flaw_of_sound(handle, list(_w64(handle, length)), length, b"data")
+        return _flaw_of_sound(handle, list(_iter_w64_chunks(handle, length)), length, b"data")
     if head[:4] == b"caff":
-        return _flaw_of_sound(handle, list(_padded(handle, length, 8, 8, "big")), length, b"data")
+        return _flaw_of_sound(handle, list(_iter_chunks(handle, length, 8, 8, "big")), length, b"data")
     if head[4:8] == b"ftyp":
-        return _flaw_of_mp4(list(_mp4(handle, length)), length)
+        return _flaw_of_mp4(list(_iter_mp4_boxes(handle, length)), length)
     return _flaw_of_ogg(handle, length) if head[:4] == b"OggS" else ""
 
 
@@ -69,10 +69,10 @@ def _flaw_of_sound(
     return f"its header counts {sound.size} bytes of sound, and {length - end} bytes follow"
 
 
-def _riff(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
+def _iter_wav_chunks(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
     """Yield the chunks of a WAV; the size of data beyond 4 GB is in the chunk ``ds64``."""
     size = -1
-    for chunk in _padded(handle, length, 12, 4, "little"):
+    for chunk in _iter_chunks(handle, length, 12, 4, "little"):
         if chunk.name == b"ds64":
             handle.seek(chunk.body + 8)
             size = int.from_bytes(handle.read(8), "little")
@@ -82,7 +82,7 @@ def _riff(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
         yield chunk
 
 
-def _padded(handle: BinaryIO, length: int, start: int, width: int, order: str) -> Iterator[_Chunk]:
+def _iter_chunks(handle: BinaryIO, length: int, start: int, width: int, order: str) -> Iterator[_Chunk]:
     """Yield chunks with a four-letter name and a size of ``width`` bytes; some programs pad them to even offsets."""
     while start + 4 + width <= length:
         handle.seek(start)
@@ -98,7 +98,7 @@ def _padded(handle: BinaryIO, length: int, start: int, width: int, order: str) -
         start += start % 2 if handle.read(1) == b"\0" else 0
 
 
-def _w64(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
+def _iter_w64_chunks(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
     start = 40
     while start + 24 <= length:
         handle.seek(start)
@@ -110,7 +110,7 @@ def _w64(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
         start += (size + 7) // 8 * 8
 
 
-def _mp4(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
+def _iter_mp4_boxes(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
     start = 0
     while start + 8 <= length:
         handle.seek(start)

@@ -143,12 +143,12 @@ class SoundFile:
         Raises:
             AudioError: damaged, truncated or inaudible, after the readable samples.
         """
-        for channels, rate in self._joined(self._decode_range(start, limit)):
+        for channels, rate in self._join_frames(self._decode_range(start, limit)):
             yield self._levels.mean(channels), rate
         self._levels.check()
         self._check_whole()
 
-    def _joined(self, frames: Iterable[tuple[Samples, int]]) -> Iterator[tuple[Samples, int]]:
+    def _join_frames(self, frames: Iterable[tuple[Samples, int]]) -> Iterator[tuple[Samples, int]]:
         """Yield frames joined to blocks, including those before an error."""
         pending: list[Samples] = []
         rate, count, error = 0, 0, None
@@ -170,7 +170,7 @@ class SoundFile:
         """Yield the frames [channels, samples] of a time range, trimmed to it, and their rate."""
         seek_target = start > _CONTEXT and self._seek(start - _CONTEXT)
         stop = None if limit is None else start + limit
-        for channels, rate in self._decoded(start - _CONTEXT if seek_target else None):
+        for channels, rate in self._decode_frames(start - _CONTEXT if seek_target else None):
             begin = self._position.seconds
             self._position.move(channels.shape[1], rate)
             skipped = max(0, round(start * rate) - round(begin * rate))
@@ -192,7 +192,7 @@ class SoundFile:
             return False
         return True
 
-    def _decoded(self, seek_target: float | None) -> Iterator[tuple[Samples, int]]:
+    def _decode_frames(self, seek_target: float | None) -> Iterator[tuple[Samples, int]]:
         """Yield samples [channels, samples] and their rate, with silence for damage and gaps.
 
         Args:

@@ -160,9 +160,9 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
         raise BadInput("no data set was given", "set dataset_path to a folder with train.csv, or a hub name")
     if source.is_file():
         label = split_named(source.stem) or "train"
-        return _patched(source.parent, {"train": _table(source, text_column)}, text_column, {"train": label})
+        return _with_patches(source.parent, {"train": _table(source, text_column)}, text_column, {"train": label})
     if source.is_dir():
-        return _patched(source, _read_folder(source, text_column), text_column)
+        return _with_patches(source, _read_folder(source, text_column), text_column)
     if looks_like_path(path):
         near = difflib.get_close_matches(source.name, [path.name for path in source.parent.glob("*")], 1)
         hint = f"did you mean {source.parent / near[0]}?" if near else "check its path (dataset_path)"
@@ -212,7 +212,7 @@ class _TableClips:
     """Errors of invalid lines."""
 
 
-def _patched(
+def _with_patches(
     folder: Path, tables: dict[str, _TableClips], text_column: str, labels: dict[str, str] | None = None
 ) -> SpeechTables:
     """Apply the patches in ``folder``, then reject incomplete clips that are not left out."""

@@ -117,7 +117,7 @@ def sample_tokens(documents: Sequence[str], tokenizer: Any, count: int) -> tuple
     total, per_sample = sum(map(len, documents)), -(-count // _EXCERPTS)
     width = _CHARACTERS * per_sample
     while _EXCERPTS * width * 2 < total:
-        samples = list(_spread(documents, total, width))
+        samples = list(_excerpts(documents, total, width))
         ids = [tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"] for sample in samples]
         if min(map(len, ids)) >= per_sample:
             tokens = np.concatenate([np.asarray(sample_ids[:per_sample], dtype=np.uint32) for sample_ids in ids])
@@ -126,7 +126,7 @@ def sample_tokens(documents: Sequence[str], tokenizer: Any, count: int) -> tuple
     return None
 
 
-def _spread(documents: Sequence[str], total: int, width: int) -> Iterator[str]:
+def _excerpts(documents: Sequence[str], total: int, width: int) -> Iterator[str]:
     """Yield :data:`_EXCERPTS` excerpts of ``width`` characters, evenly spaced over the concatenated documents."""
     ends = list(itertools.accumulate(map(len, documents)))
     for index in range(_EXCERPTS):

@@ -104,7 +104,7 @@ def call_factory(factory: Callable[..., Any], path: str, *arguments: Any, positi
         raise BadInput(f"{path} failed: {where_it_failed(error)}", "repair it and start again") from error
 
 
-def name_of(definition: Callable[..., Any], title: str) -> str:
+def importable_name(definition: Callable[..., Any], title: str) -> str:
     """Return the ``module:name`` by which another process imports a function or class, the inverse of
     :func:`find_factory`.
 

@@ -170,7 +170,7 @@ def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_siz
         shutil.rmtree(fold.folder)
 
 
-def read_judged(planned: Sequence[Sequence[Fold]]) -> list[SuspectClip]:
+def read_results(planned: Sequence[Sequence[Fold]]) -> list[SuspectClip]:
     """Return the results of every sample, in each round by a model that was not trained on it.
 
     Raises:

@@ -36,7 +36,7 @@ _ROWS, _SUMS = "outputs.f16", "sums.u32"
 Encode = Callable[[torch.Tensor], torch.Tensor]
 
 
-def encode(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
+def encode_window(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
     """Return the encoder's output [batch, frames / 2, width] for ``features`` [batch, mels, frames].
 
     No autograd graph is recorded if no weight of the encoder is trained.
@@ -53,10 +53,10 @@ def encode(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
         raise ValueError(f"a window has an even number of frames up to {max_frames}, not {frames}")
     trained = any(parameter.requires_grad for parameter in encoder.parameters())
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-        return BaseModelOutput(last_hidden_state=_run_layers(encoder, _masked(whisper, features, max_frames)))
+        return BaseModelOutput(last_hidden_state=_run_layers(encoder, _mask_features(whisper, features, max_frames)))
 
 
-def _masked(whisper: Any, features: torch.Tensor, max_frames: int) -> torch.Tensor:
+def _mask_features(whisper: Any, features: torch.Tensor, max_frames: int) -> torch.Tensor:
     """Apply SpecAugment (Park et al. 2019) to ``features`` if the model's configuration enables it.
 
     Masks are drawn for the full window and cropped to a shorter one, so that a clip is masked with the same probability

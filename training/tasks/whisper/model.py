@@ -44,7 +44,7 @@ from training.tasks.whisper.checkpoint import (
     spaced_layers,
     student_config,
 )
-from training.tasks.whisper.encoder import encode
+from training.tasks.whisper.encoder import encode_window
 from training.tasks.whisper.features import LogMel
 from training.tasks.whisper.languages import read_generation
 from training.tasks.whisper.suppression import model_tokens
@@ -316,7 +316,7 @@ class WhisperModelWrapper:
 
         The window may be shorter than the model's own.
         """
-        return encode(unwrap(model), features)
+        return encode_window(unwrap(model), features)
 
     def generate(self, model: nn.Module, encoded: Any, languages: Sequence[str], limit: int) -> list[GeneratedText]:
         """Return greedy transcripts of ``encoded`` audio, each of at most ``limit`` tokens."""
