@@ -16,12 +16,12 @@ from distributed.ssh.command_log import CommandRecord
 from profiles.errors import ExitCode
 
 TERMINAL = 1.0
-"""Seconds between two looks whether the terminal is still there."""
+"""Seconds between two checks that the terminal still exists."""
 _HANGUP = 128 + signal.SIGHUP
 
 
 def _end_without_terminal() -> None:
-    """End where the terminal is gone and no SIGHUP said so: there is nobody to ask and nothing to write to."""
+    """Exit where the terminal is gone without a SIGHUP: there is nothing to ask or to write to."""
     watched = select.poll()
     watched.register(0, select.POLLHUP)
     if any(happened & (select.POLLHUP | select.POLLNVAL | select.POLLERR) for _, happened in watched.poll(0)):
@@ -29,11 +29,11 @@ def _end_without_terminal() -> None:
 
 
 class DashboardApp(MusterApp):
-    """Shows one run.
+    """Shows one run in an application of its own.
 
     Args:
-        source: where its events come from, where that is not the folder (a replay).
-        ascii_only: nothing but ASCII reaches the terminal.
+        source: of its events, where they do not come live from the folder (a replay).
+        ascii_only: write only ASCII to the terminal.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ def run_dashboard(
 ) -> int:
     """Show a run on this terminal until the person leaves, and return the exit code.
 
-    It is 130 after Ctrl-C, else that of the run where it has ended and everything was read, else 0: the run goes on.
+    It is 130 after Ctrl-C, else the run's own where it has ended and was read to the end, else 0.
     """
     app = DashboardApp(run_dir, source, ascii_only=ascii_only, keymap=keymap)
     app.run()

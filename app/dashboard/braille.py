@@ -1,7 +1,7 @@
-"""Curves as characters: two by four points to a cell in braille, or one sign a cell in ASCII. Pure.
+"""Curves as characters: two by four points a cell in braille, or one sign a cell in ASCII. Pure.
 
-What a library for terminals would have to bring and none brings: a band between least and greatest under a line of
-means, marks under the curve, gaps where there are no values, a logarithmic scale, and colours that stay apart.
+It draws what no terminal library offers: a band from least to greatest under a line of means, marks under the curve,
+gaps where there are no values, a logarithmic scale, and distinct colours.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from app.shell.text import DOTS, together
 
 BAND, LINE = 0, 1
 _BAND_SIGN = "░"
-"""One shade for a whole cell: points of their own for each column would look like rain."""
+"""One shade for a whole cell: separate points for each column would look like rain."""
 PATTERNS = ((1, 0), (6, 4), (2, 2), (12, 4), (1, 3))
-"""Columns of points that are drawn, and that are left out: a line, dashes, dots; long dashes, dots far apart."""
+"""Columns of points drawn, and left out: solid, dashed, dotted, long dashes, sparse dots."""
 SAMPLES = ("━", "╍", "┅", "╸", "┈")
-"""How each pattern looks in a legend."""
+"""Each pattern as a sign for legends."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Curve:
 
     points: Sequence[Point]
     style: str = "$text-primary"
-    """Style of the line of means; empty: none is drawn."""
+    """Style of the line of means; empty: no line."""
     band: str = ""
-    """Style of the band between least and greatest; empty: none is drawn."""
+    """Style of the band from least to greatest; empty: no band."""
     gap: float = math.inf
-    """Steps without a point over which no line is drawn."""
+    """Steps without a point above which the line is interrupted."""
     pattern: int = 0
-    """Of the line: one of :data:`PATTERNS`, so that two lines do not differ by their colour alone."""
+    """Index in :data:`PATTERNS` for the line, so that lines do not differ by colour alone."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What part of the plane is shown."""
+    """The visible part of the plane."""
 
     left: float
     right: float
@@ -52,11 +52,11 @@ class Window:
     log: bool = False
 
     def across(self, step: float) -> float:
-        """Return where a step is, 0 to 1."""
+        """Return the horizontal position of a step, 0 to 1 inside the window."""
         return (step - self.left) / (self.right - self.left) if self.right > self.left else 0.5
 
     def up(self, value: float) -> float:
-        """Return where a value is, 0 to 1."""
+        """Return the vertical position of a value, 0 to 1 inside the window."""
         low, high = self._scaled(self.bottom), self._scaled(self.top)
         return (self._scaled(value) - low) / (high - low) if high > low else 0.5
 
@@ -66,11 +66,11 @@ class Window:
 
 def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = None, right: float | None = None,
               zero: bool = False) -> Window | None:  # fmt: skip
-    """Return the window in which all curves are whole; ``None`` where there is nothing to show.
+    """Return the window that contains all curves; ``None`` where there is nothing to show.
 
     Args:
-        left: first step, where it is not that of the curves.
-        zero: whether 0 has to be seen.
+        left: first step; ``None``: that of the curves.
+        zero: whether 0 must be inside.
     """
     points = [p for curve in curves for p in curve.points if left is None or left <= p.step]
     points = [p for p in points if right is None or p.step <= right]
@@ -84,7 +84,9 @@ def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = N
         low, high = min(0.0, low), max(0.0, high)
     if low == high:
         padding = abs(low) * 0.1 or 1.0
-        floor = low if low == 0 else 0.0 if low > 0 else low - padding  # what is never below 0 has no axis there
+        floor = (
+            low if low == 0 else 0.0 if low > 0 else low - padding
+        )  # no axis below 0 for values that are never negative
         low, high = (low / 2, high * 2) if log else (max(floor, low - padding), high + padding)
     start = min(p.step for p in points) if left is None else left
     end = max(p.step for p in points) if right is None else right
@@ -96,7 +98,7 @@ def _low(point: Point, log: bool) -> float:
 
 
 class _Column(NamedTuple):
-    """What falls into one column of points."""
+    """The points that fall into one column."""
 
     column: int
     first_step: float
@@ -106,7 +108,7 @@ class _Column(NamedTuple):
 
 
 class Raster:
-    """The points of ``width`` by ``height`` cells."""
+    """The bitmap of ``width`` by ``height`` cells."""
 
     def __init__(self, width: int, height: int, ascii_only: bool = False) -> None:
         self.width, self.height = width, height
@@ -116,7 +118,7 @@ class Raster:
         self._styles: list[dict[int, str]] = [{}, {}]
 
     def draw(self, curve: Curve, window: Window) -> None:
-        """Draw a curve over what is there; lines always lie over bands."""
+        """Draw a curve over earlier ones; lines always lie over bands."""
         columns = self._columns(curve, window)
         for column, low, high in self._edges(columns, curve, window) if curve.band else ():
             for row in range(high, low + 1):
@@ -125,7 +127,7 @@ class Raster:
             self._draw_line(columns, curve, window)
 
     def _edges(self, columns: Sequence[_Column], curve: Curve, window: Window) -> Iterator[tuple[int, int, int]]:
-        """Yield for each column of points the rows of least and greatest, straight from one point to the next."""
+        """Yield each column with its rows of least and greatest, interpolated between points."""
         rows = [
             (self._row(_low(column_data.point, window.log), window), self._row(column_data.point.high, window))
             for column_data in columns
@@ -162,7 +164,7 @@ class Raster:
             yield together(cells)
 
     def _columns(self, curve: Curve, window: Window) -> list[_Column]:
-        """Return one point a column of points: means of what falls together."""
+        """Return one point a column: the mean of the points that fall into it."""
         across = self.width * self._fine[0]
         columns: list[_Column] = []
         for point in curve.points:
@@ -207,13 +209,13 @@ class Raster:
         index = (y // down) * self.width + x // across
         bit = 1 if self._ascii else DOTS[y % 4][x % 2]
         if self._styles[layer].get(index, style) != style and layer == LINE:
-            self._bits[layer][index] = 0  # what is drawn last keeps its colour
+            self._bits[layer][index] = 0  # the newest line keeps its colour
         self._bits[layer][index] = self._bits[layer].get(index, 0) | bit
         self._styles[layer][index] = style
 
 
 def ticks(window: Window, max_ticks: int) -> list[float]:
-    """Return round values inside the window for the axis at the left, at most so many, from the bottom up."""
+    """Return at most ``max_ticks`` round values inside the window for the axis at the left, ascending."""
     if window.log:
         lowest, highest = math.ceil(math.log10(window.bottom)), math.floor(math.log10(window.top))
         stride = max(1, -(-(highest - lowest + 1) // max(1, max_ticks)))

@@ -1,5 +1,5 @@
-"""A chart with axes, around :mod:`app.dashboard.braille`; and the third tab: every series, near or far, rough or
-smooth, with a former run under it."""
+"""Charts with axes around :mod:`app.dashboard.braille`; and the third tab: every series, with zoom, smoothing and an
+earlier run for comparison."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from app.shell.text import TableColumn, TableRow, literal, together
 from app.timeline import chronological
 
 _LEFT = 8
-"""Cells of the labels at the left, at least."""
+"""Fewest cells of the labels at the left."""
 _LEAST_ROWS = 4
-"""Of a curve, before there is room for machines under it."""
+"""Fewest rows of a curve, before machines are drawn under it."""
 LEAST_CHART = 3 + _LEAST_ROWS
-"""Lines of a chart: where two would be lower, one is shown."""
+"""Fewest lines of a chart; where two would be lower, one is shown."""
 BAND_STYLE = "$primary 45%"
-"""Of the band from least to greatest."""
+"""Style of the band from least to greatest."""
 _MOST_MARKS = 24
-"""Synchronisations beyond which their marks would only be a line."""
+"""Most marks of synchronisations; more would form a line."""
 
 
 @dataclass(frozen=True)
 class AxisMark:
-    """A sign on the axis of the steps."""
+    """A sign on the step axis."""
 
     step: float
     sign: str
@@ -51,7 +51,7 @@ class AxisMark:
 
 
 def marks(state: RunState) -> tuple[AxisMark, ...]:
-    """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
+    """Return the signs on the step axis: the newest synchronisations, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
     axis_marks = [AxisMark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
     evaluated = [
@@ -66,14 +66,14 @@ def marks(state: RunState) -> tuple[AxisMark, ...]:
 
 @dataclass(frozen=True)
 class ChartData:
-    """Everything that a chart shows."""
+    """The content of a chart."""
 
     title: str = ""
     curves: tuple[Curve, ...] = ()
-    """Those behind come first."""
+    """In drawing order: the first one is at the back."""
     marks: tuple[AxisMark, ...] = ()
     legend: tuple[tuple[str, str], ...] = ()
-    """Words and their styles, beside the title."""
+    """Words beside the title, with styles."""
     unit: str = ""
     """``%`` for shares, ``B`` for bytes, ``s`` for seconds; empty: a plain number."""
     log: bool = False
@@ -88,7 +88,7 @@ class ChartData:
 
 
 class Chart(Static):
-    """Draws its data for its size, only when one of them changed."""
+    """Draws its data; only when the data or the size has changed."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; min-height: 4; }"
 
@@ -98,7 +98,7 @@ class Chart(Static):
         self._drawn: tuple[ChartData, int, int, Content] | None = None
 
     def show(self, data: ChartData) -> None:
-        """Show other data."""
+        """Show new data."""
         if data != self._data:
             self._data = data
             self.refresh()
@@ -115,7 +115,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     """Return the lines of a chart: title, curves with labels at the left, axis with marks, steps.
 
     Args:
-        ascii_only: draw curves without braille, whose points would all look alike.
+        ascii_only: draw curves without braille.
     """
     left, figures_width = margin(data.strips, width, _LEFT), FIGURES_WIDTH if data.shows_figures and data.strips else 0
     across, max_strips = width - left - 1 - figures_width, height - 3 - _LEAST_ROWS
@@ -143,7 +143,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
 
 
 def value_text(value: float, unit: str = "") -> str:
-    """Return a value in the cells beside an axis, its exponent and its unit whole."""
+    """Return a value with its unit, at most as wide as the axis labels."""
     usual = _usual_text(value, unit)
     if len(usual) <= _LEFT:
         return usual
@@ -193,12 +193,12 @@ def ghost(picture: Picture, name: str, points: Sequence[Point]) -> list[Curve]:
 
 
 def predicted_legend(lines: Sequence[Curve]) -> tuple[tuple[str, str], ...]:
-    """Return what the legend says of :func:`ghost`."""
+    """Return the legend of :func:`ghost`."""
     return tuple((sample("promised", line), line.style) for line in lines)
 
 
 def sample(words: str, curve: Curve) -> str:
-    """Return what a legend says of a curve among others: a piece of its line before the words."""
+    """Return a legend entry: a sign of the curve's pattern before the words."""
     return f"{SAMPLES[curve.pattern % len(SAMPLES)]} {words}"
 
 
@@ -209,7 +209,7 @@ def _title(data: ChartData, width: int) -> Content:
 
 
 def _labels(window: Window, raster: Raster, unit: str) -> dict[int, str]:
-    """Return the labels at the left by their lines: each stands where a curve of its value is drawn."""
+    """Return the axis labels by row: each stands where its value is drawn."""
     max_labels = max(2, min(6, raster.height // 2 - 1))
     values = [
         0.0 if abs(value) < 1e-12 * max(abs(window.top), 1e-300) else value for value in ticks(window, max_labels)
@@ -263,7 +263,7 @@ def unit_of(name: str, state: RunState) -> str:
 
 
 def newest_text(picture: Picture, name: str) -> str:
-    """Return the value at which a series ends; of an evaluation that later ones have followed, with its step."""
+    """Return the newest value of a series; with its step where later evaluations of other splits exist."""
     state = picture.state
     value = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
     if value is None:
@@ -284,7 +284,7 @@ def old_step(state: RunState, name: str) -> int | None:
 
 
 class ChartsPane(Pane):
-    """A list of all series, and the one under the cursor."""
+    """A list of all series, and the chart of the one under the cursor."""
 
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("l", "pane('l')", "Log", "A logarithmic scale, or a linear one."),
@@ -309,7 +309,7 @@ class ChartsPane(Pane):
         self._strength = 2
         self._zoom = 0
         self._shift = 0.0
-        """How far the zoomed part is moved to the left, in parts of its own width."""
+        """Shift of the zoomed part to the left, in units of its width."""
 
     def compose(self) -> ComposeResult:
         with Horizontal():

@@ -1,5 +1,4 @@
-"""What a person asks for from the dashboard: of the run, and what became of it, of a stop the proof that all is gone;
-and its report."""
+"""Requests of the dashboard to the run, the proof after a stop that nothing is left, and the report."""
 
 from __future__ import annotations
 
@@ -36,17 +35,17 @@ _EVERY = 0.25
 
 @dataclass
 class SentRequest:
-    """One thing that was asked for here."""
+    """A request that was sent from this dashboard."""
 
     id: str
     text: str
     at: float
     answer: RequestEvent | None = None
-    """The newest one; ``None``: nobody has answered."""
+    """The newest answer; ``None``: none yet."""
 
     @property
     def record(self) -> CommandRecord:
-        """As the log of commands shows it."""
+        """The request for the command log."""
         outcome = self.answer.outcome if self.answer else ""
         refused = f"refused: {self.answer.message}" if self.answer and outcome == "refused" else ""
         return CommandRecord("the run", self.text, "ok" if outcome == "done" else refused, at=self.at)
@@ -54,13 +53,13 @@ class SentRequest:
 
 @dataclass
 class Commands:
-    """The requests of this dashboard."""
+    """The requests that this dashboard has sent."""
 
     path: Path
     asked: list[SentRequest] = field(default_factory=list)
 
     def ask(self, action: Action, now: float, machine: str = "", entry: Machine | None = None) -> str:
-        """Leave a request; return what is wrong, or nothing."""
+        """Send a request; return what is wrong, or an empty text."""
         if not is_live(self.path):
             return "no process is working on this run"
         try:
@@ -71,7 +70,7 @@ class Commands:
         return ""
 
     def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
-        """Yield the requests whose outcome has changed since the last time: what was asked for, and the answer."""
+        """Yield text and answer of the requests whose outcome has changed since the last call."""
         for request in self.asked:
             answer = picture.state.requests.get(request.id)
             if answer is not None and (request.answer is None or answer.outcome != request.answer.outcome):
@@ -80,15 +79,15 @@ class Commands:
 
 
 class Proof:
-    """Asks every machine, once the run has ended, whether anything of it is left."""
+    """Asks every machine, once the run has ended, whether any of its processes are left."""
 
     def __init__(self, path: Path, run_id: str, ask: Callable[..., Mapping[str, Any]] = leftovers) -> None:
         self._left = ask
         self.answers: dict[str, str] | None = None
-        """By machine: empty where nothing is left, else what is, or why it could not be asked."""
+        """By machine: empty where nothing is left, else what is left, or why it could not be asked."""
         self._path, self._run_id = path, run_id
         self.ended = threading.Event()
-        """Whether the run has ended: then the machines are asked."""
+        """Set when the run has ended: then the machines are asked."""
         self.needed = (path / RUN_HOSTS).is_file()
         if self.needed:
             threading.Thread(target=self._ask, name="dashboard-proof", daemon=True).start()
@@ -107,7 +106,7 @@ class Proof:
 
 
 class StopDialog(Dialog):
-    """Shows how a stop goes on; closing it changes nothing."""
+    """Shows the progress of a stop; closing it changes nothing."""
 
     def __init__(self, proof: Proof, picture: Callable[[], Picture]) -> None:
         super().__init__("Stopping")
@@ -156,7 +155,7 @@ class Reporting:
     """Writes reports, one at a time.
 
     Args:
-        open_url: opens an address where the person sees the screen in a browser.
+        open_url: opens a URL where the screen itself is in a browser.
     """
 
     def __init__(self, run_dir: Path, open_url: Callable[[str], None]) -> None:
@@ -166,19 +165,19 @@ class Reporting:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin with a report, unless one is being written."""
+        """Start a report, unless one is being written."""
         from app.html_report.page import SERVED  # only when asked for
 
         if address := os.environ.get(SERVED):
             self._open_url(address)
         elif self._thread is None or not self._thread.is_alive():
             self._news.put(("writing the report", "information"))
-            # Not a worker of the screen: Python would wait for that one before it ends.
+            # Not a worker of the screen: Python would wait for it at exit.
             self._thread = threading.Thread(target=self._write, name="report", daemon=True)
             self._thread.start()
 
     def news(self) -> News | None:
-        """Return what is to be said next; ``None``: nothing."""
+        """Return the next message; ``None``: there is none."""
         try:
             return self._news.get_nowait()
         except Empty:

@@ -1,7 +1,7 @@
-"""The newest lines of a run's logs, all machines together, in bounded memory and with bounded work a look.
+"""The newest lines of a run's logs, all machines together, in bounded memory and with bounded work a poll.
 
-A file that grows faster than a person can read is passed over to its newest part, and a line says how much was left
-out. Everything is in the files.
+Of a file that grows too fast, only the newest part is read, and a line says how much was left out. The files have
+everything.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Literal
 from profiles.quantities import bytes_text
 
 KEPT_LINES = 1000
-"""Of one file: one that says much does not push out what the others say."""
+"""Most lines of one file, so that a verbose one does not displace the others."""
 KEPT_IN_ALL = 16_000
 BYTES_A_LOOK = 1 << 16
-"""Bytes of one file that are read in one look."""
+"""Most bytes of one file that are read in one poll."""
 LONGEST_LINE = 2000
 MOST_FILES = 256
 
@@ -32,19 +32,19 @@ _TIME = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(?
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one machine."""
+    """One line of one machine's log."""
 
     number: int
-    """Grows with every line."""
+    """Increasing number over all lines."""
     machine: str
     text: str
     level: Level
     time: float | None = None
-    """Where the line says it."""
+    """Unix time at the beginning of the line; ``None``: it has none."""
 
 
 class LogBook:
-    """Reads ``logs/*.log`` of a run folder a little at a time."""
+    """Reads ``logs/*.log`` of a run folder incrementally."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,10 +52,10 @@ class LogBook:
         self._lines: dict[str, deque[LogLine]] = {}
         self._number = 0
         self.lines: tuple[LogLine, ...] = ()
-        """What is kept, oldest first; a new tuple whenever it changes, so that another thread may take it."""
+        """The kept lines, oldest first; a new tuple at every change, so that other threads may read it."""
 
     def look(self) -> bool:
-        """Read what is new; return whether there was anything."""
+        """Read new lines; return whether there were any."""
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
@@ -82,11 +82,11 @@ class _Tail:
         self._partial = b""
 
     def look(self) -> list[str]:
-        """Return the whole lines that came since the last look, and a remark where there were too many."""
+        """Return the complete lines since the last poll, after a remark where some were skipped."""
         try:
             size = self._path.stat().st_size
             if size < self._position:
-                self._position, self._partial = 0, b""  # begun again
+                self._position, self._partial = 0, b""  # truncated
             if size == self._position:
                 return []
             skipped = max(0, size - self._position - BYTES_A_LOOK)
@@ -110,7 +110,7 @@ class _Tail:
 
 
 def level_of(text: str) -> Level:
-    """Return how bad a line sounds."""
+    """Return the level of a line, by its words."""
     if _ERROR.search(text):
         return "error"
     return "warning" if _WARNING.search(text) else "info"
@@ -123,9 +123,9 @@ def _text(line: bytes) -> str:
 
 
 def _by_time(lines: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, str]]:
-    """Put the lines of several files in order, as far as they say when they were written.
+    """Sort the lines of several files by their times.
 
-    A line without a time belongs to the last one of its machine that has one.
+    A line without a time follows the last one of its machine that has one.
     """
     latest: dict[str, float] = {}
     keyed = []
@@ -137,7 +137,7 @@ def _by_time(lines: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, 
 
 
 def time_of(text: str) -> tuple[float | None, str]:
-    """Return the time at the beginning of a line, and the rest of it; without a zone it is local."""
+    """Return the Unix time at the beginning of a line, and the rest; a time without a zone is local."""
     match = _TIME.match(text)
     if match is None:
         return None, text
@@ -145,5 +145,5 @@ def time_of(text: str) -> tuple[float | None, str]:
     zone = "+00:00" if utc else f"{hours}:{minutes}" if hours else ""
     try:
         return datetime.fromisoformat(f"{date_time}.{fraction:0<6}{zone}").timestamp(), text[match.end() :]
-    except (ValueError, OverflowError, OSError):  # a zone or a year that no clock has
+    except (ValueError, OverflowError, OSError):  # an impossible zone or year
         return None, text

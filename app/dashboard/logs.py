@@ -1,4 +1,4 @@
-"""The fifth tab: the logs of all machines, and above them what all the errors come from."""
+"""The fifth tab: the logs of all machines, and above them the root cause of the errors."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from profiles.errors import counted
 
 _NAME = 12
 _FOLLOWING = 2
-"""Errors that follow from the root cause and are named under it."""
+"""Most later errors that are listed under the root cause."""
 _BEFORE = 30.0
-"""Seconds before a machine is missed in which the logs may say why."""
+"""Seconds before a loss within which errors in the logs may be its cause."""
 _STYLES = {"error": "$text-error", "warning": "$text-warning", "info": ""}
 
 
 class LogView(ScrollView, can_focus=True):
-    """Lines, the newest at the bottom; it stays there until somebody scrolls up."""
+    """Log lines, the newest at the bottom; it follows them until it is scrolled up."""
 
     DEFAULT_CSS = "LogView { height: 1fr; background: $background; overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -50,11 +50,11 @@ class LogView(ScrollView, can_focus=True):
         self._lines: Sequence[LogLine] = ()
         self._search_text = ""
         self._shift = 0
-        """Cells of the text that are left out at the left, for long lines."""
+        """Cells by which long lines are scrolled to the left."""
         self._follows, self._moving = True, False
 
     def action_shift(self, cells: int) -> None:
-        """Move the texts sideways."""
+        """Scroll the texts sideways."""
         self._shift = max(0, self._shift + cells)
         self.refresh()
 
@@ -68,7 +68,7 @@ class LogView(ScrollView, can_focus=True):
         self._lines, self._search_text = lines, search_text
         self._moving = True
         self.virtual_size = Size(self.scrollable_content_region.width, len(lines))
-        if not self._follows:  # what is read stays where it is, though lines fall off the other end
+        if not self._follows:  # the visible lines stay in place while old ones are dropped
             index = next((n for n, line in enumerate(lines) if line.number >= first_number), 0)
             self.scroll_to(y=index, animate=False, immediate=True)
         self._moving = False
@@ -116,7 +116,7 @@ class LogView(ScrollView, can_focus=True):
 
 
 class SearchLine(Input):
-    """What has to be in a line."""
+    """The search field of the logs."""
 
     DEFAULT_CSS = """
     SearchLine { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
@@ -131,19 +131,19 @@ class SearchLine(Input):
             self.close()
 
     def open(self) -> None:
-        """Show the line and go to it."""
+        """Show the field and focus it."""
         self.cursor_blink = False
         self.add_class("-open")
         self.focus()
 
     def close(self) -> None:
-        """Go back to the lines; without a text the line is not needed."""
+        """Focus the lines; an empty field is hidden."""
         self.set_class(bool(self.value), "-open")
         self.screen.query_one(LogView).focus()
 
 
 class LogsPane(Pane):
-    """Root cause, filter, lines."""
+    """Root cause, filter line, log lines."""
 
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("m", "pane('m')", "Machine", "Only the next machine; after the last one, all."),
@@ -189,7 +189,7 @@ class LogsPane(Pane):
         self.draw_again()
 
     def search(self) -> None:
-        """Open the line that asks what to search for."""
+        """Open the search field."""
         self.query_one(SearchLine).open()
 
     def on_input_changed(self) -> None:
@@ -224,7 +224,7 @@ class LogsPane(Pane):
 
 
 def root_cause(picture: Picture) -> Content | None:
-    """Return the earliest problem that is not over, and what followed; ``None`` where all is well."""
+    """Return the earliest problem that holds, and what followed; ``None`` where there is none."""
     causes = [(entry.time, entry_text(entry, picture), entry.hint) for entry in problems(picture.state)]
     if not causes:
         return None
@@ -241,7 +241,7 @@ def root_cause(picture: Picture) -> Content | None:
 
 
 def _errors_before(lines: Sequence[LogLine], problem: float) -> list[tuple[float, str, str]]:
-    """Return the errors in the logs shortly before a problem: what a machine saw before it was missed."""
+    """Return the errors in the logs shortly before a problem, with time and text."""
     return [
         (line.time, f"{line.machine}: {line.text}", "")
         for line in lines

@@ -1,4 +1,4 @@
-"""The second tab: who is slow, and why."""
+"""The second tab: which machine is slow, and why."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ COLUMNS = (
 )
 _BAR = 12
 _TALL = 30
-"""Lines from which on the machines' paces have room under the table."""
+"""Height from which on the chart of samples/s is shown under the table."""
 _AWAY = ("lost", "failed", "left")
 _SILENT = 5.0
-"""Seconds of silence that are worth a colour."""
+"""Seconds of silence from which on they are coloured."""
 
 
 class MachinesPane(Pane):
-    """One row a machine."""
+    """The table of machines, their samples/s, and the details of one."""
 
     ABOUT = (
         "One row a machine. The bar is the wall time of a step: computing, then standing still for an exchange. "
@@ -100,7 +100,7 @@ class MachinesPane(Pane):
 
 
 def _paces(picture: Picture) -> ChartData:
-    """Return how fast each machine trains."""
+    """Return the chart of each machine's samples/s."""
     curves, legend = [], []
     for index, rank in enumerate(sorted(picture.state.curves)):
         series = of_member(picture.state.curves, rank, "samples/s")
@@ -113,7 +113,7 @@ def _paces(picture: Picture) -> ChartData:
 
 
 def who_is_slow(picture: Picture) -> Content:
-    """Return who holds the others up, in numbers, or that nobody does; who did, of a run that has ended."""
+    """Return the sentence about the machine that the others wait for, with figures, or that there is none."""
     state = picture.state
     working = [member for member in state.members.values() if member.has_worked]
     if len(working) < 2:
@@ -141,7 +141,7 @@ def who_is_slow(picture: Picture) -> Content:
 
 
 def table_of(picture: Picture) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return the table of all machines, without the columns that none of them can fill."""
+    """Return the table of all machines, without the columns that are empty for all of them."""
     members = picture.state.members.values()
     has_values = {
         "heat": any(member.hottest is not None for member in members),

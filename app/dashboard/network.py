@@ -1,4 +1,4 @@
-"""The fourth tab: what the exchanges cost, beside what was planned."""
+"""The fourth tab: the cost of the exchanges, compared with the plan."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ COLUMNS = (
     TableColumn("planned", "of plan", right=True, min_width=6, rank=1),
 )
 _WORTH = 1.05
-"""Predicted gain from which on another way is worth a line."""
+"""Predicted gain from which on another candidate plan is recommended."""
 _SHOWN = 64
 _LEAST = 16
-"""Lines of this tab that are not the map's."""
+"""Lines of this tab without the map."""
 _NONE_YET = "Synchronisations appear here as they happen."
 
 
@@ -76,7 +76,7 @@ class NetworkPane(Pane):
 
 
 def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False) -> Content:
-    """Return the machines and their links, as measured before the run and used in it; empty where there is no room."""
+    """Return the map of machines and links, measured and used ones; empty where it does not fit."""
     members = picture.state.members
     names = {rank: picture.name(rank) for rank in members}
     measured = {}
@@ -104,12 +104,12 @@ def mbit(sync: SyncEvent) -> float:
 
 
 def sync_row(key: tuple[int, int], syncs: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
-    """Return the row of one synchronisation; its time is held against ``planned`` seconds of transfer."""
+    """Return the row of one synchronisation; ``planned``: predicted seconds of its transfer."""
     _, largest = max(syncs, key=lambda pair: pair[1].bytes_sent)
     slow, longest = max(syncs, key=lambda pair: pair[1].seconds)
     wait = max(sync.wait for _, sync in syncs)
     step, number = key
-    transfer = min(sync.seconds for _, sync in syncs)  # of the last to arrive, which waited for nobody
+    transfer = min(sync.seconds for _, sync in syncs)  # of the last member to arrive, which did not wait
     ratio = transfer / planned if planned > 0 else None
     cells = (
         literal(number),
@@ -127,7 +127,7 @@ def sync_row(key: tuple[int, int], syncs: list[tuple[int, SyncEvent]], picture: 
 
 
 def sums(picture: Picture) -> Iterator[Content]:
-    """Yield the sums of the whole run: bytes, synchronisations, waiting, paths, and what was planned."""
+    """Yield the totals of the run: bytes, synchronisations, waiting, routes, and the plan's figures."""
     members = list(picture.state.members.values())
     sent, received = sum(m.work.bytes_sent for m in members), sum(m.work.bytes_received for m in members)
     count = max((m.exchanges for m in members), default=0)
@@ -154,7 +154,7 @@ def sums(picture: Picture) -> Iterator[Content]:
 
 
 def advice(picture: Picture) -> list[Content]:
-    """Return which other way was predicted to be faster, and by how much; nothing where nothing was predicted."""
+    """Return the advice: the best candidate plan that is predicted to be faster, and its gain."""
     planning, chosen = picture.planning, picture.planned
     if planning is None or chosen is None:
         return [literal("this run has no plan with predictions, so there is no advice", "$text-muted")]

@@ -1,5 +1,5 @@
-"""What next, once a run has ended: what its model makes of a sample, beside what it was before; its report; what to
-tell somebody else; and the commands for the rest. Language models have :mod:`app.dashboard.writing`."""
+"""The dialog after a run: its model on a sample, before and after training; the report; how others open the model; and
+further commands. Language models have :mod:`app.dashboard.writing`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from training.plan import RunMetadata
 from training.tasks.showcase import Kind, Sample
 
 SECONDS = 5.0
-"""That are recorded from the microphone."""
+"""Seconds of a recording from the microphone."""
 _PROGRAMS = ("cli_typer.py", "muster")
-"""What a command begins with that starts a run."""
+"""Program names of commands that start a run."""
 UNTRAINED = "(untrained)"
-"""In the place of a model before training that there was not."""
+"""Text in place of the output before training, where training began from nothing."""
 _EVERY = 0.25
 _LONGEST = 600.0
-"""Seconds after which a model that was asked has not answered."""
+"""Timeout of a model's answer, seconds."""
 
 
 Transcribe = Callable[[str, Path], str]
-"""What a model, by its folder or name, makes of a sound file."""
+"""Transcribes a sound file with a model, given by its folder or name."""
 Record = Callable[[float], AbstractContextManager[Path]]
 
 
 def answer_of(*arguments: str) -> dict[str, Any]:
-    """Return the document of a command, asked in a process of its own: the screen stays small.
+    """Return the JSON document of a command of this program, which runs in a process of its own.
 
     Raises:
-        BadInput: it fails.
+        BadInput: it failed.
     """
     command = [*program_words(), *arguments, "--json"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST, stdin=subprocess.DEVNULL)
@@ -64,15 +64,15 @@ def answer_of(*arguments: str) -> dict[str, Any]:
 
 
 def words_of(message: object, hint: str = "") -> str:
-    """Return what went wrong and what to do in one line."""
+    """Return an error and its hint in one line."""
     return f"{message}" + (f" ({hint})" if hint else "")
 
 
 def transcribe(model: str, file: Path) -> str:
-    """Return what a model hears.
+    """Return a model's transcript of a file.
 
     Raises:
-        BadInput: it cannot be used, or the file not be read.
+        BadInput: the model cannot be used, or the file cannot be read.
     """
     return str(answer_of("transcribe", model, str(file))["transcripts"][0]["text"])
 
@@ -84,7 +84,7 @@ def record(seconds: float) -> AbstractContextManager[Path]:
 
 @contextlib.contextmanager
 def clip_of(sample: Sample) -> Iterator[Path]:
-    """Write the sound of a held-out clip into a file that is gone afterwards."""
+    """Write the sound of a held-out clip into a temporary file."""
     with TemporaryDirectory(prefix="muster-") as folder:
         path = Path(folder) / "clip.mp3"
         path.write_bytes(base64.b64decode(sample.sound))
@@ -92,11 +92,11 @@ def clip_of(sample: Sample) -> Iterator[Path]:
 
 
 class Asking:
-    """Models that are asked about one sample, in a thread.
+    """Runs models on one sample, in a thread.
 
     Args:
         kind: of the sample.
-        ask: asks them, and yields what it is at, then the sample with what they made of it.
+        ask: runs the models; yields its stages, then the sample with their outputs.
     """
 
     def __init__(self, kind: Kind, ask: Callable[[], Iterator[str | Sample]]) -> None:
@@ -120,10 +120,10 @@ class Asking:
 def transcribe_with_both(
     sound: AbstractContextManager[Path], models: tuple[str, str], ask: Transcribe, reference: str
 ) -> Iterator[str | Sample]:
-    """Ask two models about one recording.
+    """Transcribe one recording with two models.
 
     Args:
-        models: before training (empty: there was none) and after.
+        models: before training (empty: there was none), and after.
         reference: what was said; empty: unknown.
     """
     yield "recording"
@@ -136,7 +136,7 @@ def transcribe_with_both(
 
 
 class AskingDialog(Dialog):
-    """A sample, and what the models make of it before and after training, as soon as it is there."""
+    """Shows a sample with the models' outputs before and after training, as soon as they are there."""
 
     def __init__(self, heading: str, asking: Asking) -> None:
         super().__init__(heading)
@@ -156,7 +156,7 @@ class AskingDialog(Dialog):
 
 
 class FriendDialog(CommandDialog):
-    """How somebody else opens the model, as a text to copy; ``use`` says what to do with it there."""
+    """How others open the model, as a text to copy; ``use``: how they use it."""
 
     def __init__(self, model: Path, use: str) -> None:
         lines = (
@@ -169,17 +169,17 @@ class FriendDialog(CommandDialog):
 
 
 class ModelDialog(CommandsDialog):
-    """What a person can do with a model right here, above the commands for the rest.
+    """Actions with a model, above further commands.
 
     Args:
-        actions: of a subclass: what each says, by the end of its method's name.
+        actions: of a subclass: labels by the suffixes of their methods' names.
         model: of the run; ``None``: it has none.
-        report: writes the report and opens it.
-        use: what a friend does with the model; ``{}`` is its folder.
+        report: writes and opens the report.
+        use: how a friend uses the model; ``{}`` is its folder.
     """
 
     ACTION_KEYS: ClassVar[tuple[Key, ...]] = ()
-    """Of a subclass, by the actions there are."""
+    """Keys of a subclass, offered where their actions exist."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("r", "report", show=False),
         Binding("t", "friend", show=False),
@@ -204,7 +204,7 @@ class ModelDialog(CommandsDialog):
         return (Key("enter", "copy", "Do it", main=True), *offered, self.CLOSE)
 
     def action_copy(self) -> None:
-        """Do what the row under the cursor says; a command is copied."""
+        """Run the action under the cursor, or copy the command."""
         if self.selected in self._actions:
             getattr(self, f"action_{self.selected}")()
         else:
@@ -220,7 +220,7 @@ class ModelDialog(CommandsDialog):
 
 
 class HearingDialog(ModelDialog):
-    """What next with a model of speech.
+    """The dialog after a run for a speech model.
 
     Args:
         base: what it was trained from: a folder or a name; empty: it was trained from nothing.
@@ -251,7 +251,7 @@ class HearingDialog(ModelDialog):
         self._shown = 0
 
     def action_clip(self) -> None:
-        """Let both models hear the next held-out clip; without a model or its sound show what the run kept of it."""
+        """Transcribe the next held-out clip with both models; without model or sound, show the recorded outputs."""
         sample = self._samples[self._shown % len(self._samples)]
         self._shown += 1
         if self._model is not None and sample.sound:
@@ -260,7 +260,7 @@ class HearingDialog(ModelDialog):
             self.app.push_screen(Dialog("A held-out clip", *sample_texts("speech", sample)))
 
     def action_microphone(self) -> None:
-        """Record a few seconds, and let both models hear them."""
+        """Record a few seconds, and transcribe them with both models."""
         if self._model is not None:
             self._hear(f"Speak now, for {SECONDS:.0f} seconds", self._record(SECONDS), "")
 
@@ -271,8 +271,8 @@ class HearingDialog(ModelDialog):
 
 
 def commands_after(ended: EndedRun, metadata: RunMetadata | None) -> list[str]:
-    """Return what to type after a run: of the tour, what trains its job on this computer; of others to go on with the
-    model, and what starts them once more."""
+    """Return the commands to type after a run: to use the model, and to start the run again; after the tour, to train
+    its job on this computer."""
     following = next_commands(ended)
     if ended.plan.profile.name == TOUR_PROFILE:
         return [command_line("distributed-train", "demo"), *following]

@@ -1,4 +1,4 @@
-"""The machine under the cursor, beside the table of all: what the table has no room for, its course, what it logs."""
+"""Details of the machine under the cursor: figures that the table has no room for, charts, newest log lines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from app.shell.text import literal, muted
 from profiles.quantities import bytes_text
 
 MIN_WIDTH = 118
-"""Cells of the tab from which on this stands beside the table."""
+"""Width of the tab, in cells, from which on the details are shown."""
 _CHARTS = ("samples/s", "wait share", "temperature")
 _TALL, _LINES, _MORE_LINES = 32, 4, 8
-"""Lines of the tab from which on there is more of the log."""
+"""Height from which on more log lines are shown, and the number of log lines below and above it."""
 _LABEL = 12
 _SMOOTHING = 0.6
 
@@ -46,7 +46,7 @@ class OneMachine(Vertical):
         """Show a member.
 
         Args:
-            facts: labels and values that the table beside this leaves out.
+            facts: labels and values that do not fit into the table.
         """
         width, height = self.size
         lines = _facts(rank, picture, facts, width)
@@ -68,7 +68,7 @@ class OneMachine(Vertical):
 
 
 def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], width: int) -> list[Content]:
-    """Return name, state and device in a line, and the figures in two columns."""
+    """Return name, status and device in a line, and the figures in two columns."""
     member = picture.state.members[rank]
     head = [literal(picture.name(rank), "bold"), state_of(member, picture), muted(member.device)]
     sums = member.total
@@ -88,7 +88,7 @@ def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], wi
 
 
 def _chart_data(rank: int, picture: Picture, name: str) -> ChartData | None:
-    """Return the chart of one of its series; ``None`` where it has no values."""
+    """Return the chart of one series of a machine; ``None`` where it has no values."""
     series = of_member(picture.state.curves, rank, name)
     points = series.points()
     if not points:

@@ -1,4 +1,4 @@
-"""The first tab: how the run goes, at a glance; and the sixth: what has happened, the newest first."""
+"""The first tab: the run at a glance; and the sixth: its timeline, newest first."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _row(entry: TimelineEntry, picture: Picture) -> tuple[float, TableRow]:
 
 
 def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
-    """One line a round, when the first member said it, with the figures of tab 4."""
+    """Yield a row a round at the time of its first report, with the figures of tab 4."""
     for (step, number), member_syncs in picture.rounds.items():
         syncs = [sync for _, sync in member_syncs]
         began, longest = min(sync.time for sync in syncs), max(syncs, key=lambda sync: sync.seconds)
@@ -108,14 +108,14 @@ def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
 
 
 def clock_text(moment: float) -> str:
-    """``14:03:21``, local; dashes for what is no time."""
+    """Return ``14:03:21`` in local time; dashes for invalid times."""
     if not math.isfinite(moment) or not 0 <= moment < 1e11:
         return "--:--:--"
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def entry_line(entry: TimelineEntry, picture: Picture) -> Content:
-    """Return time, symbol and words in one line."""
+    """Return time, symbol and text of an entry in one line."""
     symbol = MARKS[entry.kind].show("")
     return Content.assemble((clock_text(entry.time), "$text-muted"), "  ", symbol, " ", _words(entry, picture))
 
@@ -125,7 +125,7 @@ def _words(entry: TimelineEntry, picture: Picture) -> Content:
 
 
 def entry_text(entry: TimelineEntry, picture: Picture) -> str:
-    """Return the words, with machine and step where they are not said."""
+    """Return the text of an entry, with machine and step where it lacks them."""
     name = picture.name(entry.member) if entry.member >= 0 else ""
     machine = f"{name}: " if name and name not in entry.text and entry.kind not in ("evaluation",) else ""
     at = f" (step {entry.step})" if entry.step >= 0 and entry.kind in ("evaluation", "warning", "error") else ""
@@ -135,9 +135,9 @@ def entry_text(entry: TimelineEntry, picture: Picture) -> str:
 SMOOTHING = 0.8
 _SHORTEST_BAR, _LONGEST_BAR = 6, 18
 _TALL = 36
-"""Lines from which on the map of the machines has room."""
+"""Height from which on the map of the machines is shown."""
 _AROUND = 3
-"""Lines that are neither of the charts nor of the words under them."""
+"""Lines outside the charts and the texts under them."""
 
 
 class OverviewPane(Pane):
@@ -192,13 +192,13 @@ class OverviewPane(Pane):
 
 
 def loss_chart(picture: Picture) -> ChartData:
-    """Return the chart of the loss of all members, with what happened along it."""
+    """Return the chart of the loss of all members, with marks of events."""
     state = picture.state
     series = of_run(state.curves, "loss")
     points = series.points()
     newest = f"{points[-1].mean:.4g}" if points else ""
     invalid = (("NaN or infinite at times", "$text-error"),) if series.invalid else ()
-    # Machines that are ready and do not train yet look as if they hung.
+    # Ready machines that wait for the first evaluation would look as if they hung.
     measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
     gap = 8.0 * series.width
     line = Curve(smoothed(points, SMOOTHING), "bold $text-primary", BAND_STYLE, gap)
@@ -220,7 +220,7 @@ def loss_chart(picture: Picture) -> ChartData:
 
 
 def progress_line(state: RunState, now: float, width: int, predicted_share: float | None = None) -> Content:
-    """Return how far the run is, and in the bar (┃) how far it should be; nothing while it is prepared."""
+    """Return the progress of the run, with the predicted progress in the bar (┃); empty before training."""
     if state.total_steps is None:
         return Content("")
     share = state.step / max(1, state.total_steps)
@@ -242,7 +242,7 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
 
 
 def _reached(state: RunState) -> tuple[str, ...]:
-    """Return what the newest evaluation says, in whole and in short."""
+    """Return the text of the newest evaluation, long and short."""
     if not state.evaluations:
         return ("",)
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
@@ -255,7 +255,7 @@ def _error_chart(picture: Picture) -> ChartData:
     all_names, metrics = series_names(state.curves), evaluated_series(state)
     rates = [name for name in all_names if metrics.get(name) in ("wer", "cer")]
     shown = rates[:2] or [name for name in all_names if metrics.get(name) == "loss"][:2]
-    shown.sort(key=lambda name: old_step(state, name) is not None)  # where there is no room, the old one is cut
+    shown.sort(key=lambda name: old_step(state, name) is not None)  # the older one is cut first
     styles = ("$text-accent", "$text-secondary")
     curves, legend = [], []
     for index, (name, style) in enumerate(zip(shown, styles)):
@@ -280,8 +280,8 @@ def _rate_chart(picture: Picture) -> ChartData:
 
 
 def _result(picture: Picture, max_lines: int, width: int) -> Content:
-    """Return what a completed run reached, what its model makes of held-out samples, where it is and what to do with
-    it; of a failed one why it failed and what to do; nothing for others."""
+    """Return the results of a completed run (evaluations, samples, model, next key) or the error of a failed one;
+    empty for others."""
     ended = picture.ended
     if ended is not None and ended.status == "failed":
         messages = (literal(ended.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))

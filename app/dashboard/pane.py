@@ -1,4 +1,4 @@
-"""What the tabs have in common: texts that are drawn when they change, and how members look on several of them."""
+"""Base class of the tabs, texts that are drawn only when they change, and texts of members."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATES = {
 
 
 class Words(Static):
-    """A text that is drawn only when it has changed: a picture comes twice a second, and most of it is the last one."""
+    """A text that is drawn only when it has changed: pictures come twice a second and rarely differ much."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(markup=False, id=id)
@@ -43,26 +43,26 @@ class Words(Static):
         self.auto_links = False
 
     def show(self, content: Content) -> None:
-        """Show another content; does nothing where it is the same."""
+        """Show new content; does nothing where it is the same."""
         if not content.is_same(self._shown):
             self._shown = content
             self.update(content)
 
 
 class Pane(Vertical):
-    """One tab. A subclass says in :meth:`draw` how a picture looks."""
+    """One tab. A subclass draws a picture in :meth:`draw`."""
 
     SCOPED_CSS = False
     KEYS: ClassVar[tuple[Key, ...]] = ()
-    """Keys that mean something on this tab alone; :meth:`press` is told their names."""
+    """Keys of this tab alone; :meth:`press` gets their names."""
     ABOUT: ClassVar[str] = ""
-    """What this tab shows, for the help."""
+    """Help text of the tab."""
 
     picture: Picture | None = None
-    """What is shown."""
+    """The picture that is shown."""
 
     def show(self, picture: Picture) -> None:
-        """Show another picture."""
+        """Show a new picture."""
         self.picture = picture
         self.draw(picture)
 
@@ -70,33 +70,33 @@ class Pane(Vertical):
         """Draw a picture."""
 
     def draw_again(self) -> None:
-        """Draw the same picture after a key has changed how it is to look."""
+        """Draw the same picture again after a key has changed the view."""
         if self.picture is not None:
             self.draw(self.picture)
 
     def press(self, key: str) -> None:
-        """Do what a key of :attr:`KEYS` means."""
+        """Handle a key of :attr:`KEYS`."""
 
     def copied(self) -> str:
-        """Return what ``y`` copies from here: the row under the cursor; empty: nothing of its own."""
+        """Return what ``y`` copies: by default the row under the cursor; empty: nothing."""
         return next((table.row.plain for table in self.query(RowTable) if table.row), "")
 
 
 def mark_of(member: MemberState, picture: Picture) -> tuple[StatusMark, str]:
-    """Return symbol and word of a member's state."""
+    """Return symbol and word of a member's status."""
     if picture.state.status == "paused" and member.active:
         return StatusMark.PAUSED, "paused"
     return _STATES.get(member.status, StatusMark.WORKING), member.status
 
 
 def state_of(member: MemberState, picture: Picture) -> Content:
-    """Return symbol and word of a member's state, as they are shown."""
+    """Return symbol and word of a member's status as content."""
     mark, word = mark_of(member, picture)
     return mark.show(word)
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``4 s``, ``3 min``, ``2.1 h``: how long something is ago."""
+    """Return ``4 s``, ``3 min`` or ``2.1 h``; ``-`` for ``None``."""
     if seconds is None:
         return "-"
     if seconds < 100:

@@ -1,7 +1,7 @@
-"""Reads a run's folder in threads of its own and keeps the newest picture ready; the run never notices.
+"""Reads a run's folder in threads and keeps the newest picture ready, without affecting the run.
 
-The screen takes a picture when it paints. Nothing is queued between the two, so a screen that is slow, frozen or dead
-makes no reader wait, and no reader makes the run wait.
+The screen takes a picture when it paints. There is no queue between them, so a slow, frozen or dead screen blocks no
+reader, and no reader blocks the run.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Showcase, read_showcase
 
 LOOK = 0.25
-"""Seconds between two looks at the logs, and between two at the small files of the folder."""
+"""Seconds between polls of the logs and of the small files of the folder."""
 GRACE = 2.0
-"""Seconds for which a run that was seen to be held by nobody counts as alive: it is handed from the process that
-prepared it to the one that carries it out."""
+"""Seconds for which a run that no process holds counts as live: it is being handed over from the process that prepared
+it to the one that runs it."""
 YIELD_EVERY = 512
 """Events after which the reader yields the processor to the screen."""
 _YIELD_SECONDS = 0.002
 MARKED = 20.0
-"""Seconds between two marks of how far somebody saw the run: a terminal may be gone without a word."""
+"""Seconds between two marks of the last visit, because a terminal may vanish without notice."""
 
 
 @dataclass(frozen=True)
 class Former:
-    """The curves of a former run, to be laid under."""
+    """The curves of an earlier run, drawn under the others for comparison."""
 
     name: str
     curves: Mapping[str, Series]
@@ -65,52 +65,52 @@ class Former:
 
 @dataclass(frozen=True)
 class Picture:
-    """A run at one moment."""
+    """A run at one moment, as the tabs draw it."""
 
     path: Path
     state: RunState = field(default_factory=RunState)
     now: float = 0.0
-    """The present by the clock of the events."""
+    """Current Unix time by the clock of the events."""
     plan: RunPlan | None = None
     metadata: RunMetadata | None = None
     planning: Planning | None = None
     figures: Figures | None = None
-    """What the plan stands on."""
+    """Measurements that the plan is based on."""
     live: bool = True
     read: bool = False
-    """Whether everything that was there at the start has been read."""
+    """Whether all events that existed at the start have been read."""
     since: str = ""
-    """What has happened since one left it; empty where nobody did, or nothing is to be told."""
+    """News since the last visit; empty where there are none."""
     events: int = 0
     heard: Mapping[int, float] = field(default_factory=dict)
-    """Seconds since each member was last heard of, for those heard of while we watched."""
+    """Seconds since the newest event of each member that had one while the reader was open."""
     lines: tuple[LogLine, ...] = ()
     former: Former | None = None
     ended: EndedRun | None = None
     showcase: Showcase | None = None
-    """What the run shows of its model; ``None``: nothing yet."""
+    """Held-out samples of the run; ``None``: there are none yet."""
     damage: str = ""
-    """What is wrong with the folder; empty if nothing is."""
+    """Damage of the folder; empty: none."""
 
     @property
     def expected(self) -> int:
-        """How many members there should be."""
+        """Expected number of members."""
         return max(self.plan.world_size if self.plan else 0, len(self.state.members))
 
     @property
     def launched(self) -> bool:
-        """Whether its members run a script of somebody else, whose steps and loss nobody here knows."""
+        """Whether its members run a user's script, which reports no steps and no loss."""
         return self.plan is not None and self.plan.launch is not None
 
     @property
     def planned(self) -> Candidate | None:
-        """What the planner predicted for the way that this run takes; ``None`` where it could not."""
+        """The candidate plan that this run follows; ``None`` where it has no prediction."""
         best = self.planning.best if self.planning else None
         return best if best is not None and best.predicted else None
 
     @property
     def alone(self) -> SingleMachinePrediction | None:
-        """The best single machine, as it was predicted."""
+        """The prediction for the best single machine."""
         return best_single_machine(self.planning)
 
     @property
@@ -120,14 +120,14 @@ class Picture:
 
     @property
     def plan_vs_actual(self) -> PlanVsActual | None:
-        """How far that was kept, of a run that has come to its end."""
+        """A completed run compared with that."""
         if self.state.status != "completed":
             return None
         return compare_with_plan(self.state, self.prediction, comparison_in(self.ended.metrics) if self.ended else None)
 
     @property
     def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:
-        """The newest synchronisations by step and round: what each member, by its rank, said of them."""
+        """The newest synchronisations by step and round, each with the reports of its members by rank."""
         syncs_by_round: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
         for member in self.state.members.values():
             for sync in member.recent_syncs:
@@ -143,23 +143,23 @@ class RunReader:
     """Keeps :attr:`picture` up to date until it is closed.
 
     Args:
-        source: where events come from; ``None``: the folder.
-        grace: seconds in which nobody may hold a run that goes on.
+        source: of the events; ``None``: the folder.
+        grace: seconds for which a live run may be held by no process.
     """
 
     def __init__(self, path: Path, source: Follower | None = None, grace: float = GRACE) -> None:
         self._grace = grace
         self._given_source = self._source = source
         self._current = Picture(path)
-        """All that does not depend on the moment; both threads write into it, by :meth:`_note`."""
+        """The picture without what depends on the time; both threads write into it, by :meth:`_note`."""
         self._writing = threading.Lock()
         self._heard: dict[int, float] = {}
         self._unheld_since: float | None = None
-        """The first of the newest looks that found nobody; a reader that had no time to look has seen nothing."""
+        """Time since which every poll found that no process holds the run; ``None``: the newest one found one."""
         self._live = True
         self._logs = LogBook(path / "logs")
         self._showcase_of = 0
-        """When the file was written that is shown, in ns."""
+        """Modification time of the samples that are shown, in ns."""
         self._former: list[Path] | None = None
         self._former_index = -1
         self._closed = threading.Event()
@@ -176,7 +176,7 @@ class RunReader:
             thread.start()
 
     def close(self) -> None:
-        """Read no more. Idempotent."""
+        """Stop reading. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
             self._leave_mark()
@@ -203,11 +203,11 @@ class RunReader:
             self._current = changed(self._current, **changes)
 
     def next_former(self) -> None:
-        """Lay the next older run of the same profile under the curves, or none after the last; reads in a thread."""
+        """Show the next older run of the same profile under the curves, none after the oldest; reads in a thread."""
         threading.Thread(target=self._load_former, name="dashboard-former", daemon=True).start()
 
     def _state_in_the_end(self, picture: Picture, live: bool) -> RunState:
-        """Return the state, with the end that the metadata tell, or nobody told, where no event could be written."""
+        """Return the state, with an end from the metadata, or :data:`INTERRUPTED`, where the events lack it."""
         state, metadata = picture.state, picture.metadata
         if self._given_source is not None and picture.ended is not None:
             return picture.ended.state

@@ -1,4 +1,4 @@
-"""A line for each machine under a curve, on its axis: what the machine did when the curve went up or down."""
+"""A line for each machine under a curve, on the same axis: what the machine did over the steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from app.ribbon import Ribbon, most_notable, ribbons, shares
 from app.shell.text import StatusMark, literal, together
 
 LEVELS = "▁▃▄▅▇"
-"""By the share of the time in which a machine computed; five that stay different in ASCII."""
+"""Signs by the share of computing; five, which stay distinct in ASCII."""
 WENT, CAME, SNAPSHOT, ABSENT = "✗", "+", "◇", "·"
 FIGURES_WIDTH = 13
-"""Cells at the right, of samples/s and the share of waiting."""
+"""Cells of the figures at the right: samples/s and the share of waiting."""
 _LONGEST = 16
-"""Cells at the left."""
+"""Most cells of the names at the left."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Strip:
     name: str
     mark: StatusMark
     words: str
-    """Instead of a ribbon before the first step."""
+    """Text instead of a ribbon before the first step."""
     figures: str
     """Shown at the right: samples/s and the share of waiting, or the status."""
     trouble: bool
@@ -56,7 +56,7 @@ def _strip(ribbon: Ribbon, member: MemberState, picture: Picture) -> Strip:
 
 
 def margin(shown: Sequence[Strip], width: int, minimum: int) -> int:
-    """Return the cells at the left that the names take: at most a third of the width, unless the axis needs more."""
+    """Return the width of the names at the left: at most a third of the width, but at least ``minimum``."""
     longest = max((cell_len(visible(strip.name)) for strip in shown), default=0) + 2
     return max(minimum, min(longest, _LONGEST, width // 3))
 
@@ -64,10 +64,10 @@ def margin(shown: Sequence[Strip], width: int, minimum: int) -> int:
 def strip_lines(
     all_strips: Sequence[Strip], window: Window | None, left: int, across: int, max_lines: int, figures_width: int
 ) -> list[Content]:
-    """Return the lines of as many machines as there is room for, and if some are left out, how many.
+    """Return at most ``max_lines`` lines of machines; the last one counts those that are left out.
 
     Args:
-        window: of the curve above; ``None``: there is none yet.
+        window: of the curve above; ``None``: there is none.
         left, across, figures_width: cells of the names, the ribbons, and the figures at the right.
     """
     counts_omitted = max_lines < len(all_strips) and max_lines > 1
@@ -123,7 +123,7 @@ def _drawn(strip: Strip, window: Window, across: int) -> list[tuple[str, str]] |
     written = [step for step in ribbon.snapshots if window.left <= step <= window.right]
     for step in written if 4 * len(written) <= across else ():
         cells[column_of(step)] = (SNAPSHOT, "$text-accent")
-    for step in (away.start for away in ribbon.away):  # over a snapshot in the same cell
+    for step in (away.start for away in ribbon.away):  # drawn over a snapshot in the same cell
         if window.left <= step <= window.right:
             cells[column_of(step)] = (WENT, "bold $text-error")
     for step in ribbon.arrivals:

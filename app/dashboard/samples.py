@@ -1,4 +1,4 @@
-"""A few held-out samples before and after training, as the dashboard shows them."""
+"""Held-out samples before and after training, for the dashboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
 
 
 class SamplesDialog(Dialog):
-    """All samples of a run; those that are clips can be heard in the report."""
+    """All samples of a run; the report plays those with sound."""
 
     def __init__(self, showcase: Showcase) -> None:
         legend = " Words that were not said are red, left out ones in brackets." * (showcase.kind == "speech")
@@ -27,12 +27,12 @@ class SamplesDialog(Dialog):
 
 
 def sample_texts(kind: str, sample: Sample) -> list[Content]:
-    """Return what was said, what the model made of it before, and after."""
+    """Return the lines of a sample: reference or prompt, and the outputs before and after training."""
     return [_line(name, text) for name, text in rows(kind, sample)]
 
 
 def sample_lines(showcase: Showcase, width: int, max_samples: int) -> list[Content]:
-    """Return the first samples in short: what was said, and what was made of it before and after."""
+    """Return the first samples in short: reference, and the outputs before and after training."""
     lines = []
     for sample in showcase.samples[:max_samples]:
         texts = [(name, text) for name, text in rows(showcase.kind, sample) if name in ("said", "before", "after")]

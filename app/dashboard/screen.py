@@ -1,4 +1,4 @@
-"""The live dashboard of one run: six tabs over one picture, painted twice a second."""
+"""The live dashboard of one run: six tabs that draw one picture twice a second."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MARK = 2
 """Cells of the symbol before the headline."""
 PAINT = 0.5
 FIRST = 0.05
-"""Seconds to the first paints, until something was read."""
+"""Seconds between the first paints, until the events are read."""
 TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("1", "Overview", OverviewPane),
     ("2", "Machines", MachinesPane),
@@ -57,10 +57,10 @@ _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
 
 class DashboardScreen(BaseScreen):
-    """One run.
+    """The dashboard of one run.
 
     Args:
-        source: where its events come from, where that is not the folder (a replay).
+        source: of its events, where they do not come live from the folder (a replay).
     """
 
     AUTO_FOCUS = ""
@@ -94,12 +94,12 @@ class DashboardScreen(BaseScreen):
         self.commands = Commands(run_dir)
         self._reporting = Reporting(run_dir, lambda address: self.app.open_url(address))
         self.picture = Picture(run_dir)
-        """What is painted at the moment."""
+        """The picture that is painted."""
         self._frozen = False
         self._replay = source is not None
         self._tab = "overview"
         self._back = True
-        """Whether what happened meanwhile is shown: until another tab is opened."""
+        """Whether the news since the last visit are shown: until another tab is opened."""
 
     # ------------------------------------------------------------------------------------------------- the frame
 
@@ -231,7 +231,7 @@ class DashboardScreen(BaseScreen):
         while news := self._reporting.news():
             self._say(*news, timeout=8)
         for asked, answer in self.commands.news(picture):
-            if answer.outcome != "accepted":  # that it was asked for was said; what becomes of it is yet to come
+            if answer.outcome != "accepted":  # that it was requested was shown already
                 words = with_reason(f"{asked} {answer.outcome}", answer.message)
                 self._say(words, "warning" if answer.outcome == "refused" else "information")
 
@@ -250,7 +250,7 @@ class DashboardScreen(BaseScreen):
         self._draw()
 
     def action_pane(self, key: str) -> None:
-        """Hand a key to the tab that it belongs to."""
+        """Pass a key to the tab that it belongs to."""
         pane = self._pane
         if any(pane_key.action == f"pane('{key}')" for pane_key in pane.KEYS):
             if key == "u":
@@ -304,7 +304,7 @@ class DashboardScreen(BaseScreen):
             self.app.push_screen(StopDialog(proof, lambda: self._reader.picture))
 
     def action_drop(self) -> None:
-        """Let the machine under the cursor go."""
+        """Drop the machine under the cursor."""
         if self._tab != "machines":
             self.action_tab("machines")
             self._say("select a machine with the arrows, then press - again", "information")
@@ -316,7 +316,7 @@ class DashboardScreen(BaseScreen):
             self._confirm(question, "Drop it", lambda: self._ask("drop", name))
 
     def action_add(self) -> None:
-        """Ask which machine is to take part."""
+        """Ask for a machine to add."""
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self.picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
         example = "user@host of another machine"
@@ -348,18 +348,18 @@ class DashboardScreen(BaseScreen):
         self._paint()
 
     def _next_commands(self) -> list[str]:
-        """Return what to type after this run has ended; nothing while it goes on."""
+        """Return the commands to type after the run; empty while it goes on."""
         ended = self.picture.ended
         return [] if ended is None else commands_after(ended, self.picture.metadata)
 
     def action_next(self) -> None:
-        """Offer what can be done with the model, and what to type."""
+        """Offer the actions with the model, and further commands."""
         ended, showcase = self.picture.ended, self.picture.showcase
         if ended is not None and (commands := self._next_commands()):
             self.app.push_screen(next_dialog(ended, commands, showcase, self.action_report))
 
     def action_samples(self) -> None:
-        """Show what the model makes of a few samples."""
+        """Show the held-out samples."""
         if self.picture.showcase:
             self.app.push_screen(SamplesDialog(self.picture.showcase))
 

@@ -1,4 +1,4 @@
-"""What next with a language model: its answer to a held-out or a typed prompt, beside that of its base; a chat."""
+"""The dialog after a run for a language model: answers of model and base to prompts, and a chat."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from training.model_folders import converses, is_language_model, model_before
 from training.tasks.showcase import Sample, Showcase
 
 _TOKENS = "128"
-"""That an answer to a prompt has at most."""
+"""Most tokens of an answer to a prompt."""
 _EVERY = 0.1
 
 Generate = Callable[[Path, str, bool, bool], tuple[str, str]]
-"""What the base model, where one is to compare, and a model write after a prompt, taken as it is or by a template."""
+"""Generates with a model, and with its base to compare, after a prompt that is used exactly or by the template."""
 
 
 def generate(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, str]:
-    """Return what the base model, empty without ``compare``, and a model write after a prompt.
+    """Return the outputs of the base model (empty without ``compare``) and of the model after a prompt.
 
     Raises:
         BadInput: one of them cannot be used.
@@ -50,14 +50,14 @@ def generate(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str,
 
 
 class WritingDialog(ModelDialog):
-    """What next with a language model.
+    """The dialog after a run for a language model.
 
     Args:
         base: what it was trained from: a folder or a name; empty: it was trained from nothing.
         samples: held-out ones of the run.
         chats: whether the model converses.
-        ask: the models.
-        chat: the command of a chat.
+        ask: runs the models.
+        chat: command of a chat process.
     """
 
     ACTION_KEYS = (Key("c", "chat", "Chat"), Key("p", "prompt", "Prompt"))
@@ -89,7 +89,7 @@ class WritingDialog(ModelDialog):
         self._shown = 0
 
     def action_held_out(self) -> None:
-        """Let both models go on from the next held-out prompt; without a model show what the run kept of it."""
+        """Run both models on the next held-out prompt; without a model, show the recorded outputs."""
         sample = self._samples[self._shown % len(self._samples)]
         self._shown += 1
         if self._model is None:
@@ -98,7 +98,7 @@ class WritingDialog(ModelDialog):
             self._write("A held-out prompt", sample, sample.exact_prompt or sample.prompt, exact=True)
 
     def action_prompt(self) -> None:
-        """Ask for a prompt, and let both models answer it."""
+        """Ask for a prompt, and run both models on it."""
         if self._model is None:
             return
 
@@ -127,19 +127,19 @@ class WritingDialog(ModelDialog):
 
 @dataclass
 class ChatTurn:
-    """What a person said, and what the model has answered so far."""
+    """A message, and the model's answer so far."""
 
     message: str
     answer: str = ""
     note: str = ""
-    """Why there is no answer."""
+    """Reason why the answer ended or is missing."""
 
 
 class ChatProcess:
-    """A model that talks, in a process of its own (``chat --json``).
+    """A chat with a model, in a process of its own (``chat --json``).
 
     Args:
-        command: starts it.
+        command: of the process.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ class ChatProcess:
         self._reader.start()
 
     def say(self, text: str) -> None:
-        """Send a message; ``/reset`` begins anew."""
+        """Send a message; ``/reset`` starts a new conversation."""
         self.turns.append(ChatTurn(text))
         self.busy = True
         try:
@@ -162,10 +162,10 @@ class ChatProcess:
             stdin.write(f"{text}\n")
             stdin.flush()
         except OSError:
-            self.busy = False  # the process has ended, and whoever reads says why
+            self.busy = False  # the process has ended; the reader thread finds out why
 
     def close(self) -> None:
-        """End the process; it has nothing to save."""
+        """Kill the process, which has nothing to save."""
         self._process.kill()
         self._reader.join()
 
@@ -175,7 +175,7 @@ class ChatProcess:
             for line in cast(IO[str], process.stdout):
                 try:
                     self._take(json.loads(line))
-                except ValueError:  # of the one document that says why it ends
+                except ValueError:  # lines of the JSON document of its error
                     error_text += line
         try:
             self.problem = words_of(**json.loads(error_text)["error"])
@@ -193,7 +193,7 @@ class ChatProcess:
 
 
 class ChatDialog(Box[None]):
-    """A conversation with a model, whose answers appear as they are written."""
+    """A conversation with a model, whose answers are streamed."""
 
     HOLDS_CTRL_C = True
     DEFAULT_CSS = """
@@ -255,7 +255,7 @@ def _turn_lines(turn: ChatTurn) -> list[Content]:
 def next_dialog(
     ended: EndedRun, commands: Sequence[str], showcase: Showcase | None, report: Callable[[], None]
 ) -> ModelDialog:
-    """Return what can be done with what a run has made."""
+    """Return the dialog after a run, by the kind of its model."""
     base, samples = model_before(ended.plan.profile), showcase.samples if showcase else ()
     kind = showcase.kind if showcase else "speech"
     if kind == "text" or (ended.model is not None and is_language_model(ended.model)):
