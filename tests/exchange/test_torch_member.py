@@ -236,7 +236,7 @@ class Peer:
     """A group of two whose other member sends what it was told to."""
 
     device = torch.device("cpu")
-    place = 0
+    group_rank = 0
 
     def __init__(self, *said: bytes) -> None:
         self.said = list(said)
