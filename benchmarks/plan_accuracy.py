@@ -84,7 +84,7 @@ class Log:
             machines = [one.machine.model_copy(update={"device": "mps"}) for one in seats]
             seats = [s.model_copy(update={"machine": m}) for s, m in zip(seats, machines, strict=True)]
         pairs = [PairFigures.model_validate(one) for one in links["measured"]]
-        whole = MeasurementResult(list(NAMES), pairs, seats, here=NAMES[0]).figures
+        whole = MeasurementResult(list(NAMES), pairs, seats, local_name=NAMES[0]).figures
         return whole.model_copy(update={"cluster": whole.cluster.subset(cell.names)})
 
     def job(self, cell: Cell) -> Job:

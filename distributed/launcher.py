@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distributed.checks.own_data import require_data
+from distributed.checks.machine_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.machine.link import MachineLink, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
@@ -20,7 +20,7 @@ from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets, plan_run, seat_names
-from distributed.preparation.prepare import PrepareOptions, hosts_of, hosts_with, prepare
+from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare, updated_hosts
 from distributed.run.run_machines import absent_ranks, rollback_warning
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -157,12 +157,12 @@ def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
 def with_best_paths(settings: Settings, measured: MeasurementResult, machines: Sequence[Ready]) -> Settings:
     """Return the settings with each member's interface, addresses, and route to the coordinator, as measured."""
     coordinator = _machine_of(settings.coordinator, machines)
-    coordinator = None if coordinator is None or coordinator.machine.here else coordinator
+    coordinator = None if coordinator is None or coordinator.machine.is_local else coordinator
     placed_members = []
     for member in settings.members:
         link = _machine_of(member.name, machines)
         if link is not None:
-            interface, address = best_paths(link, measured.pairs, coordinator, measured.here)
+            interface, address = best_paths(link, measured.pairs, coordinator, measured.local_name)
             connection = {"interface": interface, "coordinator_at": address}
             member = member.model_copy(update={**connection, "addresses": addresses_of(link.name, measured.pairs)})
         placed_members.append(member)
@@ -386,7 +386,7 @@ def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, comma
     if message := rollback_warning(RunFolder.open(path).events(), plan, absent):
         prepare_options.tell(message)
     folder = RunFolder.resume(path, plan.model_copy(update={"absent": absent}), list(command))
-    save_hosts(hosts_with(hosts, links), path / RUN_HOSTS)
+    save_hosts(updated_hosts(hosts, links), path / RUN_HOSTS)
     folder.close()
     _supervisor_process().start(path)
 

@@ -26,7 +26,7 @@ from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import member_of
 from distributed.preparation.transfer import send_trees
-from distributed.run.request_desk import RequestServer
+from distributed.run.request_server import RequestServer
 from distributed.run.requests import Request, leave_request
 from distributed.run.run_machines import (
     MachineRoute,

@@ -48,7 +48,7 @@ def access(
     targets = chosen(hosts or (), hosts_file, as_json)
     checked, installed = _open_up(targets, trust_new, somebody(as_json))
     report_by_machine = {report.machine: report for report in checked}
-    report_by_machine |= {m.name: AccessReport(m.name, where="this machine") for m in targets.machines if m.here}
+    report_by_machine |= {m.name: AccessReport(m.name, where="this machine") for m in targets.machines if m.is_local}
     reports = [report_by_machine[machine.name] for machine in targets.machines]
     code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
     heading = f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS"
@@ -65,7 +65,7 @@ def set_up_login(hosts: Hosts) -> None:
 
 
 def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessReport], dict[str, Installed]]:
-    targets = [SshTarget.of(machine, hosts) for machine in hosts.machines if not machine.here]
+    targets = [SshTarget.of(machine, hosts) for machine in hosts.machines if not machine.is_local]
     trusted: Keys = set()
 
     def trust(key: HostKeyInfo) -> bool:

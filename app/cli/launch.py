@@ -186,14 +186,16 @@ def places_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int)
     from distributed.preparation.prepare import hosts_of, prepare
 
     ready = prepare(hosts, "", options)
-    remote_hosts = [link.host for link, _ in ready if link.host and not link.machine.here]
+    remote_hosts = [link.host for link, _ in ready if link.host and not link.machine.is_local]
     rank_hosts = []
     for link, facts in ready:
         gpus = facts.gpus if "+cpu" not in facts.torch else 0
         local_address = address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
         ranks = processes_per_machine or len(link.machine.devices) or max(1, gpus)
         rank_hosts.append(
-            RankHost(link.name, local_address if link.machine.here else facts.address, ranks, link.machine.interface)
+            RankHost(
+                link.name, local_address if link.machine.is_local else facts.address, ranks, link.machine.interface
+            )
         )
         link.close()
     return hosts_of(hosts, [link for link, _ in ready]), rank_hosts

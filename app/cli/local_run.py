@@ -16,7 +16,7 @@ from app.cli.terminal import STOP_SIGNALS
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
 from app.report import EndedRun
-from distributed.run.request_desk import LocalMachines, RequestServer
+from distributed.run.request_server import LocalMachines, RequestServer
 from profiles.errors import ExitCode, MusterError
 from training.events import Event
 from training.local_run import RunController

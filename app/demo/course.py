@@ -95,7 +95,7 @@ def recorded_training() -> RecordedTraining:
 
 def figures_of(names: Sequence[str]) -> Figures:
     """Return the recorded measurements of machines of the tour."""
-    measurement = MeasurementResult(list(names), here=HERE)
+    measurement = MeasurementResult(list(names), local_name=HERE)
     measurement.pairs = [fixture().pair(source, target) for source, target in combinations(names, 2)]
     speeds = {machine.name: machine.speed for machine in fixture().machines}
     measurement.speeds = [SpeedFigures(machine=speeds[name], workload=fixture().workload) for name in names]

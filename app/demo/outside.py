@@ -203,7 +203,7 @@ class TourOutside(Outside):
     def dial(self, machine: Machine, hosts: Hosts, trust: Trust | None) -> MachineLink:
         """Return the link to a machine; see :data:`distributed.machine.link.Dial`."""
         return MachineLink(
-            machine, lambda: self._connect(machine, trust), "127.0.0.1" if machine.here else machine.host
+            machine, lambda: self._connect(machine, trust), "127.0.0.1" if machine.is_local else machine.host
         )
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
@@ -217,7 +217,7 @@ class TourOutside(Outside):
             return explain(target, host, error)
         assert tour_machine is not None  # a connection was made
         return AccessReport(
-            target.name, host.where, USER, fingerprint=connection.fingerprint, system=tour_machine.uname
+            target.name, host.host_port, USER, fingerprint=connection.fingerprint, system=tour_machine.uname
         )
 
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
@@ -229,7 +229,7 @@ class TourOutside(Outside):
         return self.check_access(target, trust)
 
     def _tour_machine(self, machine: Machine) -> TourMachine | None:
-        if machine.here:
+        if machine.is_local:
             return self.machines[0]
         names = (machine.host, machine.found_at, machine.host.removesuffix(".local"))
         return next(
@@ -281,9 +281,9 @@ class TourOutside(Outside):
         names = {
             link.name: tour_machine.name for link, _ in machines if (tour_machine := self._tour_machine(link.machine))
         }
-        this_machine = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
+        this_machine = next((link.name for link, _ in machines if link.machine.is_local), HERE_NAME)
         measurement = MeasurementResult(
-            [*dict.fromkeys([*names, this_machine])], here=this_machine, model_path=profile.model.model_path
+            [*dict.fromkeys([*names, this_machine])], local_name=this_machine, model_path=profile.model.model_path
         )
         recorded_names = {**names, this_machine: HERE}
         if options.links:

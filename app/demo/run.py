@@ -21,7 +21,7 @@ from app.demo.course import LOG, TourScript, recorded_training
 from app.run_state import RunState, apply
 from distributed.planning.feedback import prediction_metrics, write_planning
 from distributed.planning.reasons import why_in_words
-from distributed.run.request_desk import LocalMachines
+from distributed.run.request_server import LocalMachines
 from distributed.run.requests import Outcome, Request, RequestBook, leave_request, take_requests
 from profiles.errors import BadInput, ExitCode
 from training.events import (

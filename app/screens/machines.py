@@ -152,7 +152,7 @@ def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
 def _path(path: FoundPath) -> Content:
     look, endpoint = StatusMark.ONLINE if path.online else StatusMark.OFFLINE, path.endpoint
     interface = endpoint.interface and f"on {endpoint.interface}"
-    words = "  ".join(filter(None, (endpoint.where, endpoint.kind.value, interface)))
+    words = "  ".join(filter(None, (endpoint.host_port, endpoint.kind.value, interface)))
     return Content.assemble((look.symbol + " ", look.style), muted(words))
 
 

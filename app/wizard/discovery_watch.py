@@ -125,14 +125,14 @@ class DiscoveryWatch:
         if identities != self._online:
             self._online = identities
             self._present = {
-                name: tuple(Presence(m.name, is_present(m, hosts, online), not m.here) for m in hosts.machines)
+                name: tuple(Presence(m.name, is_present(m, hosts, online), not m.is_local) for m in hosts.machines)
                 for name, (_, hosts) in self._saved.items()
             }
         return self._present
 
 
 def is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:
-    if machine.here:
+    if machine.is_local:
         return True
     with contextlib.suppress(MusterError):
         if locate(SshTarget.of(machine, hosts), online) is not None:

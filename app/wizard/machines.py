@@ -217,7 +217,7 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
 
 def row_of(machine: Machine, computer: ThisComputer, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
-    if machine.here:
+    if machine.is_local:
         return replace(
             this_row(computer), name=machine.name, entry=_local_entry(machine.name, machine.python or computer.python)
         )

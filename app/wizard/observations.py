@@ -219,7 +219,7 @@ def _is_same_machine(first: MachineRow, second: MachineRow) -> bool:
     if first.fingerprint and second.fingerprint:
         return first.fingerprint == second.fingerprint
     here, there = first.entry, second.entry
-    return not (here.here or there.here) and (here.host, here.port or 22) == (there.host, there.port or 22)
+    return not (here.is_local or there.is_local) and (here.host, here.port or 22) == (there.host, there.port or 22)
 
 
 def _is_now(row: MachineRow, seen: MachineRow) -> bool:

@@ -52,7 +52,7 @@ def _about(row: MachineRow) -> Iterator[str]:
     online = [path for path in row.paths if path.online] or list(row.paths)
     if online and not row.here:
         details = f" and {counted(len(online) - 1, 'more path')}" if len(online) > 1 else ""
-        yield f"{online[0].endpoint.where} over {online[0].endpoint.kind.value}{details}"
+        yield f"{online[0].endpoint.host_port} over {online[0].endpoint.kind.value}{details}"
 
 
 def access_lines(rows: Iterable[Access]) -> Iterator[str]:

@@ -155,7 +155,7 @@ def _free_name(request: PlanRequest, values: Mapping[str, str], hosts: Hosts, li
     if known is not None and known.file.path != library.config.path:
         return base
     members = len(hosts.machines)
-    stem = f"{base}-here" if members == 1 and hosts.machines[0].here else f"{base}-{members}-machines"
+    stem = f"{base}-here" if members == 1 and hosts.machines[0].is_local else f"{base}-{members}-machines"
     taken = {name.casefold() for name in library.names("profile")} | {path.stem.casefold() for path in library.broken}
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
     return next(

@@ -134,7 +134,7 @@ class MachineRow(AssessedRow):
     @property
     def here(self) -> bool:
         """Whether it is this computer."""
-        return self.entry.here
+        return self.entry.is_local
 
     def reached_as(self, user: str) -> MachineRow:
         """Return it as another user reaches it; empty: as it is."""

@@ -350,7 +350,7 @@ class WizardState:
             return self.machines.presence[profile.name]
         # saved since the search began
         seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is ItemStatus.OK}
-        return tuple(Presence(m.name, (m.host, m.port) in seen or None, not m.here) for m in profile.machines)
+        return tuple(Presence(m.name, (m.host, m.port) in seen or None, not m.is_local) for m in profile.machines)
 
     # --------------------------------------------------------------------------------------------------- the next one
 

@@ -22,10 +22,10 @@ from distributed.checks.findings import (
     judge_host_keys,
     judge_mtu,
 )
-from distributed.checks.job import look_at_job
+from distributed.checks.job import check_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
-from distributed.measuring.measure import here_link
+from distributed.measuring.measure import local_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
@@ -105,7 +105,7 @@ def _examine_closely(machines: Sequence[MachineExamination], profile: Profile | 
         connections = pool.submit(_check_connections, [machine.readiness for machine in machines], dial)
         ready = [machine.readiness for machine in machines if machine.readiness.problem is None]
         ready_machines = [(r.link, r.facts) for r in ready if r.facts is not None]
-        job = pool.submit(look_at_job, profile, ready_machines) if profile is not None else None
+        job = pool.submit(check_job, profile, ready_machines) if profile is not None else None
         healths = list(pool.map(lambda machine: _health(machine.readiness), machines))
     sizes = judge_mtu(_add_health(machines, healths))
     for machine, health in zip(machines, healths):
@@ -114,7 +114,7 @@ def _examine_closely(machines: Sequence[MachineExamination], profile: Profile | 
         if job is not None and machine.readiness.problem is None:
             machine.findings += job.result().of(machine.name, health if isinstance(health, Health) else None)
     if job is not None:
-        starter = next((machine for machine in machines if machine.readiness.link.machine.here), machines[0])
+        starter = next((machine for machine in machines if machine.readiness.link.machine.is_local), machines[0])
         starter.findings += job.result().local
 
 
@@ -156,11 +156,11 @@ def _health(readiness: Readiness) -> Health | Finding:
 def _check_connections(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Finding]]:
     """Make every machine connect to every other, and to this one, where the coordinator of a run listens."""
     links = [r.link for r in machines]
-    addresses = {r.link.name: r.facts.address for r in machines if r.facts and not r.link.machine.here}
-    remote_hosts = [link.host for link in links if link.host and not link.machine.here]
-    local_names = [link.name for link in links if link.machine.here]
+    addresses = {r.link.name: r.facts.address for r in machines if r.facts and not r.link.machine.is_local}
+    remote_hosts = [link.host for link in links if link.host and not link.machine.is_local]
+    local_names = [link.name for link in links if link.machine.is_local]
     if remote_hosts and not local_names:
-        links.append(here_link([link.name for link in links], dial))
+        links.append(local_link([link.name for link in links], dial))
     coordinator = local_names[0] if local_names else links[-1].name
     addresses.update({name: address_towards(remote_hosts[0]) for name in (*local_names, coordinator) if remote_hosts})
     dialable = {name: address for name, address in addresses.items() if address and "%" not in address}

@@ -1,7 +1,7 @@
 """Checks a job against machines that are ready: whether its model fits into memory, how much data must be sent, and
 whether its coordinator's port is free.
 
-:func:`look_at_job` queries the machines; the ``judge_*`` are pure functions, except :func:`judge_port`.
+:func:`check_job` queries the machines; the ``judge_*`` are pure functions, except :func:`judge_port`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from distributed.checks.findings import Finding, Health, Level, gigabytes
-from distributed.checks.own_data import own_data
+from distributed.checks.machine_data import machine_data_findings
 from distributed.machine.link import MachineLink
 from distributed.measuring.machine_figures import SpeedFigures, placements_of
-from distributed.measuring.measure import known_speeds
+from distributed.measuring.measure import cached_speeds
 from distributed.planning.cluster import MeasurementCache
 from distributed.planning.document import job_of
 from distributed.planning.fitting import ESTIMATE_TOLERANCE, FreeMemory, fit_to_budgets
@@ -65,7 +65,7 @@ class JobFindings:
         return [*memory, *self.data.get(name, []), *self.everywhere]
 
 
-def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCache | None = None) -> JobFindings:
+def check_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCache | None = None) -> JobFindings:
     """Check a job against connected machines; nothing is written on them.
 
     A problem of the job itself is a finding of every machine.
@@ -82,14 +82,14 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
         return look
     placements = placements_of(machines, plan.members)
     for placement, figures in zip(
-        placements, known_speeds(placements, inputs, cache or MeasurementCache()), strict=True
+        placements, cached_speeds(placements, inputs, cache or MeasurementCache()), strict=True
     ):
         if figures is not None:
             look.measured[placement.link.name] = figures
     with ThreadPoolExecutor(len(machines)) as pool:
         answers = pool.map(lambda machine: _data(inputs, *machine), machines)
         look.data = dict(zip((link.name for link, _ in machines), answers, strict=True))
-    for name, findings in own_data(profile, [link for link, _ in machines], plan.members).items():
+    for name, findings in machine_data_findings(profile, [link for link, _ in machines], plan.members).items():
         look.data[name] += findings
     return look
 

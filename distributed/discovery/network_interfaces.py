@@ -58,7 +58,8 @@ class Endpoint:
         return f"{self.address}%{self.interface}" if ip.version == 6 and ip.is_link_local else self.address
 
     @property
-    def where(self) -> str:
+    def host_port(self) -> str:
+        """``host:port``, with an IPv6 address in brackets."""
         return f"[{self.scoped}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 

@@ -108,14 +108,14 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kin
         Its host key, or why it was not shown.
     """
     begin, deadline = time.monotonic(), Deadline(timeout)
-    host = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
+    host = ResolvedHost(endpoint.host_port, endpoint.address, endpoint.port, "")
     try:
         stream = _connect(endpoint, min(timeout, CONNECT_TIMEOUT))
         open_transport(host, SshStream(stream), None, deadline, (kind,) if kind else ())
     except UnknownHostKey as shown:
         return shown.key
     except SshError as error:
-        return Problem(error.cause, error.message_for(endpoint.where), error.hint)
+        return Problem(error.cause, error.message_for(endpoint.host_port), error.hint)
     except OSError as error:
         return explain(error, time.monotonic() - begin, endpoint)
     raise AssertionError("a key was taken for a known one without any known_hosts file")
@@ -126,21 +126,21 @@ def explain(error: OSError, seconds: float, endpoint: Endpoint, platform: str = 
     number = error.errno
     if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network?"
-        return Problem("timeout", f"no answer from {endpoint.where} ({_over(endpoint)})", hint)
+        return Problem("timeout", f"no answer from {endpoint.host_port} ({_over(endpoint)})", hint)
     if number in (errno.ECONNREFUSED, errno.ECONNRESET):
         message = f"{endpoint.address} is there, but no SSH server listens on port {endpoint.port}"
         return Problem("port_closed", message, REMOTE_LOGIN)
     local = endpoint.kind not in (PathKind.ROUTED, PathKind.VPN)
     if platform == "darwin" and number == errno.EHOSTUNREACH and local and seconds < _AT_ONCE:
-        message = f"macOS does not let this terminal reach {endpoint.where} (errno 65)"
+        message = f"macOS does not let this terminal reach {endpoint.host_port} (errno 65)"
         return Problem("local_network_permission", message, LOCAL_NETWORK_HINT)
     if number in (errno.EPERM, errno.EACCES):
-        message = f"this computer forbids connections to {endpoint.where}"
+        message = f"this computer forbids connections to {endpoint.host_port}"
         return Problem("firewall", message, f"allow outgoing TCP port {endpoint.port} in its own firewall")
     if number in NO_ROUTE:
-        message = f"no route to {endpoint.where} ({_over(endpoint)}): no machine there has this address"
+        message = f"no route to {endpoint.host_port} ({_over(endpoint)}): no machine there has this address"
         return Problem("no_route", message, "is it on, awake and in this network?")
-    return Problem("no_route", f"cannot connect to {endpoint.where}: {error.strerror or error}")
+    return Problem("no_route", f"cannot connect to {endpoint.host_port}: {error.strerror or error}")
 
 
 def _over(endpoint: Endpoint) -> str:
@@ -314,7 +314,7 @@ class PathWatch:
     async def _failed(self, endpoint: Endpoint, schedule: _Schedule, problem: Problem) -> None:
         schedule.failures += 1
         if problem.cause == "port_closed" and (ago := self._clock() - schedule.reached) < _RECENT:
-            message = f"{endpoint.where} answered {ago:.0f} s ago and refuses connections now"
+            message = f"{endpoint.host_port} answered {ago:.0f} s ago and refuses connections now"
             problem = Problem(
                 problem.cause, message, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
             )

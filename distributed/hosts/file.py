@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from distributed.hosts.foreign import refuse_foreign
+from distributed.hosts.foreign_formats import refuse_foreign
 from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
@@ -295,7 +295,7 @@ def without_unapproved_pythons(hosts: Hosts) -> Hosts:
 
 
 def _unapproved_python(machine: Machine) -> Path | None:
-    if not machine.here or "/" not in machine.python_command:
+    if not machine.is_local or "/" not in machine.python_command:
         return None
     program = Path(os.path.abspath(os.path.expanduser(machine.python_command)))
     is_trusted = program == Path(sys.executable) or is_approved(digest_of("python", [program]))

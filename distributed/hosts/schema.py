@@ -75,7 +75,7 @@ class Machine(BaseModel):
         return self.address or self.name
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether this is the machine Muster runs on, reached without SSH."""
         return self.host in HERE and self.port is None and not self.user
 

@@ -165,7 +165,7 @@ class MachineLink:
         self.machine = machine
         self.host = host
         self.name = machine.name
-        self.python = _remote_path(machine.python_command or (machine.here and training_python()) or "python3")
+        self.python = _remote_path(machine.python_command or (machine.is_local and training_python()) or "python3")
         self.root = machine.project_path or CACHE
         """Muster's folder there; absolute once the machine has reported its missing files."""
         self._dial = dial
@@ -301,7 +301,7 @@ def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Machi
     Raises:
         BadInput: ~/.ssh/config has an error.
     """
-    if machine.here:
+    if machine.is_local:
         return MachineLink(machine, lambda: HereConnection(machine.name), "127.0.0.1")
     target = SshTarget.of(machine, hosts)
     resolved = resolve(target)

@@ -142,7 +142,7 @@ class Probe:
     @property
     def can_be_dialled(self) -> bool:
         """Whether other machines can dial it."""
-        return self._link.machine.here or bool(self._link.host)
+        return self._link.machine.is_local or bool(self._link.host)
 
     def __enter__(self) -> Probe:
         self._process = self._link.connection().stream(
@@ -301,7 +301,7 @@ def measure_interfaces(
     figures: list[InterfaceFigures] = []
     for name in sorted(probes, key=lambda name: -max(map(_rate, _usable_links_of(name, pairs)), default=0.0)):
         probe = probes[name]
-        peers = telling_peers(name, pairs, probe.cards) if probe.can_be_dialled else []
+        peers = saturating_peers(name, pairs, probe.cards) if probe.can_be_dialled else []
         if not peers or known_slower(name, pairs, figures):
             continue
         tell(f"{name}: measuring its network interface with {counted(len(peers), 'machine')} at once")
@@ -310,7 +310,7 @@ def measure_interfaces(
     return AllInterfaces(figures=tuple(figures))
 
 
-def telling_peers(name: str, pairs: Sequence[PairFigures], cards: Mapping[str, float]) -> list[PairFigures]:
+def saturating_peers(name: str, pairs: Sequence[PairFigures], cards: Mapping[str, float]) -> list[PairFigures]:
     """Return the links of a machine that together show what its interface carries: its fastest ones, up to the rate of
     its card; empty where one link alone shows it, or there is only one.
 

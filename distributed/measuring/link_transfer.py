@@ -170,7 +170,7 @@ def receive_data(sockets: list[socket.socket], window: float) -> dict[str, float
                 end = warm + window
             elif now >= warm and (not marks or now > marks[-1][0] + _MARK_INTERVAL):
                 marks.append((now, total))
-    return {"mbit": usual_rate(marks) * 8e-6}
+    return {"mbit": median_rate(marks) * 8e-6}
 
 
 def _enough(end: float, extension: float, marks: list[tuple[float, int]]) -> bool:
@@ -178,7 +178,7 @@ def _enough(end: float, extension: float, marks: list[tuple[float, int]]) -> boo
     return now > end and (received > FEW_BYTES or now > end + extension)
 
 
-def usual_rate(marks: list[tuple[float, int]]) -> float:
+def median_rate(marks: list[tuple[float, int]]) -> float:
     """Return bytes/s: the median over equal intervals of time.
 
     A descheduled process, or TCP releasing what it held back for a lost packet, moves bytes from one interval to the

@@ -78,7 +78,8 @@ class MeasurementResult:
     speeds: list[SpeedFigures] = field(default_factory=list)
     problems: list[MusterError] = field(default_factory=list)
     """Errors of machines that could not run the task."""
-    here: str = ""
+    local_name: str = ""
+    """Name of this machine."""
     model_path: str = ""
     interfaces: AllInterfaces = AllInterfaces()
     """Figures of machines whose interface may carry more than any of their links shows."""
@@ -94,10 +95,10 @@ class MeasurementResult:
             raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
         workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
         members = {speed.machine.name for speed in self.speeds}
-        endpoints = {*members, *filter(None, [self.here])}
+        endpoints = {*members, *filter(None, [self.local_name])}
         links = tuple(link for pair in self.pairs for link in _between_members(pair, endpoints))
         machines = tuple(self._as_connected(speed.machine, links) for speed in self.speeds)
-        local_name = next((member for member in sorted(members) if _is_on(member, self.here)), self.here)
+        local_name = next((member for member in sorted(members) if _is_on(member, self.local_name)), self.local_name)
         if local_name and local_name not in members:
             machines = (*machines, _coordinator_candidate(local_name, self._interface(local_name, links)))
         cluster = Cluster(machines=machines, links=links, here=local_name)
@@ -173,18 +174,18 @@ def measure_ready(
     placements = placements_of(machines, plan.members)
     local_identity = identity_of_this_machine([link for link, _ in machines])
     ends = [
-        (link, local_identity if link.machine.here else f"{facts.machine_key} at {facts.address}")
+        (link, local_identity if link.machine.is_local else f"{facts.machine_key} at {facts.address}")
         for link, facts in machines
     ]
-    local_name = next((link.name for link, _ in machines if link.machine.here), "")
+    local_name = next((link.name for link, _ in machines if link.machine.is_local), "")
     names = [link.name for link, _ in ends]
     with contextlib.ExitStack() as stack:
         if not local_name:
-            local_link = here_link(names)
-            stack.callback(local_link.close)
-            ends.append((local_link, local_identity))
-            local_name = local_link.name
-        result = MeasurementResult(names, here=local_name, model_path=profile.model.model_path)
+            starter = local_link(names)
+            stack.callback(starter.close)
+            ends.append((starter, local_identity))
+            local_name = starter.name
+        result = MeasurementResult(names, local_name=local_name, model_path=profile.model.model_path)
         barrier = StartBarrier()
         with ThreadPoolExecutor(1) as pool:
             speeds = pool.submit(stages.speeds, placements, plan, options, barrier)
@@ -205,11 +206,11 @@ def identity_of_this_machine(links: Sequence[MachineLink], towards: Callable[[st
 
     As for the other machines it includes the address, because figures of a link hold the addresses that a run dials.
     """
-    remote_host = next((link.host for link in links if link.host and not link.machine.here), "")
+    remote_host = next((link.host for link in links if link.host and not link.machine.is_local), "")
     return f"{HereConnection.fingerprint} at {towards(remote_host) if remote_host else ''}"
 
 
-def here_link(taken: Sequence[str], dial: Dial = link_to) -> MachineLink:
+def local_link(taken: Sequence[str], dial: Dial = link_to) -> MachineLink:
     """Return a link to this machine under a name that is not taken."""
     name = HERE_NAME
     while name in taken:
@@ -278,7 +279,7 @@ def current_speeds(
         Figures of the members that could be measured, and the errors of the others.
     """
     inputs, tell = collect(plan), options.tell
-    speeds = known_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
+    speeds = cached_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
     missing = [number for number, speed in enumerate(speeds) if speed is None] if options.machines else []
     problems: list[MusterError] = []
 
@@ -325,7 +326,7 @@ class Stages:
     speeds: Callable[..., tuple[list[SpeedFigures], list[MusterError]]] = current_speeds
 
 
-def known_speeds(
+def cached_speeds(
     placements: Sequence[Placement], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
 ) -> list[SpeedFigures | None]:
     """Return the cached figures of each member, ``None`` where there are none."""

@@ -42,7 +42,7 @@ class DialBack:
 
     def address_for(self, link: MachineLink) -> str:
         """Return ``host port`` for a machine to dial; empty where it does not dial this computer."""
-        if link.machine.here or not link.host or link.machine.coordinator_at:
+        if link.machine.is_local or not link.host or link.machine.coordinator_at:
             return ""
         return f"{address_towards(link.host)} {self._socket.getsockname()[1]}"
 

@@ -180,7 +180,7 @@ def _ask(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Read
     """Ask with the Python of the hosts file; where it names none, with ``python3``, then with our environment there."""
     try:
         readiness = _ask_python(link, modules, dial_back)
-        lacks_environment = link.machine.here and _is_plain(link) and not training_python()
+        lacks_environment = link.machine.is_local and _is_plain(link) and not training_python()
         if not readiness.provisionable and not lacks_environment:
             return readiness
         link.python = find_environment(link) or link.python
@@ -233,7 +233,7 @@ def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshErr
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} is Python {version}, needed is 3.10 or newer", hint)
     if facts.missing:
-        if link.machine.here and _is_plain(link):
+        if link.machine.is_local and _is_plain(link):
             return SshError(name, "PyTorch and the other packages that train are not installed here yet", PROVISION)
         packages = " ".join(facts.missing)
         hint = f"install there: {link.python} -m pip install {packages} (or name another 'python' in the hosts file)"
@@ -310,11 +310,11 @@ def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
     local = plan_local_run(profile, len(seats), on_this_machine=False)
     engine = "nccl" if _wants_nccl(profile, seats) else "mesh"
     spans_machines = len({machine.name for machine, *_ in seats}) > 1
-    remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.here]
+    remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.is_local]
     members = []
     for (machine, facts, device), planned in zip(seats, local.members, strict=True):
         facing_interface = facts.interface
-        if machine.here and remote_hosts:  # reached over loopback here; the others use the route between us
+        if machine.is_local and remote_hosts:  # reached over loopback here; the others use the route between us
             facing_interface = interface_of(address_towards(remote_hosts[0]))
         interface = (machine.interface or (facing_interface if engine == "nccl" else "")) if spans_machines else ""
         members.append(member_of(machine, device, planned.rank, profile, planned.batch_size, interface))
@@ -380,7 +380,7 @@ def memory_budgets(profile: Profile, machines: Sequence[Ready]) -> list[MemoryBu
         for kind, members in kinds.items():
             if kind.startswith("cuda"):
                 budgets.append(MemoryBudget(link.name, facts.gpu_memory, "cuda", members, bf16=facts.gpu_bf16))
-            elif link.machine.here:
+            elif link.machine.is_local:
                 total, limited = total_memory()
                 budgets.append(MemoryBudget(link.name, total, kind, members, limited))
             else:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from distributed.discovery.discovery import Discovery, Sources
-from distributed.discovery.moved import ABSENT, SEARCH, STRANGER, search
+from distributed.discovery.relocation import ABSENT, IMPOSTOR, SEARCH, search
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import MachineLink, Tell
 from distributed.preparation.preflight import Readiness, Ready, check, ready
@@ -58,7 +58,7 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
     return ready(machines, options.missing_hint if all_are_absent else "")
 
 
-def hosts_with(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
+def updated_hosts(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
     """Return the hosts, with those of ``links`` updated from their links."""
     connected = {machine.name: machine for machine in hosts_of(hosts, links).machines}
     return hosts.model_copy(
@@ -162,7 +162,7 @@ class _Preparation:
 
 
 def _may_be_elsewhere(machine: Readiness) -> bool:
-    return not machine.link.machine.here and isinstance(machine.problem, (*ABSENT, *STRANGER))
+    return not machine.link.machine.is_local and isinstance(machine.problem, (*ABSENT, *IMPOSTOR))
 
 
 def _names(entries: Sequence[Machine]) -> str:

@@ -140,7 +140,7 @@ def training_recipe(is_local: bool = False) -> Recipe:
 
 def recipe_for(link: MachineLink) -> Recipe:
     """Return the recipe of the packages that a machine needs for training."""
-    return training_recipe(is_local=link.machine.here)
+    return training_recipe(is_local=link.machine.is_local)
 
 
 def _requirement(line: str) -> str:
@@ -177,7 +177,7 @@ def provision(link: MachineLink, say: Tell, recipe: Recipe | None = None, offlin
         BadInput: the packages cannot be collected here.
     """
     python = _ensure_environment(link, say, recipe or recipe_for(link), offline_wheels)
-    if link.machine.here and not can_train():
+    if link.machine.is_local and not can_train():
         train_with(python)
     return python
 

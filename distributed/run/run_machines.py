@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from distributed.checks.own_data import require_data
-from distributed.discovery.moved import ABSENT, STRANGER, search_one
+from distributed.checks.machine_data import require_data
+from distributed.discovery.relocation import ABSENT, IMPOSTOR, search_one
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import Dial, MachineLink, address_towards, link_to
@@ -52,7 +52,7 @@ def with_local_members(plan: RunPlan, seats: Sequence[MachineLink | None]) -> Ru
     links = [link for link in seats if link is not None]
     coordinator = coordinator_machine(links) if plan.has_coordinator else None
     is_local = [
-        link is not None and (link.machine.here if coordinator is None else link is coordinator) for link in seats
+        link is not None and (link.machine.is_local if coordinator is None else link is coordinator) for link in seats
     ]
     members = (m.model_copy(update={"local": local}) for m, local in zip(plan.members, is_local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
@@ -93,7 +93,7 @@ def rollback_warning(events: Iterable[Event], plan: RunPlan, absent: Collection[
 
 def listening_address(links: Sequence[MachineLink]) -> str:
     """Return the address on which this machine listens for members: any address, if a member is on another machine."""
-    remote_links = [link for link in links if link.host and not link.machine.here]
+    remote_links = [link for link in links if link.host and not link.machine.is_local]
     if not remote_links:
         return LOOPBACK
     return "::" if any(":" in address_towards(link.host) for link in remote_links) else "0.0.0.0"
@@ -101,7 +101,7 @@ def listening_address(links: Sequence[MachineLink]) -> str:
 
 def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
     """Return the machine that carries the coordinator; ``None``: this one."""
-    return next((link for link in links if link.machine.carries_coordinator and not link.machine.here), None)
+    return next((link for link in links if link.machine.carries_coordinator and not link.machine.is_local), None)
 
 
 class MachineRoute:
@@ -136,7 +136,7 @@ class MachineRoute:
 
     def switch_route(self) -> bool:
         """Switch from a route that does not work to another one; return whether there is one."""
-        if self._through_ssh or self._link.machine.here or self._link is self._coordinator or not self._link.host:
+        if self._through_ssh or self._link.machine.is_local or self._link is self._coordinator or not self._link.host:
             return False
         self._through_ssh = True
         return True
@@ -147,7 +147,7 @@ class MachineRoute:
         loopback = "::1" if host == "::" else LOOPBACK  # a coordinator that listens on IPv6 is dialled on IPv6
         if link is self._coordinator:
             return loopback
-        if link.machine.here and self._coordinator is None:
+        if link.machine.is_local and self._coordinator is None:
             return loopback if host in ANY else host
         if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
             return ""  # a launched script's relay is reachable for all, its store is not
@@ -205,7 +205,7 @@ def ensure_reachable(
     """
     try:
         link.connection()
-    except (*ABSENT, *STRANGER):
+    except (*ABSENT, *IMPOSTOR):
         hosts = Hosts(machines=(link.machine,), ssh_config=ssh_config)
         address = search(link.machine, hosts)
         if not address:

@@ -116,7 +116,7 @@ def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: floa
         with SshConnection.connect(target, trust=trust, timeout=timeout) as connection:
             return AccessReport(
                 machine=target.name,
-                where=host.where,
+                where=host.host_port,
                 user=host.user,
                 seconds=time.monotonic() - begin,
                 fingerprint=connection.fingerprint,
@@ -141,7 +141,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
     through = ssh is not None and ssh.machine != target.name  # a jump host on the route
     return AccessReport(
         machine=target.name,
-        where=host.where if host else target.host,
+        where=host.host_port if host else target.host,
         user=host.user if host else target.user,
         failed=ssh.stage if ssh else Stage.REACH,
         cause=ssh.cause if ssh else "ssh_config",

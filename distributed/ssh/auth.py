@@ -169,7 +169,7 @@ class Login:
 
     def _require_complete(self, missing: list[str], hint: str) -> None:
         if missing:
-            problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
+            problem = f"user '{self._host.user}' needs a second proof at {self._host.host_port} ({', '.join(missing)})"
             raise UserRefused(self._host.machine, problem, hint)
 
     def _candidates(self, held: tuple[Any, ...]) -> Iterator[_Candidate]:
@@ -238,10 +238,10 @@ class Login:
             if not refused or _timed_out(error):
                 raise self._lost(error) from None
             if prompts.further_prompt:
-                problem = f"{self._host.where} asks for more than a password ({prompts.further_prompt!r})"
+                problem = f"{self._host.host_port} asks for more than a password ({prompts.further_prompt!r})"
                 hint = "install a key there yourself, and allow login by key alone"
                 raise UserRefused(self._host.machine, problem, hint) from None
-            problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
+            problem = f"the password for user '{self._host.user}' was refused at {self._host.host_port}"
             raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
         self._require_complete(missing, "install a key there and allow login by key alone")
         return "password"
@@ -249,12 +249,12 @@ class Login:
     def _refusal(self, keys_possible: bool) -> SshError:
         host = self._host
         if not keys_possible:
-            problem = f"{host.where} accepts no keys for user '{host.user}', only a password"
+            problem = f"{host.host_port} accepts no keys for user '{host.user}', only a password"
             hint = "enter the password once, or set PubkeyAuthentication yes in its sshd_config"
             return PasswordOnly(host.machine, problem, hint)
         remainder = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
         tried = f"tried: {', '.join(self._tried[:_SHOWN])}{remainder}" if self._tried else "there was none to try"
-        problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
+        problem = f"no key was accepted for user '{host.user}' at {host.host_port} ({tried})"
         mendable = bool(self._locked or self._fix)
         return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible, mendable)
 
@@ -288,13 +288,13 @@ class Login:
             failure = stalled(host, "did not answer during login", self._timeout, self._notice())
         elif "too many authentication failures" in words.lower():
             tried = ", ".join(self._tried[:_SHOWN])
-            problem = f"{host.where} gave up after {counted(len(self._tried), 'key')} ({tried})"
+            problem = f"{host.host_port} gave up after {counted(len(self._tried), 'key')} ({tried})"
             hint = "name the right one as 'key' in the hosts file"
             failure = NoKeyAccepted(host.machine, problem, hint, self._password_possible)
         else:
             detail = f" ({words or self._notice()})" if words or self._notice() else ""
             hint = "check its SSH server's log, and AllowUsers in its sshd_config"
-            failure = Dropped(host.machine, f"{host.where} closed the connection during login{detail}", hint)
+            failure = Dropped(host.machine, f"{host.host_port} closed the connection during login{detail}", hint)
         failure.stage = Stage.LOGIN
         return failure
 

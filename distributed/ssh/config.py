@@ -112,7 +112,7 @@ class ResolvedHost:
     """Advice for the user if the connection fails."""
 
     @property
-    def where(self) -> str:
+    def host_port(self) -> str:
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
         return f"{host}:{self.port}"
 

@@ -172,7 +172,7 @@ class SshConnection:
             destination, origin = (host.hostname, host.port), (LOOPBACK, 0)
             return ordered(self.transport.open_channel("direct-tcpip", destination, origin, timeout=deadline.remaining))
         except (paramiko.SSHException, EOFError, OSError) as error:
-            problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
+            problem = f"{self.host.host_port} cannot reach {host.host_port} for us ({error})"
             raise ForwardRefused(host.machine, problem, "check ProxyJump in ~/.ssh/config") from None
 
     def _check_that_commands_run(self, timeout: float) -> None:
@@ -182,7 +182,7 @@ class SshConnection:
         except (Dropped, NoShell) as error:
             if isinstance(error, NoShell) and self.transport.is_active():
                 raise
-            problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
+            problem = f"{self.host.host_port} closed the connection right after user '{self.host.user}' had logged in"
             hint = (
                 "may this user log in by SSH there? On a Mac: System Settings > General > Sharing > Remote Login > "
                 "Allow access for; on Linux check the account and the SSH server's log"
@@ -318,7 +318,7 @@ class SshConnection:
         return bool(self.transport.is_active()) and not self._heartbeat.silent
 
     def _lost(self) -> Dropped:
-        return Dropped(self.machine, f"the connection to {self.host.where} was lost", LOST_HINT)
+        return Dropped(self.machine, f"the connection to {self.host.host_port} was lost", LOST_HINT)
 
     def close(self) -> None:
         """Close everything on the connection, and the connections it goes through. Idempotent."""

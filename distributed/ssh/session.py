@@ -124,7 +124,7 @@ def missing_algorithm(transport: Any, offers: Mapping[str, list[str]]) -> tuple[
 
 
 def _explain_algorithms(host: ResolvedHost, word: str, example: str, offered: Sequence[str]) -> tuple[str, str]:
-    problem = f"no common encryption with {host.where}: of {word} it offers only {', '.join(offered[:8])}"
+    problem = f"no common encryption with {host.host_port}: of {word} it offers only {', '.join(offered[:8])}"
     if all(name.endswith("sha1") or name in _OUTDATED for name in offered):
         return f"{problem}, which are outdated", "update its SSH server"
     if word == "HostKeyAlgorithms":
@@ -192,11 +192,13 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
     if deadline.passed:
         return stalled_exchange(host, deadline.seconds)
     if isinstance(error, paramiko.IncompatiblePeer):
-        return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "check its sshd_config")
+        return NotSsh(host.machine, f"no common encryption with {host.host_port}: {text}", "check its sshd_config")
     if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:
         hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"
-        return Dropped(host.machine, f"{host.where} closed the connection during the key exchange", hint)
-    return NotSsh(host.machine, f"{host.where} breaks the SSH protocol: {text[:120]}", "is 'port' its SSH server's?")
+        return Dropped(host.machine, f"{host.host_port} closed the connection during the key exchange", hint)
+    return NotSsh(
+        host.machine, f"{host.host_port} breaks the SSH protocol: {text[:120]}", "is 'port' its SSH server's?"
+    )
 
 
 def _check_identity(host: ResolvedHost, transport: Any, known_hosts: KnownHosts, trust: Trust | None) -> None:
@@ -223,7 +225,7 @@ def _check_identity(host: ResolvedHost, transport: Any, known_hosts: KnownHosts,
 def _changed(host: ResolvedHost, info: HostKeyInfo, entry: KnownHost) -> HostKeyChanged:
     file = entry.origin.rpartition(":")[0]
     problem = (
-        f"another machine answers at {host.where}, or its host key changed: it shows {info.fingerprint}, "
+        f"another machine answers at {host.host_port}, or its host key changed: it shows {info.fingerprint}, "
         f"known is {fingerprint(entry.blob)} ({entry.origin})"
     )
     hint = (

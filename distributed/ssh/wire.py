@@ -30,7 +30,7 @@ from distributed.ssh.errors import (
     SshError,
     Stalled,
 )
-from distributed.ssh.last_answers import note_answer, seconds_since_answer
+from distributed.ssh.login_history import note_answer, seconds_since_answer
 from training.exchange.dialling import send_small_segments
 
 _UNAUTHENTICATED_LIMIT = 256 * 1024
@@ -198,7 +198,7 @@ def _passed_stream(
             return socket.socket(fileno=descriptors[0])
     process.kill()
     process.wait()
-    problem = f"ProxyCommand passed no connection to {host.where}"
+    problem = f"ProxyCommand passed no connection to {host.host_port}"
     raise Dropped(host.machine, problem, f"try it yourself: {host.proxy_command}")
 
 
@@ -264,7 +264,7 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
 
 
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
-    endpoint = host.where if address == host.hostname else f"{host.where} ({address})"
+    endpoint = host.host_port if address == host.hostname else f"{host.host_port} ({address})"
     ago = seconds_since_answer(address, host.port)
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network? A firewall may drop the packets"
@@ -302,7 +302,9 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
     except (OSError, EOFError) as error:
         seen = error.args[0] if isinstance(error, EOFError) else b""
         if any(words in seen for words in _BUSY):
-            problem = f"{host.where} lets nobody in from here for now; it said {seen[:60].decode('ascii', 'replace')!r}"
+            problem = (
+                f"{host.host_port} lets nobody in from here for now; it said {seen[:60].decode('ascii', 'replace')!r}"
+            )
             hint = "too many log-ins failed or were under way (PerSourcePenalties, MaxStartups): wait some minutes"
             raise Dropped(host.machine, problem, hint) from None
         if seen:
@@ -310,14 +312,14 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
         hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"
         if host.proxy_command:
             hint = f"try it yourself: {host.proxy_command}"
-        raise Dropped(host.machine, f"{host.where} closed the connection at once", hint) from None
+        raise Dropped(host.machine, f"{host.host_port} closed the connection at once", hint) from None
     if not line.startswith((b"SSH-2.0-", b"SSH-1.99-")):
         raise not_ssh(host, line)
 
 
 def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") -> Stalled:
     """Return the error for a server that went silent, with the notice that it has shown, if any."""
-    problem = f"{host.where} accepted the connection but {silence} within {seconds:.0f} s"
+    problem = f"{host.host_port} accepted the connection but {silence} within {seconds:.0f} s"
     if "://" in notice:
         hint = "open the address that it shows, confirm the log-in there, and try again"
         return Stalled(host.machine, f"{problem}; it says: {notice!r}", hint)
@@ -326,12 +328,12 @@ def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") 
 
 def stalled_exchange(host: ResolvedHost, seconds: float) -> Stalled:
     """Return the error for a server that went silent after its identification; the next packets are larger."""
-    problem = f"{host.where} introduced itself, but the key exchange did not end within {seconds:.0f} s"
+    problem = f"{host.host_port} introduced itself, but the key exchange did not end within {seconds:.0f} s"
     hint = "it is overloaded or hung, or large packets are lost on the way (a VPN's MTU), which this shows: ping -M do"
     return Stalled(host.machine, problem, f"{hint} -s 1400 {host.hostname} (on a Mac: ping -D -s 1400)")
 
 
 def not_ssh(host: ResolvedHost, seen: bytes) -> NotSsh:
     """Return the error for a server that does not speak SSH."""
-    problem = f"what answers at {host.where} is not an SSH server; it said {seen[:40].decode('ascii', 'replace')!r}"
+    problem = f"what answers at {host.host_port} is not an SSH server; it said {seen[:40].decode('ascii', 'replace')!r}"
     return NotSsh(host.machine, problem, "check 'port' in the hosts file")

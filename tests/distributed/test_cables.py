@@ -93,7 +93,7 @@ def test_plan_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_it_is_among_the_reasons_of_a_plan_and_beside_a_ranking() -> None:
     profile = load_profile("demo-scratch").profile
-    measured = SimpleNamespace(figures=Figures(cluster=home("ab", "c", 1.5), workload=SMALL), pairs=(), here="")
+    measured = SimpleNamespace(figures=Figures(cluster=home("ab", "c", 1.5), workload=SMALL), pairs=(), local_name="")
     machines = [(undialled(name, carries_coordinator=True), None) for name in "abc"]
     planning = choose(cast("MeasurementResult", measured), cast("Any", machines), profile, PlanOptions())
     assert SAID.fullmatch(sentence(planning.reasons[-1]))

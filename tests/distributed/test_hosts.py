@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed.hosts.file import dump_hosts, load_hosts, parse_hosts, save_hosts, split_address
-from distributed.hosts.foreign import refuse_foreign
+from distributed.hosts.foreign_formats import refuse_foreign
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh import errors as ssh_errors
 from profiles.errors import BadInput, ExitCode
@@ -81,7 +81,7 @@ def test_null_means_not_given() -> None:
 
 @pytest.mark.parametrize(("entry", "here"), [("localhost", True), ("::1", True), ("127.0.0.1:2222", False)])
 def test_this_machine_is_recognised(entry: str, here: bool) -> None:
-    assert parse_hosts(json.dumps({"master": entry})).master.here is here
+    assert parse_hosts(json.dumps({"master": entry})).master.is_local is here
 
 
 def test_missing_comma_points_at_the_line_that_lacks_it() -> None:

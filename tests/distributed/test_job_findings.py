@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.checks.findings import Finding, Health
-from distributed.checks.job import free_memory, judge_data, judge_memory, judge_origin, judge_port, look_at_job
+from distributed.checks.job import check_job, free_memory, judge_data, judge_memory, judge_origin, judge_port
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.machine_figures import SpeedFigures
@@ -223,7 +223,7 @@ def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
     cache = MeasurementCache(tmp_path / "cache")
 
     def seen() -> list[Finding]:
-        look = look_at_job(job, [(link, FACTS)], cache)
+        look = check_job(job, [(link, FACTS)], cache)
         assert look.size is not None and look.size.parameters > 500_000
         return [finding for finding in look.of("far", None) if finding.check == "data"]
 

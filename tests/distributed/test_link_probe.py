@@ -17,7 +17,7 @@ from distributed.machine.link import packed
 from distributed.measuring import link_probe
 from distributed.measuring.link_figures import PROBE_MODULES, LinkFigures, Together
 from distributed.measuring.link_probe import ProbeServer, measure, together
-from distributed.measuring.link_transfer import usual_rate
+from distributed.measuring.link_transfer import median_rate
 from distributed.ssh.process import LIMIT, encode
 from distributed.system import parse_addresses, parse_ports
 from tests.waiting import PATIENCE, until
@@ -147,17 +147,17 @@ def test_a_rate_lies_between_the_slowest_and_the_fastest_moment(gaps: list[tuple
     for seconds, count in gaps:
         marks.append((marks[-1][0] + seconds, marks[-1][1] + count))
     rates = [count / seconds for seconds, count in gaps]
-    assert min(rates) * 0.99 - 1 <= usual_rate(marks) <= max(rates) * 1.01 + 1
+    assert min(rates) * 0.99 - 1 <= median_rate(marks) <= max(rates) * 1.01 + 1
 
 
 def test_a_stall_moves_bytes_and_not_the_rate() -> None:
     steady = [(0.01 * number, 1000 * number) for number in range(61)]
     stalled = [one for one in steady if not 0.2 < one[0] < 0.35]
     held_back = [(t, total - 9000 if 0.2 < t < 0.3 else total) for t, total in steady if not 0.2 < t < 0.29]
-    assert usual_rate(steady) == pytest.approx(100_000)
-    assert usual_rate(stalled) == pytest.approx(100_000)
-    assert usual_rate(held_back) == pytest.approx(100_000)
-    assert usual_rate(steady[:1]) == 0
+    assert median_rate(steady) == pytest.approx(100_000)
+    assert median_rate(stalled) == pytest.approx(100_000)
+    assert median_rate(held_back) == pytest.approx(100_000)
+    assert median_rate(steady[:1]) == 0
 
 
 IP = """1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever

@@ -24,7 +24,7 @@ from distributed.measuring.link_figures import (
     PairFigures,
     known_slower,
     rounds,
-    telling_peers,
+    saturating_peers,
 )
 from distributed.measuring.machine_figures import Placement, SpeedFigures, StartBarrier, figures_of
 from distributed.measuring.measure import LinkStages, MeasurementResult, MeasureOptions, Stages
@@ -170,7 +170,7 @@ def test_long_names_are_whole_and_no_line_is_too_long() -> None:
 
 
 def test_the_links_of_a_machine_that_does_not_train_are_shown() -> None:
-    lines = matrix_lines(MeasurementResult(["a"], [pair()], here="b"))
+    lines = matrix_lines(MeasurementResult(["a"], [pair()], local_name="b"))
     assert [line.split()[0] for line in lines] == ["Mbit/s", "a", "b"]
 
 
@@ -324,7 +324,7 @@ def test_a_machine_carries_what_it_showed_with_several_at_once() -> None:
 
 
 def test_a_link_is_measured_anew_where_this_machine_has_another_address() -> None:
-    far = cast(Any, SimpleNamespace(name="far", host="10.0.0.2", machine=SimpleNamespace(here=False)))
+    far = cast(Any, SimpleNamespace(name="far", host="10.0.0.2", machine=SimpleNamespace(is_local=False)))
     places = [
         measure.identity_of_this_machine([far], {"10.0.0.2": address}.__getitem__)
         for address in ("10.0.0.7", "10.0.0.9")
@@ -337,7 +337,7 @@ def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     profile = load_profile("nanogpt").profile
     (only,) = machines_of(None, profile, False).machines
-    assert only.here
+    assert only.is_local
     for name in ("distributed_hosts.json", "mine.json"):
         Path(name).write_text(json.dumps({"master": f"{name[:4]}.local"}))
     named = load_profile("nanogpt", {"hosts": "mine.json"}).profile
@@ -349,7 +349,9 @@ def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_document_of_the_planner() -> None:
     second = SPEED.model_copy(update={"machine": ClusterMachine(name="b:cuda:0", device="cuda")})
-    found = MeasurementResult(["a", "b"], [pair(wireless=True)], [SPEED, second], here="a", model_path="m").figures
+    found = MeasurementResult(
+        ["a", "b"], [pair(wireless=True)], [SPEED, second], local_name="a", model_path="m"
+    ).figures
     (link,) = found.cluster.links
     assert (link.source, link.target, link.mbit, link.medium, link.air) == ("a", "b:cuda:0", 100, "wifi", "wifi")
     assert [one.interface_mbit for one in found.cluster.machines] == [100, 100]
@@ -381,7 +383,7 @@ STAR = [pair("fast", name, mbit) for name, mbit in RATES.items()]
 def test_several_at_once_are_asked_where_a_link_alone_does_not_tell(
     pairs: list[PairFigures], cards: dict[str, float], peers: str
 ) -> None:
-    assert "".join(one.target for one in telling_peers("fast", pairs, cards)) == peers
+    assert "".join(one.target for one in saturating_peers("fast", pairs, cards)) == peers
 
 
 def test_who_is_slow_towards_a_fast_machine_is_not_asked_itself() -> None:

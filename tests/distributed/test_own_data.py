@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distributed.checks.data_there import inspect_path
-from distributed.checks.own_data import LocalData, judge_own_data, own_data
+from distributed.checks.data_probe import inspect_path
+from distributed.checks.machine_data import LocalData, judge_machine_data, machine_data_findings
 from distributed.hosts.file import load_hosts, parse_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
@@ -76,7 +76,7 @@ def test_what_is_at_a_path(tmp_path: Path) -> None:
 def test_columns_are_those_of_the_others(columns: tuple[str, ...], level: str, said: str) -> None:
     all_columns = {("a", "/d"): columns, ("b", "/d"): ("audio", "text"), ("c", "/d"): ("audio", "text")}
     seen = LocalData(path="/d", problem="", columns=columns)
-    found = judge_own_data(profile_of(), ("a", "/d"), seen, all_columns)
+    found = judge_machine_data(profile_of(), ("a", "/d"), seen, all_columns)
     assert (found.level, bool(found.fix)) == (level, level != "ok") and said in found.seen
 
 
@@ -88,7 +88,7 @@ def test_each_machine_is_asked_for_its_own_place(tmp_path: Path) -> None:
     seats = [(machine, device) for machine in machines for device in machine.devices or ("",)]
     members = [member_of(machine, device, rank, profile) for rank, (machine, device) in enumerate(seats)]
     links = [MachineLink(machine, lambda: HereConnection("x")) for machine in machines]
-    found = own_data(profile, links, members)
+    found = machine_data_findings(profile, links, members)
     assert [one.level for one in found["a"]] == ["ok"] and str(tmp_path / "voices") in found["a"][0].seen
     (absent,) = found["b"]
     assert absent.level == "problem" and absent.seen == f"its data: {tmp_path}/nothing is not there"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.run.request_desk import LocalMachines, RequestServer
+from distributed.run.request_server import LocalMachines, RequestServer
 from distributed.run.requests import Request, RequestBook, leave_request
 from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.run.request_desk import LocalMachines, RequestServer
+from distributed.run.request_server import LocalMachines, RequestServer
 from distributed.run.requests import Action, leave_request
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB

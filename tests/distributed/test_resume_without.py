@@ -112,8 +112,8 @@ def test_it_is_said_where_only_absent_machines_hold_the_newest_snapshot() -> Non
 
 
 def test_a_hosts_file_keeps_the_machines_that_are_not_there() -> None:
-    from distributed.preparation.prepare import hosts_with
+    from distributed.preparation.prepare import updated_hosts
 
     hosts = Hosts(machines=(Machine(name="a"), Machine(name="b")))
     (link,) = _links(Machine(name="b", found_at="10.0.0.7"))
-    assert [m.found_at for m in hosts_with(hosts, [link]).machines] == ["", "10.0.0.7"]
+    assert [m.found_at for m in updated_hosts(hosts, [link]).machines] == ["", "10.0.0.7"]

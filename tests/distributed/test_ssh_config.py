@@ -40,7 +40,7 @@ def test_include_match_and_aliases_hold(resolved: Resolve, tmp_path: Path) -> No
     host = resolved(f"Include {tmp_path / 'more'}\nMatch host 10.1.2.3\n  User ada\n  IdentitiesOnly yes\n")
     assert (host.hostname, host.port, host.user, host.identities_only) == ("10.1.2.3", 2222, "ada", True)
     assert Path("~/.ssh/10.1.2.3_ada").expanduser() in host.key_files
-    assert host.where == "10.1.2.3:2222"
+    assert host.host_port == "10.1.2.3:2222"
 
 
 @needs_ssh

@@ -29,7 +29,7 @@ from distributed.ssh.errors import (
     Stage,
     Stalled,
 )
-from distributed.ssh.last_answers import note_answer, seconds_since_answer
+from distributed.ssh.login_history import note_answer, seconds_since_answer
 from tests.waiting import PATIENCE
 from training.exchange.dialling import SMALL_SEGMENT
 
@@ -144,7 +144,7 @@ def test_what_was_long_ago_is_not_recent(monkeypatch: pytest.MonkeyPatch) -> Non
     note_answer("192.0.2.1", 22)
     assert seconds_since_answer("192.0.2.1", 2222) is None
     for now, is_recent in ((time.time() + 100, False), (0.0, True)):  # a clock that was set back makes nothing old
-        monkeypatch.setattr("distributed.ssh.last_answers.time.time", lambda now=now: now)
+        monkeypatch.setattr("distributed.ssh.login_history.time.time", lambda now=now: now)
         assert (seconds_since_answer("192.0.2.1", 22) is not None) == is_recent
 
 

@@ -102,7 +102,7 @@ def planned(hosts: Hosts, pair: PairFigures, profile: Profile) -> Planning:
         SpeedFigures(machine=ClusterMachine(name=one.name, measurements=steps), workload=workload)
         for one in hosts.machines
     ]
-    found = MeasurementResult([one.name for one in hosts.machines], [pair], speeds, here="near",
+    found = MeasurementResult([one.name for one in hosts.machines], [pair], speeds, local_name="near",
                      model_path=profile.model.model_path)  # fmt: skip
     machines = prepare(hosts, profile.model.task, PrepareOptions())
     try:

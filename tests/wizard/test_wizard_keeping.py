@@ -70,7 +70,7 @@ def test_a_saved_profile_stands_by_itself(config: Path) -> None:
     assert (found.model, found.data, found.training) == (base.model, base.data, base.training)
     assert (found.model_name, found.dataset_name, found.strategy.strategy) == ("tiny", "voices", "auto")
     hosts = load_hosts(Path(found.run.hosts))
-    assert [(machine.name, machine.here) for machine in hosts.machines] == [("desk", True), ("anna", False)]
+    assert [(machine.name, machine.is_local) for machine in hosts.machines] == [("desk", True), ("anna", False)]
     assert (hosts.machines[1].address, hosts.machines[1].user) == ("10.0.0.2", "ada")
 
 

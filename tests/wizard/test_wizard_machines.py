@@ -89,7 +89,7 @@ def test_this_computer_trains_with_this_python() -> None:
     (row,) = Naming((), ()).rows([here])
     assert row.key == HERE_KEY and row.here and row.memory.endswith(" GB")
     machine = row.entry
-    assert machine.here and "python" in machine.python
+    assert machine.is_local and "python" in machine.python
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from distributed.ssh.errors import (
 
 ABSENT = (NameUnknown, NoRoute, ConnectTimeout, PortClosed, NotSsh, Stalled)
 """Errors of a machine that has moved or is off."""
-STRANGER = (HostKeyChanged, UnknownHostKey)
+IMPOSTOR = (HostKeyChanged, UnknownHostKey)
 """Errors where another machine answers: the address may have been reassigned."""
 SEARCH = 4.0
 """Maximum seconds of a search; announcements arrive within 2.5 s."""

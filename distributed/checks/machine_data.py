@@ -26,7 +26,7 @@ _STAY = "they stay there; only weights or gradients leave it"
 
 
 class LocalData(BaseModel):
-    """Report of :mod:`distributed.checks.data_there`."""
+    """Report of :mod:`distributed.checks.data_probe`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ def require_data(
     Raises:
         NotReady: a machine has no usable data.
     """
-    by_machine = own_data(profile, links, members)
+    by_machine = machine_data_findings(profile, links, members)
     findings = [(link, finding) for link in links for finding in by_machine[link.name]]
     problems = [SshError(link.name, f.seen, f.fix) for link, f in findings if f.level == "problem"]
     if problems:
@@ -52,7 +52,9 @@ def require_data(
         tell(f"{link.name}: {finding.seen}" + (f" ({finding.fix})" if finding.fix else ""))
 
 
-def own_data(profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan]) -> dict[str, list[Finding]]:
+def machine_data_findings(
+    profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan]
+) -> dict[str, list[Finding]]:
     """Return findings about local data by machine; empty where data do not stay there, or no path is known."""
     locations = dict.fromkeys((member.machine, member.data) for member in members if member.data)
     queries = [(link, path) for link in links for machine, path in locations if machine == link.name]
@@ -62,14 +64,14 @@ def own_data(profile: Profile, links: Sequence[MachineLink], members: Sequence[M
     columns = {location: seen.columns for location, seen in outcomes.items() if isinstance(seen, LocalData)}
     findings: dict[str, list[Finding]] = {link.name: [] for link in links}
     for location, outcome in outcomes.items():
-        finding = outcome if isinstance(outcome, Finding) else judge_own_data(profile, location, outcome, columns)
+        finding = outcome if isinstance(outcome, Finding) else judge_machine_data(profile, location, outcome, columns)
         findings[location[0]].append(finding)
     return findings
 
 
 def _inspect(link: MachineLink, path: str) -> LocalData | Finding:
     try:
-        words = [link.python, "-c", packed("distributed.checks.data_there"), path]
+        words = [link.python, "-c", packed("distributed.checks.data_probe"), path]
         return LocalData.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)
     except ValidationError:
         return Finding("data", "warning", f"its data at {path} could not be checked: its answer cannot be read")
@@ -77,7 +79,7 @@ def _inspect(link: MachineLink, path: str) -> LocalData | Finding:
         return Finding("data", "warning", f"its data at {path} could not be checked: {error.message_for(link.name)}")
 
 
-def judge_own_data(
+def judge_machine_data(
     profile: Profile, location: tuple[str, str], seen: LocalData, columns: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> Finding:
     """Return the finding about the data of one machine.
