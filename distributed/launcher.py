@@ -109,11 +109,8 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     planning = planner.plan(cluster, job, candidates, learnt_corrections)
     if (chosen := planning.settings) is not None:
         member_names = [member.name for member in chosen.members]
-        if chosen.coordinator not in (
-            "",
-            cluster.here,
-            *member_names,
-        ):  # machines that do not take part are disconnected
+        # Machines that do not take part are disconnected, so they cannot carry the coordinator.
+        if chosen.coordinator not in ("", cluster.here, *member_names):
             candidates = [cluster.here]
             planning = planner.plan(cluster, job, candidates, learnt_corrections)
     planning = planner.with_hashes(planning, cluster, profile)
