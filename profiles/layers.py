@@ -215,7 +215,7 @@ def settings_to_fit(merged: Merged) -> str:
     value = setting.value if setting is not None else "auto"
     if value.strip() == "off":
         return "off"
-    named = FITTED if value.strip() == "auto" else tuple(part.strip() for part in value.split(","))
+    named = FITTED if value.strip() == "auto" else tuple(name.strip() for name in value.split(","))
     level = _level(setting) if setting is not None and value.strip() != "auto" else _INHERITED
     fitted = [
         name
@@ -247,4 +247,4 @@ def fittable_settings(profile: Profile) -> frozenset[str]:
             *(set(section.model_fields_set) for section in (profile.model, profile.training, profile.evaluation))
         )
         return frozenset(name for name in FITTED if not explicit & set(_WITH.get(name, (name,))))
-    return frozenset() if fit_memory == "off" else frozenset(part.strip() for part in fit_memory.split(","))
+    return frozenset() if fit_memory == "off" else frozenset(name.strip() for name in fit_memory.split(","))

@@ -37,12 +37,12 @@ def remote_path(value: str, folder: Path) -> str:
 def user_code_in(value: str) -> list[str]:
     """Return the references to user code (``file.py:name``, ``module:name``) in a list of names that is separated by
     ``+`` with spaces around it."""
-    return [part.strip() for part in _AND.split(value) if _FACTORY.fullmatch(part.strip())]
+    return [name.strip() for name in _AND.split(value) if _FACTORY.fullmatch(name.strip())]
 
 
 def with_files(value: str, change: Callable[[str], str]) -> str:
     """Return such a list with ``change`` applied to its files; names and modules are unchanged."""
-    return " + ".join(_with_file(part.strip(), change) for part in _AND.split(value))
+    return " + ".join(_with_file(name.strip(), change) for name in _AND.split(value))
 
 
 def _with_file(value: str, change: Callable[[str], str]) -> str:

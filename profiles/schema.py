@@ -341,7 +341,7 @@ class RunSettings(Section):
     def _known_fitted(cls, fitted: str) -> str:
         if fitted in ("auto", "off"):
             return fitted
-        names = [part.strip() for part in fitted.split(",") if part.strip()]
+        names = [name.strip() for name in fitted.split(",") if name.strip()]
         if not names or any(name not in FITTED for name in names):
             raise OptionError("fit_memory", f"auto, off, or some of {', '.join(FITTED)}")
         return ", ".join(name for name in FITTED if name in names)

@@ -32,15 +32,15 @@ _STAGE_WIDTH = 10
 _TOLD = (
     "ok", "where", "user", "cause", "problem", "fix", "fingerprint", "authenticated_by", "system", "password_possible",
 )  # fmt: skip
-"""Of a report, as it is."""
+"""Fields of a report that are copied to the document."""
 Keys = set[bytes]
-"""Public keys, as they travel: a machine has one of a type, whatever it is called."""
+"""Public keys in wire format: a machine has one per type, whatever its names."""
 
 
 def access(
     hosts: HostNames = None, hosts_file: AllHosts = None, trust_new: TrustNew = False, as_json: Json = False
 ) -> ExitCode:
-    """Check machines side by side, ask what only a person can answer, and show a row for each.
+    """Check machines in parallel, ask the user what is needed, and show a row for each.
 
     Raises:
         BadInput: a name or the hosts file cannot be used.
@@ -79,7 +79,7 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
 
 
 def chosen(names: Sequence[str], hosts_file: Path | None, as_json: bool) -> Hosts:
-    """Return the machines typed, those of a hosts file, or those of the file that are named.
+    """Return the typed machines, all machines of a hosts file, or the named ones of it.
 
     Raises:
         BadInput: a name or the file cannot be used.
@@ -97,7 +97,7 @@ def chosen(names: Sequence[str], hosts_file: Path | None, as_json: bool) -> Host
 def _introduce(
     targets: Sequence[SshTarget], reports: list[AccessReport], trust: Trust, trusted: Keys
 ) -> list[AccessReport]:
-    """Let a person judge the keys of machines never met before, and go on with those that are accepted.
+    """Ask the user about the host keys of unknown machines, and check the accepted ones again.
 
     The questions come after the connections, so that no server waits for an answer and gives up.
     """
@@ -120,14 +120,14 @@ def _accept_new(key: HostKeyInfo) -> bool:
 
 
 def _is_known(key: HostKeyInfo) -> bool:
-    """Whether a person has compared the key before, of the same machine under another name or address; says so."""
+    """Whether the key was accepted before for the same machine under another name or address; reports it."""
     if key.known_as:
         say(f"{visible(key.machine)}: the same machine as {visible(', '.join(key.known_as))}, by its host key")
     return bool(key.known_as)
 
 
 def trust(new: bool, person: bool | None = None) -> Trust | None:
-    """Return what decides about machines never met before: accept all, ask the person, or refuse without one."""
+    """Return the decision about unknown host keys: accept all, ask the user, or (``None``) refuse."""
     lock, accepted = threading.Lock(), Keys()
 
     def ask(key: HostKeyInfo) -> bool:
@@ -143,7 +143,7 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
 def prepare_options(
     person: bool, trust_new: bool = False, allow_missing: bool = False, offline_wheels: bool = False
 ) -> PrepareOptions:
-    """Return how machines are made ready: with the person's help where there is one."""
+    """Return the options for preparing machines, interactive if there is a user."""
     return PrepareOptions(
         tell=lambda line: say(visible(line)),
         trust=trust(trust_new, person),
@@ -164,7 +164,7 @@ def _is_the_right_one(key: HostKeyInfo) -> bool:
 def _with_password(
     target: SshTarget, report: AccessReport, trust: Trust, installed: dict[str, Installed]
 ) -> AccessReport:
-    """Ask for the password where it would help, and install our key with it."""
+    """Ask for the password if the machine accepts one, and install our key with it."""
     if not report.password_possible:
         return report
     say(f"{visible(report.machine)}: {visible(report.problem)}")

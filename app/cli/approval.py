@@ -1,4 +1,4 @@
-"""Files of others that run commands or code here: a person names them, or is asked once, before anything of them runs.
+"""Approval of files that can run commands or code here: the user names them, or is asked once, before anything runs.
 
 What is agreed to is remembered by its content; a change asks again.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_hosts(file: Path, *, named: bool, person: bool) -> Hosts:
-    """Read a hosts file, if a person stands behind what it may run here: an SSH configuration, an interpreter.
+    """Read a hosts file, if the user has approved what it may run here: an SSH configuration, an interpreter.
 
     Args:
         named: the person has named this file; one that only lies here, or that another file names, is asked about.
@@ -34,7 +34,7 @@ def read_hosts(file: Path, *, named: bool, person: bool) -> Hosts:
 
 
 def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None:
-    """Use what a hosts file may run here only where a person stands behind it; see :func:`read_hosts`.
+    """Check that the user has approved what a hosts file may run here, or ask; see :func:`read_hosts`.
 
     Raises:
         BadInput: nobody does.

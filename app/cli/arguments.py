@@ -1,4 +1,4 @@
-"""What several commands have: arguments with one name, one meaning and one line of help, and settings of typer."""
+"""Arguments shared by several commands, with one name, meaning and help line each; settings of typer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 def new_app(add_completion: bool = False, **settings: Any) -> typer.Typer:
-    """Return a command, or a group of them, with the house's settings."""
+    """Return a command, or a group of commands, with our settings."""
     return typer.Typer(
         add_completion=add_completion, context_settings=HELP_OPTIONS, rich_markup_mode="rich", **settings
     )

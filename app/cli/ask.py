@@ -1,4 +1,4 @@
-"""``ask`` and ``stop``: what a live run is to do, from any terminal, and what became of it."""
+"""``ask`` and ``stop``: requests to a live run from any terminal, and their outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from training.run_folder import RunFolder
 from training.runs import find_run
 
 PATIENCE = 300.0
-"""Seconds until a request is taken: a run that is starting takes none. What is taken has the time that it needs."""
+"""Seconds for a request to be accepted: a starting run accepts none. An accepted request may take any time."""
 _STOP_PATIENCE = 120.0
 
 
@@ -44,7 +44,7 @@ def ask(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Leave a request in a run's folder, and tell its outcome.
+    """Leave a request in a run's folder, and report its outcome.
 
     Raises:
         BadInput: no such run, nobody works on it, or a machine is missing where one is needed.
@@ -68,11 +68,11 @@ def _refuse_ended(path: Path) -> None:
 def _is_unknown(path: Path, machine: str) -> bool:
     from distributed.run.run_machines import all_hosts
 
-    return (path / RUN_HOSTS).is_file() and all(one.name != machine for one in all_hosts(path).machines)
+    return (path / RUN_HOSTS).is_file() and all(known.name != machine for known in all_hosts(path).machines)
 
 
 def answer_to(path: Path, identity: str) -> RequestEvent:
-    """Wait for the last word on a request; take back what nobody has taken in time."""
+    """Wait for the final answer to a request; withdraw it if it is not accepted in time."""
     end = time.monotonic() + PATIENCE
     paused = is_addition = False
 
@@ -105,7 +105,7 @@ def stop(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Stop a run and show, machine by machine, that nothing of it is left running.
+    """Stop a run and show, for each machine, that nothing of it is left running.
 
     Raises:
         BadInput: no such run, or one on this machine that has ended.
@@ -145,17 +145,17 @@ def stop(
 
 
 def note_unheard(path: Path, snapshots: list[SnapshotEvent]) -> None:
-    """Write down the snapshots that machines wrote by themselves, after whoever carried the run out was gone."""
+    """Record the snapshots that machines wrote on their own after the run's supervisor was gone."""
     newest_by_member = newest_snapshots(RunFolder.open(path).events())
     missing = [e for e in snapshots if e.member is not None and e.step > newest_by_member.get(e.member, (-1, ()))[0]]
     if missing and not is_live(path):
         with contextlib.suppress(MusterError), RunFolder.take_over(path) as folder:
-            for event in sorted(missing, key=lambda one: one.step):
+            for event in sorted(missing, key=lambda event: event.step):
                 folder.append(event)
 
 
 def _wait_until_gone(path: Path) -> None:
-    """Wait as long as the run says anything: a step and a snapshot take the time that they take."""
+    """Wait while the run reports anything: a step or a snapshot may take long."""
     size, end = -1, time.monotonic() + _STOP_PATIENCE
     while is_live(path):
         grown = 0

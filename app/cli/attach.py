@@ -1,4 +1,4 @@
-"""``attach``, ``logs``, ``replay`` and ``demo-run``: a run watched from any terminal, while it goes on or once more."""
+"""``attach``, ``logs``, ``replay`` and ``demo-run``: watching a run from any terminal, live or again."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ STOPPING = {
 }
 STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press again to end at once)"
 _START_PATIENCE = 60.0
-"""Seconds to see a run begin before it is left alone: the hashes of much data take longer."""
+"""Seconds to wait for a run to begin before it is left in the background: hashing much data takes longer."""
 _LOOK = 0.05
 _HANDOVER_PATIENCE = 10.0
-"""Seconds in which a run that is resumed goes from the process of a command to its own."""
+"""Seconds in which a resumed run passes from the command's process to its own."""
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
 
 
 def stopping(path: Path, action: Action) -> str:
-    """Return what a stop of a run means."""
+    """Return the message about what stopping the run will do."""
     launched = action == "stop" and RunFolder.open(path).metadata.strategy == SCRIPT
     return STOPPING_SCRIPT if launched else STOPPING[action]
 
@@ -60,7 +60,7 @@ def attach(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Show a run from its beginning until it ends: in the dashboard where it fits, else line by line.
+    """Show a run from its beginning until it ends: in the dashboard if the terminal allows, else line by line.
 
     Raises:
         BadInput: no such run.
@@ -77,7 +77,7 @@ def fits_here() -> bool:
 
 
 def refuse_bad_keys() -> None:
-    """Read the keys a person chose, if a dashboard would open here, so that a fault ends the command before a run.
+    """Validate the user's keys, if a dashboard would open here, so that an error ends the command before a run starts.
 
     Raises:
         BadInput: see :func:`app.shell.keymap.read_keymap`.
@@ -89,14 +89,14 @@ def refuse_bad_keys() -> None:
 
 
 def ascii_lines() -> Callable[[str], None]:
-    """Return what writes lines of nothing but ASCII to stderr."""
+    """Return a function that writes lines to stderr in pure ASCII."""
     from app.shell.look import ascii_text  # loads textual
 
     return lambda line: say(ascii_text(line))
 
 
 def show_dashboard(path: Path, ascii_only: bool = False) -> ExitCode:
-    """Show a run in the dashboard; the exit code is the run's where it has ended, 130 after Ctrl-C, else 0."""
+    """Show a run in the dashboard; the exit code is the run's if it has ended, 130 after Ctrl-C, else 0."""
     from app.dashboard.app import run_dashboard  # loads textual
     from app.screens.own_keys import own_keys
 
@@ -106,7 +106,7 @@ def show_dashboard(path: Path, ascii_only: bool = False) -> ExitCode:
 
 
 def tell_of_run(path: Path) -> None:
-    """Say, where the screen was, whether the run goes on and what can be typed next."""
+    """Say, once the screen is closed, whether the run continues and which commands come next."""
     if is_live(path):
         _goes_on(path)
         return
@@ -135,7 +135,7 @@ def _goes_on(path: Path) -> None:
 
 
 def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
-    """Tell of a run that was started in the background; of one that has ended since, how.
+    """Report a run that was started in the background; if it has ended already, how.
 
     Args:
         since: number of the last event before it was started.
@@ -162,7 +162,7 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
 
 
 def _ended_at_once(path: Path, since: int) -> EndedRun | None:
-    """Wait until a run that was just started has what its workers meet at; return how it ended where it ends before."""
+    """Wait until the workers of a run that was just started have connected; if it ends before that, return how."""
     end = time.monotonic() + _START_PATIENCE
     quiet = time.monotonic() + _HANDOVER_PATIENCE
     while True:
@@ -177,7 +177,7 @@ def _ended_at_once(path: Path, since: int) -> EndedRun | None:
 
 
 def _seen_until_start(follower: Follower, since: int, end: float) -> list[Event] | None:
-    """Return the events of a run that has ended; ``None`` as soon as it is under way, or at the latest at ``end``."""
+    """Return the events of a run that has ended; ``None`` as soon as it trains, or at time ``end``."""
     local = RunFolder.open(follower.path).metadata.run_type == "local"
     seen: list[Event] = []
     for event in follower.events():
@@ -199,10 +199,10 @@ def _starts(event: Event, local: bool) -> bool:
 def show_run(
     path: Path, as_json: bool, ascii_only: bool = False, person: Callable[[bool], bool] = somebody
 ) -> ExitCode:
-    """Show a run until it ends or the person goes; the exit code is the run's.
+    """Show a run until it ends or the user detaches; the exit code is the run's.
 
     Args:
-        person: whether somebody sees what is shown, as JSON or not.
+        person: whether a user watches the output, given whether it is JSON.
     """
     follower = Follower(path)
     write = ascii_lines() if ascii_only else None
@@ -239,14 +239,14 @@ def show_run(
 
 
 def _greet(visit: Visit, state: RunState) -> bool:
-    """Say what has happened since one left; return that it was said."""
+    """Report what has happened since the last visit; return ``True``."""
     if line := visit.line(state, time.time()):
         say(visible(line))
     return True
 
 
 def _leave(path: Path, number: int) -> bool:
-    """Ask what Ctrl-C means; return whether to stop watching. Without a person to ask: watch no more, run on."""
+    """Ask what Ctrl-C should do; return whether to stop watching. Without a terminal: detach."""
     choice = "d"
     if number == signal.SIGINT and sys.stdin.isatty():
         say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? ")
@@ -284,7 +284,7 @@ def logs(
 
 
 def log_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
-    """Yield the lines of the logs in a run's folder, each with its machine, and wait for more while the run goes on."""
+    """Yield the log lines in a run's folder, each with its machine, and wait for more while the run is live."""
     readers: dict[Path, Iterator[bytes]] = {}
     while True:
         last_round = not goes_on()
@@ -311,7 +311,7 @@ def replay(
     ascii_only: Ascii = False,
     output: Output = OUTPUT,
 ) -> ExitCode:
-    """Play a finished run once more, in its own time or faster."""
+    """Replay a finished run, at its own speed or faster."""
     source = Replay(find_run(output, run), speed)
     if not fits_here():
         return _plainly(source, ascii_only)
@@ -322,7 +322,7 @@ def replay(
 
 
 def _plainly(source: Replay, ascii_only: bool) -> ExitCode:
-    """Write the lines of the run's progress with the times of the run."""
+    """Print the run's progress lines with the run's own timing."""
     write = ascii_lines() if ascii_only else say
     events = source.events()
     first_event = next(events, None)  # sets the clock of the run to its first event
@@ -347,7 +347,7 @@ def demo_run(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Write a recorded run into a run folder of its own, at once or in its own time, and show it."""
+    """Write a recorded run into a new run folder, at once or at its own speed, and show it."""
     from app.demo.run import start_demo_run
     from app.demo.services import recommended, write_demo_run
 

@@ -40,7 +40,7 @@ from training.strategies.registry import check_strategy
 
 _USUAL_LINKS = "20,100,1000"
 _SET_HERE = ("strategy", "simulate", "workers", "hosts")
-"""Options that the command itself decides."""
+"""Options that the command sets itself."""
 
 
 def _option(*names: str, **settings: Any) -> Any:
@@ -97,7 +97,7 @@ def compare(
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What was asked for on the command line."""
+    """Arguments of the command line."""
 
     references: Sequence[str]
     strategies: str
@@ -120,7 +120,7 @@ class CompareRequest:
 
     @property
     def names(self) -> list[str]:
-        """The strategies; whether they go together with others and with the job is not known yet."""
+        """The strategies, not yet checked against each other and the job."""
         requested = [name.strip() for name in self.strategies.split(",") if name.strip()]
         if not requested:
             raise BadInput("--strategies names none", "write for example --strategies allreduce,diloco")
@@ -131,7 +131,7 @@ class CompareRequest:
 
     @property
     def rates(self) -> list[float]:
-        """Of the links, in Mbit/s, the slowest first."""
+        """Link rates in Mbit/s, slowest first."""
         try:
             rates = sorted({float(rate) for rate in self.links.split(",") if rate.strip()})
         except ValueError:
@@ -151,7 +151,7 @@ class CompareRequest:
 
 
 def compare_strategies(request: CompareRequest) -> ExitCode:
-    """Carry out ``compare --strategies``.
+    """Run ``compare --strategies``.
 
     Raises:
         BadInput: the job cannot be used with any of the strategies.
@@ -193,7 +193,7 @@ def compare_strategies(request: CompareRequest) -> ExitCode:
 
 
 def _planned(request: CompareRequest, jobs: int) -> tuple[list[Trial], dict[str, tuple[str, str]]]:
-    """Return all runs, the first seed of every strategy first, and why others have none."""
+    """Return all runs, the first seed of every strategy first, and the reasons why strategies have none."""
     trials_by_strategy: list[list[Trial]] = []
     refused: dict[str, tuple[str, str]] = {}
     overrides, all_strategies = request.overrides, " + ".join(request.names)
@@ -226,7 +226,7 @@ def _fitted(request: CompareRequest, overrides: Mapping[str, str]) -> Profile:
 def _tried(
     names: Sequence[str], trials: Sequence[Trial], run_folders: Mapping[Trial, Path], refused: Mapping[str, str]
 ) -> list[StrategyResult]:
-    """Return what came of every strategy, in the order they were named; each strategy's runs by seed."""
+    """Return the result of every strategy in the order given, with its runs by seed."""
     profiles = {trial.strategy: trial.plan.profile for trial in trials}
     rows = []
     for name in names:
@@ -237,7 +237,7 @@ def _tried(
 
 
 def _save(request: CompareRequest, result: StrategyComparison) -> Path:
-    """Save the profile with the best strategy, as it would be trained."""
+    """Save the profile with the best strategy."""
     overrides = {key: value for key, value in request.overrides.items() if has_effect(key, result.best)}
     overrides["strategy"] = result.best
     if not request.profile:
@@ -252,7 +252,7 @@ def _save(request: CompareRequest, result: StrategyComparison) -> Path:
 
 
 def document(result: StrategyComparison) -> dict[str, Any]:
-    """Return everything for a program."""
+    """Return the comparison as a JSON document."""
     comparison = asdict(result)
     for row_document, row in zip(comparison["rows"], result.rows, strict=True):
         del row_document["profile"]

@@ -1,4 +1,4 @@
-"""``discover`` and ``announce``: which machines there are, and this one for others."""
+"""``discover`` and ``announce``: find other machines, and make this one visible to them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _SYMBOLS = {
     "not checked": "??",
     "key does not match the known one": "✗x",
 }
-"""By state: the sign, and another for terminals without Unicode."""
+"""Symbol by state, and one for terminals without Unicode."""
 _COLUMNS = {"machine": 16, "state": 9, "address": 15, "over": 10, "what": 11, "found by": 9}
-"""Shares of a narrow terminal's width; at 80 columns they are characters, and an IPv4 address stays in one line."""
+"""Relative widths on a narrow terminal: cells at 80 columns, where an IPv4 address fits into one line."""
 _WIDE = 120
 _PAINT_EVERY = 0.5
 _FOLLOW_EVERY = 5.0
@@ -64,7 +64,7 @@ def discover(
         Path | None, typer.Option(metavar="FILE", help="Also check the machines of this hosts file.")
     ] = None,
 ) -> ExitCode:
-    """Find the machines on this network and those this computer knows, and show which answer."""
+    """Find the machines on this network and those this computer knows, and show which respond."""
     file = hosts or (USUAL_HOSTS if USUAL_HOSTS.exists() else None)
     sources = Sources(tuple(typed), ((SightingOrigin.HOSTS_FILE, file),) if file else ())
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
@@ -91,7 +91,7 @@ def announce(
 
 
 class _Stop:
-    """Whether somebody has asked for the end."""
+    """Flag set by a signal that asks to stop."""
 
     def __init__(self) -> None:
         self.code = ExitCode.DONE
@@ -102,7 +102,7 @@ class _Stop:
         self.code = ExitCode.STOPPED if number == signal.SIGINT else ExitCode.DONE
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long; return whether the end was asked for. A signal's handler must not wait for a lock."""
+        """Wait at most so long; return whether a stop was requested. Polls: a signal handler must not take a lock."""
         end = time.monotonic() + seconds
         while not self.asked and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_EVERY))
@@ -111,7 +111,7 @@ class _Stop:
 
 @contextmanager
 def until_signal() -> Iterator[_Stop]:
-    """Give what Ctrl-C, a kill, or a closed terminal sets."""
+    """Yield a flag that Ctrl-C, kill, or a closed terminal sets."""
     stop = _Stop()
     with heard_by(stop.note):
         yield stop
@@ -139,7 +139,7 @@ def show_changes(discovery: Discovery, seconds: float, stop: _Stop, as_json: boo
 
 
 def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tuple[str, FoundMachine]]:
-    """Give what has changed, each as a word and the machine: found, changed, gone."""
+    """Yield each change as a word (found, changed, gone) and the machine."""
     end, version = time.monotonic() + seconds, 0
     shown: dict[str, FoundMachine] = {}
     while not stop.asked and time.monotonic() < end:
@@ -215,7 +215,7 @@ def _best(machine: FoundMachine) -> str:
 
 
 def _tell_notices(discovery: Discovery) -> None:
-    """Say on stderr what is wrong with the search itself, and what to do where it found nobody."""
+    """Report problems of the search itself on stderr, and what to do if it found no machine."""
     state = discovery.state
     for problem in state.browsed.problems:
         say(f"{visible(problem.message)}; {visible(problem.hint)}")
@@ -234,7 +234,7 @@ def _tell_notices(discovery: Discovery) -> None:
 
 
 def _document(machine: FoundMachine) -> dict[str, Any]:
-    """Return a machine for a program: its record, and what an endpoint is made of among the fields of its path."""
+    """Return a machine as a JSON document, with the fields of each endpoint merged into its path."""
     machine_document = asdict(machine)
     del machine_document["id"]
     for path, path_document in zip(machine.paths, machine_document["paths"]):

@@ -1,4 +1,4 @@
-"""``doctor``: whether this computer can train, all checks of it or some by name."""
+"""``doctor``: check whether this computer can train; all checks, or some by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def doctor(
     ),
     as_json: Json = False,
 ) -> ExitCode:
-    """Check this computer, and say what mends what is wrong.
+    """Check this computer, and suggest fixes.
 
     Raises:
         BadInput: there is no such check, or no such device.
@@ -61,7 +61,7 @@ def doctor(
 
 
 def _self_test(device: str, out: Path, as_json: bool) -> ExitCode:
-    """Measure the device that trains, and write the report."""
+    """Measure the training device, and write the report."""
     if not can_train():
         from app.cli.handover import install_and_hand_over  # of a light core alone
 

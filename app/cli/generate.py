@@ -1,4 +1,4 @@
-"""``generate`` and ``chat``: what a trained language model writes after a text, and in a conversation."""
+"""``generate`` and ``chat``: text and conversations with a trained language model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def generate(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Write what a language model answers to a prompt, or how it goes on from a text if it knows no conversations.
+    """Write a language model's answer to a prompt, or its continuation of a text if it has no chat template.
 
     Raises:
         BadInput: the model cannot be found or used, there is no prompt, or none that the model can read.
@@ -125,7 +125,7 @@ class Conversing:
     """A conversation of several turns.
 
     Args:
-        system: stands before it; empty: nothing.
+        system: system text before it; empty: none.
     """
 
     def __init__(self, writer: TextGenerator, system: str, sampling: Sampling) -> None:
@@ -134,11 +134,11 @@ class Conversing:
         self.messages: list[Message] = []
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget the conversation."""
         self.messages = []
 
     def ask(self, text: str) -> Iterator[str]:
-        """Yield the answer in pieces; what was written of it stays in the conversation."""
+        """Yield the answer in pieces; even a partial answer is kept in the conversation."""
         asked: list[Message] = [*self._system, *self.messages, {"role": "user", "content": text}]
         fitting = self._writer.truncate(asked, self._sampling.max_tokens)
         written = ""
@@ -151,7 +151,7 @@ class Conversing:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Where answers go: to a person, or line by line to a program."""
+    """Output of answers: text for people, or JSON lines for programs."""
 
     as_json: bool
 
@@ -168,7 +168,7 @@ class _Answers:
             show_piece(piece)
 
     def end(self, note: str = "") -> None:
-        """End an answer; a note says why there is none."""
+        """End an answer; ``note`` says why there is none."""
         if self.as_json:
             show_line(json.dumps({"end": True, "note": note}))
         elif note:
@@ -178,7 +178,7 @@ class _Answers:
 
 
 def _respond(talk: Conversing, line: str, answers: _Answers) -> None:
-    """Write the answer to a line, or do what it says."""
+    """Answer a line, or execute it if it is a command."""
     note = ""
     if line == "/reset":
         talk.reset()
@@ -195,7 +195,7 @@ def _respond(talk: Conversing, line: str, answers: _Answers) -> None:
 
 
 def _lines(as_json: bool) -> Iterator[str]:
-    """Yield what is typed, line by line, without empty ones."""
+    """Yield the typed lines, without empty ones."""
     typed = sys.stdin.isatty() and not as_json
     if typed:
         import readline  # noqa: F401 - arrows and history in input()
@@ -214,7 +214,7 @@ def _lines(as_json: bool) -> Iterator[str]:
 
 
 def _show(pieces: Iterator[str], as_json: bool) -> str:
-    """Write a text as its pieces come, unless a document is wanted; return it."""
+    """Print a text as its pieces arrive, unless ``as_json``; return it."""
     text = ""
     for piece in pieces:
         text += piece
@@ -226,7 +226,7 @@ def _show(pieces: Iterator[str], as_json: bool) -> str:
 
 
 def _find_writer(output: Path, reference: str) -> Path:
-    """Return a model that writes.
+    """Return the path or name of a language model.
 
     Raises:
         BadInput: there is none, or it is of another kind.
@@ -271,7 +271,7 @@ def _prompt_of(writer: TextGenerator, text: str, exact: bool, system: str) -> li
 
 
 def _read_prompt(file: Path | None) -> str:
-    """Return the prompt of a file, or of what is piped in.
+    """Return the prompt from a file, or from stdin.
 
     Raises:
         BadInput: it cannot be read, or there is none.

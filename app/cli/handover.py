@@ -1,4 +1,4 @@
-"""A light core hands commands over to the environment that trains on this computer, and makes it where one needs it."""
+"""Handover from the light core to this computer's training environment, which is created on demand."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SIZE = "about 1.6 GB"
 
 
 def hand_over(arguments: Sequence[str]) -> None:
-    """Return if this Python carries the command out, or finds out first that it needs the packages that train; else
-    replace this process by the Python that can."""
+    """Replace this process by the training environment's Python, if this one cannot train and there is one; else
+    return."""
     if not can_train() and (environment := training_environment()):
         variables = {**os.environ, "PYTHONPATH": environment["code"], "PYTHONSAFEPATH": "1"}
         python = environment["python"]
@@ -29,7 +29,7 @@ def hand_over(arguments: Sequence[str]) -> None:
 
 
 def handed_over(command: Callable[..., Any], uses_model: bool) -> Callable[..., Any]:
-    """Return a command that installs what it needs to be carried out, unless its options say that it would fail.
+    """Wrap a command so that it first installs the packages it needs, unless its options show that it would fail.
 
     Args:
         uses_model: whether its ``model`` is a trained one.
@@ -44,7 +44,7 @@ def handed_over(command: Callable[..., Any], uses_model: bool) -> Callable[..., 
 
 
 def install_and_hand_over() -> NoReturn:
-    """Install what trains on this computer, and replace this process by the Python that has it.
+    """Install the training environment of this computer, and replace this process by its Python.
 
     Raises:
         MusterError: it cannot be installed, or not be used.
@@ -55,10 +55,10 @@ def install_and_hand_over() -> NoReturn:
 
 
 def _refuse_missing(options: Mapping[str, Any], uses_model: bool) -> None:
-    """Refuse a profile or a model that is not there.
+    """Check that the profile and the model exist.
 
     Raises:
-        BadInput: there is none of that name, or none that could be meant.
+        BadInput: one of them does not.
     """
     if options.get("profile"):
         load_profile(options["profile"], complete=False)
@@ -70,7 +70,7 @@ def _refuse_missing(options: Mapping[str, Any], uses_model: bool) -> None:
 
 
 def equip_here() -> None:
-    """Install the packages that train into an environment of this computer.
+    """Install the training packages into an environment on this computer.
 
     Raises:
         MusterError: they cannot be installed.

@@ -1,4 +1,4 @@
-"""``evaluate`` of language models: how likely the texts, or the responses, of a data set are to them."""
+"""``evaluate`` for language models: loss and perplexity on the texts, or responses, of a data set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def refuse_of_speech(options: Sequence[str]) -> None:
-    """Refuse options that only models of speech have.
+    """Refuse options that only apply to speech models.
 
     Raises:
         BadInput: there are some.
@@ -29,7 +29,7 @@ def refuse_of_speech(options: Sequence[str]) -> None:
 def evaluate_texts(
     models: Sequence[Path], dataset: str, split: str, as_json: bool, device: str, mixed_precision: str
 ) -> ExitCode:
-    """Measure language models on one split of a data set, or on a lone file.
+    """Evaluate language models on one split of a data set, or on a single file.
 
     Raises:
         BadInput: a model, the data set or the split cannot be used.

@@ -45,7 +45,7 @@ Backend = Literal["auto", "muster", "script"]
 
 
 _SHOWN = 5
-"""Entries of a folder that are named."""
+"""Number of a folder's entries that are named."""
 
 
 def launch(
@@ -86,7 +86,7 @@ def launch(
     ] = "",
     meeting: Annotated[list[str] | None, typer.Option(*MEETING, hidden=True, callback=refuse_meeting)] = None,
 ) -> ExitCode:
-    """Start a script on this machine or on several, and show what it writes."""
+    """Start a script on this machine or on several, and show its output."""
     processes_per_machine = processes_per_machine or processes_per_node
     local = processes_here(local, processes_per_machine, hosts, standalone or bool(nodes))
     job = script_of(["-m", *script] if module else script, backend, folder)
@@ -110,12 +110,12 @@ def launch(
 
 
 def gpus() -> int:
-    """Return how many processes this machine gets if nobody says it: one for each GPU."""
+    """Return the default number of processes of this machine: one per GPU."""
     return max(1, count_gpus())
 
 
 def announce_files(folder: Path) -> None:
-    """Say what goes to other machines with a script, and what in its folder does not.
+    """Say which files of the script's folder are sent to other machines, and which are not.
 
     Raises:
         BadInput: too much lies there.
@@ -136,14 +136,14 @@ def run_here(plan: RunPlan, run_folder: RunFolder, as_json: bool) -> ExitCode:
 
 
 def run_in_background(entry: str, run_folder: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
-    """Start the process that carries a run out, the module ``entry``; follow it to its end if it is ``shown``."""
+    """Start the background process of a run, module ``entry``; follow it to its end if ``shown``."""
     run_folder.close()
     BackgroundProcess(entry, trains=True).start(run_folder.path)
     return follow(run_folder.path, as_json) if shown else leave(run_folder.path, as_json)
 
 
 def script_of(words: list[str], backend: Backend, folder: Path | None) -> LaunchedScript:
-    """Return the script without its places.
+    """Return the launched script, with no machines assigned yet.
 
     Raises:
         BadInput: there is no such file, or it is not in ``folder``.
@@ -170,14 +170,14 @@ class RankHost:
 
     name: str
     address: str
-    """Literal, where its ranks listen."""
+    """IP address on which its ranks listen."""
     ranks: int
     interface: str = ""
-    """That a person wants them to listen on."""
+    """Interface on which they are to listen, if one was chosen."""
 
 
 def places_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int) -> tuple[Hosts, list[RankHost]]:
-    """Make machines ready; return them as they were found, and how many ranks each gets.
+    """Prepare machines; return those that are ready, and the number of ranks of each.
 
     Raises:
         NotReady: some machine cannot take part.
@@ -202,11 +202,11 @@ def places_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int)
 
 
 def plan_of(job: LaunchedScript, rank_hosts: Sequence[RankHost], output: Path) -> RunPlan:
-    """Return the plan of ranks that count from the first machine to the last."""
+    """Return the plan, with ranks numbered from the first machine to the last."""
     machines = tuple(number for number, place in enumerate(rank_hosts) for _ in range(place.ranks))
     endpoints = {
-        "addresses": tuple(one.address for one in rank_hosts),
-        "interfaces": tuple(one.interface for one in rank_hosts),
+        "addresses": tuple(host.address for host in rank_hosts),
+        "interfaces": tuple(host.interface for host in rank_hosts),
     }
     job = job.model_copy(update={"machines": machines, **endpoints})
     members = []
@@ -225,7 +225,7 @@ def plan_of(job: LaunchedScript, rank_hosts: Sequence[RankHost], output: Path) -
 
 @contextlib.contextmanager
 def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
-    """Write what all ranks write to stdout meanwhile, each line with its rank."""
+    """Copy the output of all ranks to stdout inside the context, each line with its rank."""
     if as_json:
         yield
         return
@@ -245,7 +245,7 @@ def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
 
 
 def follow(path: Path, as_json: bool) -> ExitCode:
-    """Show a run of several machines until it ends; Ctrl-C stops it, once more ends it at once."""
+    """Show a run of several machines until it ends; Ctrl-C stops it, a second one kills it."""
     from distributed.cleaning.clean import leftovers
     from distributed.run.run_machines import all_hosts
 
@@ -270,7 +270,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
 
 
 def tell_end(ended: EndedRun, leftovers_by_machine: Mapping[str, list[str]], as_json: bool) -> ExitCode:
-    """Tell how it ended, of a failure first the traceback of the rank that failed first, and what is left where."""
+    """Report how a run ended (a failure with the traceback of the first rank that failed) and what is left where."""
     if as_json:
         return answer(True, {**document(ended), "left": leftovers_by_machine}, (), ended.exit_code)
     if ended.status == "failed" and ended.run_dir.exists():

@@ -1,7 +1,7 @@
 """A run of this machine: in this process, or in one that outlives it (``python -m app.cli.local_run``).
 
-Whoever shows a run in the background reads its folder, and whoever commands it leaves a request there, as for a run on
-several machines.
+A run in the background is watched by reading its folder, and controlled by requests left there, like a run on several
+machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.stopping import Stoppable, stopped_by
 
 
 class RunHandle(Stoppable, Protocol):
-    """What is needed of a run; :class:`training.local_run.RunController` is one."""
+    """Interface of a run; :class:`training.local_run.RunController` implements it."""
 
     def start(self) -> None: ...
 
@@ -74,7 +74,7 @@ def run_to_end(
 
 
 def main() -> int:
-    """Carry out the run that this process is told; how it ended is in its folder."""
+    """Execute the run whose folder this process was given; its outcome is recorded there."""
     path = run_from_stdin()
     if path is None:
         return ExitCode.DONE

@@ -1,5 +1,5 @@
-"""``distributed-check`` and ``clean``: which machines are ready, with the repair of what is safe; and
-everything of Muster's off them again: shown first, then removed, then proved gone."""
+"""``distributed-check`` and ``clean``: check which machines are ready and fix what is safe to fix; remove everything
+of Muster's from them: shown first, then removed, then verified."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def distributed_check(
     trust_new: TrustNew = False,
     as_json: Json = False,
 ) -> ExitCode:
-    """Look at all machines of a hosts file; without a profile, for speech recognition.
+    """Check all machines of a hosts file; without a profile, for speech recognition.
 
     Raises:
         BadInput: the hosts file or the profile cannot be used.
@@ -50,14 +50,14 @@ def distributed_check(
     task = job.model.task if job else DEFAULT_TASK
     machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
     examined_machines = examine(machines, task, trust(trust_new), job)
-    if (fix or offline_wheels) and any(one.readiness.provisionable for one in examined_machines):
+    if (fix or offline_wheels) and any(examined.readiness.provisionable for examined in examined_machines):
         for error in repair(examined_machines, lambda line: say(visible(line)), offline_wheels):
             say_error(error.message, error.hint)
         examined_machines = examine(machines, task, trust(trust_new), job)
     for examined in () if as_json else examined_machines:
         _show(examined)
-    code = ExitCode.DONE if all(one.ready for one in examined_machines) else ExitCode.NOT_READY
-    return answer(as_json, {"machines": [_check_document(one) for one in examined_machines]}, (), code)
+    code = ExitCode.DONE if all(examined.ready for examined in examined_machines) else ExitCode.NOT_READY
+    return answer(as_json, {"machines": [_check_document(examined) for examined in examined_machines]}, (), code)
 
 
 def _show(examined: MachineExamination) -> None:
@@ -100,30 +100,30 @@ _AT_ONCE = 32
 
 @dataclass
 class _Case:
-    """One machine: what was found there, what is left, or why it could not be asked."""
+    """One machine to clean: what was found there, what is left, or why it could not be reached."""
 
     machine: Machine
     link: MachineLink | None = None
-    found: Inventory | None = None
+    inventory: Inventory | None = None
     left: Inventory | None = None
     problem: MusterError | None = None
 
     def work(self, hosts: Hosts, blob: str) -> None:
-        """Look what is there, or remove what was found; ``blob`` is our public key."""
+        """Take the inventory, or remove what it lists; ``blob`` is our public key."""
         roots = tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
         try:
             if self.link is None:
                 self.link = link_to(self.machine, hosts)
-            if self.found is None:
-                self.found = survey(self.link.connection(), blob, roots)
+            if self.inventory is None:
+                self.inventory = survey(self.link.connection(), blob, roots)
             else:
-                self.left = remove(self.link.connection(), blob, self.found, roots)
+                self.left = remove(self.link.connection(), blob, self.inventory, roots)
         except MusterError as error:
             self.problem = error
 
 
 def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False, as_json: Json = False) -> ExitCode:
-    """Show what of Muster's is on machines, ask, remove it, and prove that nothing is left.
+    """Show what Muster has stored on machines, ask, remove it, and verify that nothing is left.
 
     Raises:
         BadInput: a name or the hosts file cannot be used, or nobody is there to confirm and no ``--yes``.
@@ -135,12 +135,14 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
     with ThreadPoolExecutor(min(len(cases), _AT_ONCE)) as pool:
         try:
             list(pool.map(lambda case: case.work(targets, blob), cases))
-            for case, inventory in [(case, case.found) for case in cases if case.found is not None and not as_json]:
+            for case, inventory in [
+                (case, case.inventory) for case in cases if case.inventory is not None and not as_json
+            ]:
                 amount = "nothing of Muster's" if inventory.empty else f"{bytes_text(inventory.size)} of Muster's"
                 show_line(f"{visible(case.machine.name)}: {amount}")
                 for line in _inventory_lines(inventory):
                     show_line(f"  {line}")
-            to_clean = [case for case in cases if case.found is not None and not case.found.empty]
+            to_clean = [case for case in cases if case.inventory is not None and not case.inventory.empty]
             machines = f"{counted(len(to_clean), 'machine')} to clean"
             if to_clean and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
                 list(pool.map(lambda case: case.work(targets, blob), to_clean))
@@ -165,7 +167,7 @@ def _inventory_lines(inventory: Inventory) -> list[str]:
     kept_note = " (kept while a run is running)" if inventory.alive else ""
     lines = [f"{bytes_text(size):>8}  {kind} in {folders}{kept_note}" for kind, size in sizes.items()] + lines
     lines += [f"{'process':>8}  {process.pid} {visible(process.command)[:60]}" for process in inventory.processes]
-    lines += [f"{'key':>8}  {visible(place)}{kept_note}" for place in inventory.keys]
+    lines += [f"{'key':>8}  {visible(path)}{kept_note}" for path in inventory.keys]
     lines += [
         f"{'-':>8}  the key of {visible(comment)} belongs to another machine: kept" for comment in inventory.foreign
     ]
@@ -173,16 +175,19 @@ def _inventory_lines(inventory: Inventory) -> list[str]:
 
 
 def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
-    clean = all(case.problem is None and (case.left or case.found or Inventory()).empty for case in cases)
+    clean = all(case.problem is None and (case.left or case.inventory or Inventory()).empty for case in cases)
     for case in () if as_json else cases:
         if case.problem is not None:
             say_error(case.problem.message, case.problem.hint)
         elif case.left is not None:
             for line in _left_lines(case.left):
                 show_line(f"{visible(case.machine.name)}: {line}")
-        elif case.found is not None and not case.found.empty:
+        elif case.inventory is not None and not case.inventory.empty:
             show_line(f"{visible(case.machine.name)}: nothing was removed")
-    if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases) and not as_json:
+    if (
+        any(case.inventory and case.inventory.keys and case.left and not case.left.keys for case in cases)
+        and not as_json
+    ):
         say(f"the private key stays here, for other machines: {own_key_path()}")
     code = ExitCode.DONE if clean else ExitCode.NOT_READY
     return answer(as_json, {"machines": [_document(case) for case in cases]}, (), code)
@@ -196,16 +201,16 @@ def _left_lines(left: Inventory) -> Iterator[str]:
     for run in left.alive:
         stop_hint = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
         yield f"run {visible(run)} is still running{location} and was not touched{stop_hint}"
-    remains = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
+    remains = [entry.path for entry in left.parts] + [f"process {process.pid}" for process in left.processes]
     for remnant in [*remains, *left.keys] if not left.alive else []:
         yield f"still there: {visible(remnant)}"
 
 
 def _document(case: _Case) -> dict[str, Any]:
     problem = {"problem": case.problem.message, "fix": case.problem.hint} if case.problem else {}
-    newest = case.left or case.found
+    newest = case.left or case.inventory
     clean = case.problem is None and newest is not None and newest.empty
-    inventories = {"found": _inventory_document(case.found), "left": _inventory_document(case.left)}
+    inventories = {"found": _inventory_document(case.inventory), "left": _inventory_document(case.left)}
     return {"name": case.machine.name, "clean": clean, **inventories, **problem}
 
 

@@ -1,4 +1,4 @@
-"""The process boundary of a command line: what a command raises becomes an exit code and clear lines.
+"""Entry point of the command line: exceptions of commands become exit codes and one-line messages.
 
 With ``--json`` a failure is the one document on stdout: ``{"error": {"message", "hint"}, "exit_code": n}``.
 """
@@ -21,7 +21,7 @@ from profiles.errors import ExitCode, MusterError
 from profiles.other_names import HINTS, LAUNCH_HINTS
 
 INSTALLED = "muster"
-"""The program's name where it is installed."""
+"""Name of the installed program."""
 
 
 def _version(is_requested: bool) -> None:
@@ -49,7 +49,7 @@ def root(
 
 
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
-    """Run one command line and return its exit code; ``muster`` without a word opens the guided set-up."""
+    """Run one command line and return its exit code; ``muster`` without arguments opens the guided set-up."""
     completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     completing = f"_{name.upper()}_COMPLETE" in os.environ  # a shell asks what the words may go on with
     words = [word for word in (completed if completing else arguments) if not word.startswith("-")]
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
 
 
 def _program(words: Sequence[str], include_advanced: bool) -> typer.Typer:
-    """Return the program as far as a command line calls it."""
+    """Return the part of the program that a command line needs."""
     app = command_tree(words) if words and words[0] in {*COMMANDS, *GROUPS, "train"} else command_list(include_advanced)
     app.info.help = root.__doc__
     app.callback(invoke_without_command=True)(root)
@@ -69,7 +69,7 @@ def _program(words: Sequence[str], include_advanced: bool) -> typer.Typer:
 
 
 def run_app(make_app: Callable[[], typer.Typer], arguments: Sequence[str], name: str) -> int:
-    """Run a command line and return its exit code; making the commands may fail as they may."""
+    """Run a command line and return its exit code, also if making the app fails."""
     as_json = "--json" in arguments
     try:
         app = make_app()
@@ -125,7 +125,7 @@ def _make_help_plain() -> None:
 
 
 def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
-    """Return message and hint for wrong use, in one line each."""
+    """Return message and hint for a usage error, one line each."""
     message = " ".join(error.format_message().split())
     suggestion = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
     context = getattr(error, "ctx", None)
@@ -149,7 +149,7 @@ def _fail(message: str, hint: str, code: ExitCode, as_json: bool) -> int:
 
 
 def _silence_stdout() -> None:
-    """Let the interpreter's own flush at exit go nowhere, so that a closed pipe stays quiet."""
+    """Redirect stdout to the null device, so that the flush at exit does not fail on a closed pipe."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.close(descriptor)

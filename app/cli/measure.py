@@ -1,4 +1,4 @@
-"""``measure`` and ``plan``: how fast machines and their links are, and which way of training is best on them."""
+"""``measure`` and ``plan``: speeds of machines and links, and the best training plan for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from profiles.schema import Profile
 
 WIDTH = 80
-"""Columns that tables keep to as far as they can."""
+"""Preferred maximum width of tables."""
 
 
 def measure(
@@ -71,7 +71,7 @@ def measure(
 
 
 def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
-    """Return the machines of a hosts file: the one given, the profile's, or the usual one; without any this machine.
+    """Return the machines of a hosts file: the given one, the profile's, or the default one; else this machine.
 
     Args:
         person: whether somebody can be asked.
@@ -91,22 +91,22 @@ def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
 def _document(result: MeasurementResult) -> dict[str, Any]:
     return {
         "links": [pair.model_dump(mode="json") | {"busy": pair.busy} for pair in result.pairs],
-        "interfaces": [one.model_dump(mode="json") for one in result.interfaces.figures],
-        "machines": [one.machine.model_dump(mode="json") for one in result.speeds],
+        "interfaces": [interface.model_dump(mode="json") for interface in result.interfaces.figures],
+        "machines": [speed.machine.model_dump(mode="json") for speed in result.speeds],
         "workload": result.speeds[0].workload.model_dump(mode="json") if result.speeds else None,
         "problems": [{"message": problem.message, "hint": problem.hint} for problem in result.problems],
     }
 
 
 def matrix_lines(result: MeasurementResult) -> list[str]:
-    """Return Mbit/s and milliseconds of every pair: rows send, columns receive.
+    """Return a table of Mbit/s and milliseconds for every pair: rows send, columns receive.
 
-    Where names make it too wide they have numbers.
+    If names make it too wide, they are replaced by numbers.
     """
     if not result.pairs:
         return []
     cells: dict[tuple[str, str], str] = {}
-    """What stands where the row of a sender and the column of a receiver meet."""
+    """Cell text by sender (row) and receiver (column)."""
     for pair in result.pairs:
         link, mark = pair.link, "*" if pair.busy else ""
         for source, target, mbit in ((pair.source, pair.target, link.mbit), (pair.target, pair.source, link.mbit_back)):
@@ -114,7 +114,7 @@ def matrix_lines(result: MeasurementResult) -> list[str]:
     names = list(dict.fromkeys([*result.names, *(end for ends in cells for end in ends)]))
 
     def table(labels: list[str]) -> list[str]:
-        rows = [[label, *(cells.get((name, other), "") for other in names)] for label, name in zip(labels, names)]
+        rows = [[label, *(cells.get((name, target), "") for target in names)] for label, name in zip(labels, names)]
         return aligned([["Mbit/s / ms", *labels], *rows])
 
     lines = table([visible(name) for name in names])
@@ -125,15 +125,15 @@ def matrix_lines(result: MeasurementResult) -> list[str]:
 
 
 def speed_lines(result: MeasurementResult) -> list[str]:
-    """Return a row a machine: speed at each batch size, memory at its peak; two where a long name makes it too wide."""
+    """Return a row per machine: speed at each batch size, peak memory; two rows if a long name makes it too wide."""
     if not result.speeds:
         return []
     rows = [["machine", "device", "batch", "samples/s", "peak memory", "cores"]]
-    for machine in (one.machine for one in result.speeds):
+    for machine in (speed.machine for speed in result.speeds):
         measured = machine.measurements
-        batches = ", ".join(str(one.batch) for one in measured)
-        speeds = ", ".join(f"{one.batch / one.seconds:.1f}" for one in measured)
-        peak = bytes_text(max(one.peak for one in measured))
+        batches = ", ".join(str(point.batch) for point in measured)
+        speeds = ", ".join(f"{point.batch / point.seconds:.1f}" for point in measured)
+        peak = bytes_text(max(point.peak for point in measured))
         rows.append([visible(machine.name), machine.device, batches, speeds, peak, f"{machine.cores:g}"])
     lines = aligned(rows)
     if max(map(len, lines)) > WIDTH:
@@ -143,10 +143,10 @@ def speed_lines(result: MeasurementResult) -> list[str]:
 
 
 def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
-    """Return lines with columns of equal width.
+    """Return rows as lines with aligned columns.
 
     Args:
-        sides: ``<`` for a column that begins at the left; those that are not named end at the right.
+        sides: ``<`` for left-aligned columns; the remaining ones are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     shapes = [f"{side}{width}" for side, width in itertools.zip_longest(sides, widths, fillvalue=">")]
@@ -154,7 +154,7 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
 
 
 def remark_lines(result: MeasurementResult) -> list[str]:
-    """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
+    """Return remarks: busy or dead links, links with several paths, shared interfaces, machines that were in use."""
     remarks: list[str] = []
     for pair in result.pairs:
         ends = f"{visible(pair.source)} - {visible(pair.target)}"
@@ -179,12 +179,12 @@ def remark_lines(result: MeasurementResult) -> list[str]:
 
 
 def _way_lines(ends: str, pair: PairFigures) -> list[str]:
-    """Say which of several ways between two machines was the best: runs take it."""
+    """Return the measured paths between two machines, the fastest first: runs use that."""
     figures = pair.figures
     if figures is None or len(figures.paths) < 2:
         return []
     lines = [f"{ends}: {len(figures.paths)} paths; runs use the fastest, listed first"]
-    for address, near, far, mbit in sorted(figures.paths, key=lambda way: way[0] != figures.address):
+    for address, near, far, mbit in sorted(figures.paths, key=lambda path: path[0] != figures.address):
         lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {mbit:.0f} Mbit/s")
     return lines
 
@@ -210,7 +210,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan to this file.")] = None,
     as_json: Json = False,
 ) -> ExitCode:
-    """Predict every way to train a profile on these machines, and show the best one and why."""
+    """Predict all candidate plans for a profile on these machines, and show the best one and why."""
     from app.cli.access import prepare_options
     from app.cli.approval import approve_profile
     from app.cli.train_command import merged_overrides
@@ -232,7 +232,7 @@ def plan(
         planning = _from_machines(resolved.profile, machines, plan_options, prepare)
     if out is not None:
         planning.write(out)
-    document = planning.model_dump(mode="json") | {"sentences": [sentence(one) for one in planning.reasons]}
+    document = planning.model_dump(mode="json") | {"sentences": [sentence(reason) for reason in planning.reasons]}
     table = [*table_lines(planning), "", *explanation_lines(planning)] if explain else summary_lines(planning)
     code = answer(as_json, document, table, ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE)
     if out is not None and not as_json:
@@ -249,17 +249,19 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
 
     recorded = Figures.read(figures)
     members = [machine for machine in recorded.cluster.machines if machine.trains]
-    budgets = [MemoryBudget(each.name, each.memory_total, each.device, bf16=each.bf16) for each in members]
+    budgets = [
+        MemoryBudget(machine.name, machine.memory_total, machine.device, bf16=machine.bf16) for machine in members
+    ]
     profile = fit(profile, budgets, say)
     job = job_of(profile, recorded.workload, plan_options.preference, plan_options.max_loss_increase)
-    cluster, missing = _part(recorded.cluster, hosts) if hosts is not None else (recorded.cluster, ())
+    cluster, missing = _subset(recorded.cluster, hosts) if hosts is not None else (recorded.cluster, ())
     planning = with_hashes(make_plan(cluster, job), cluster, profile)
     cables = cable_reasons(cluster, planning, lambda wired: make_plan(wired, job))
     return planning.model_copy(update={"reasons": (*planning.reasons, *missing, *cables)})
 
 
 def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, options: PrepareOptions) -> Planning:
-    """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
+    """Prepare the machines and measure what is unknown or outdated, as a run does before it starts."""
     from distributed.launcher import propose
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import memory_budgets
@@ -276,8 +278,8 @@ def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, op
             link.close()
 
 
-def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ...]]:
-    """Return the part of the cluster that a hosts file names, and a reason for each machine that was not measured."""
+def _subset(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ...]]:
+    """Return the subset of the cluster that a hosts file names, and a reason for each machine without measurements."""
     from distributed.hosts.file import load_hosts
     from distributed.planning.document import Reason
 

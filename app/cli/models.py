@@ -1,5 +1,5 @@
-"""``evaluate`` and ``export``, and ``compare`` of two models: how well a model hears, for whom, whether better than
-another one; and a finished model for other programs."""
+"""``evaluate`` and ``export``, and ``compare`` of two models: word error rates in total and by group, differences
+between models, and conversion for other programs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def evaluate(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Measure a model on one split of a data set, or on a lone table; of two models, how they differ.
+    """Evaluate a model on one split of a data set, or on a single table; with two models, compare them.
 
     Raises:
         BadInput: a model, the data set or the split cannot be found or used.
@@ -102,7 +102,7 @@ def _measured(model: Path, dataset: str, split: str, **options: Any) -> Evaluati
 
 
 def _figures(measured: EvaluationResult, dataset_part: str) -> Iterator[str]:
-    """Yield what a person is told of a model on ``part`` of the recordings."""
+    """Yield the result lines of a model on ``dataset_part`` of the recordings."""
     metrics = measured.metrics
     for name, value in metrics.items():
         if name not in ("samples", "hours"):
@@ -114,7 +114,7 @@ def _figures(measured: EvaluationResult, dataset_part: str) -> Iterator[str]:
 
 
 def _run_said(model: Path, measured: EvaluationResult) -> Iterator[str]:
-    """Yield what the run of a model found on the same recordings, where that is something else, and why."""
+    """Yield the WER that the model's own run measured on the same recordings, if it differs, and why."""
     try:
         predictions = {prediction.id: prediction for prediction in read_predictions(model.parent / FOLDER / NAME)}
         profile = read_plan(model.parent / "plan.json").profile
@@ -131,7 +131,7 @@ def _run_said(model: Path, measured: EvaluationResult) -> Iterator[str]:
 
 
 def compare_texts(references: Sequence[str], seed: int, output: Path, as_json: bool) -> ExitCode:
-    """Compare two files or runs; of a lone run, its start with its end.
+    """Compare two files or runs; for a single run, before and after training.
 
     Raises:
         BadInput: a file or run is not there or holds no predictions, or they have no recording in common.
@@ -194,7 +194,7 @@ def export(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Export a model, and tell how what was written compares with the original.
+    """Export a model, and report how the exported one compares with the original.
 
     Raises:
         BadInput: the model or the format cannot be used, or the folder is there already.

@@ -1,4 +1,4 @@
-"""``prepare`` and ``segment``: recordings from anywhere, and long ones with their transcripts, become a data set."""
+"""``prepare`` and ``segment``: data sets from recordings, and from long recordings with transcripts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def prepare(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Make a data set from recordings anywhere, and say what became of them.
+    """Make a data set from recordings of any source, and report what became of them.
 
     Raises:
         BadInput: source, folder or model cannot be used, or nothing is left.
@@ -150,7 +150,7 @@ def segment(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Make a data set folder of long recordings.
+    """Make a data set from long recordings.
 
     Raises:
         BadInput: recording, transcript, model or folder cannot be used.
@@ -190,17 +190,17 @@ def segment(
 
 
 def _tell(outcomes: Sequence[RecordingResult], out: Path, as_json: bool) -> ExitCode:
-    clips = sum(one.clips for one in outcomes)
-    broken = [one for one in outcomes if one.error or one.damage]
+    clips = sum(recording.clips for recording in outcomes)
+    broken = [recording for recording in outcomes if recording.error or recording.damage]
     for recording in broken:
         say_error(f"{recording.name}: {recording.error or f'{recording.damage}; what comes before is used'}")
     if not clips:
         say_error("no clip was kept", f"see {out / 'left_out.csv'}")
-    lines = [line for one in outcomes if not one.error for line in _lines(one)]
+    lines = [line for recording in outcomes if not recording.error for line in _lines(recording)]
     if clips:
         lines.append(f"{out}: {counted(clips, 'clip')} in train.csv; what was left out, and why: left_out.csv")
         lines.append(f"next: {command_line('distributed-train', 'whisper-tiny-lora', '--dataset', str(out))}")
-    document = {"folder": str(out), "recordings": [asdict(one) for one in outcomes]}
+    document = {"folder": str(out), "recordings": [asdict(recording) for recording in outcomes]}
     return answer(as_json, document, lines, ExitCode.BAD_INPUT if broken or not clips else ExitCode.DONE)
 
 

@@ -1,5 +1,5 @@
-"""``runs``, ``report``, ``track`` and ``web``: runs listed, shown and compared, and given to others: in one file,
-in other programs, in the browser."""
+"""``runs``, ``report``, ``track`` and ``web``: list, show and compare runs, and pass them on: as one file, to trackers,
+in the browser."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def list_command(
         str, typer.Option(metavar="TIME", help="Only runs newer than this: 2026-11-20, 2026-11-20T08:00, 7d or 12h.")
     ] = "",
 ) -> ExitCode:
-    """Show the runs of a folder, all or those that were asked for.
+    """Show the runs of a folder, all or those that match the filters.
 
     Raises:
         BadInput: a status or a time that nobody knows.
@@ -103,7 +103,7 @@ def compare_command(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Put runs side by side."""
+    """Show runs side by side."""
     table = compare([summarise(find_run(output, reference)) for reference in references])
     ids = [run.run_id for run in table.runs]
     if as_json:
@@ -263,7 +263,7 @@ def report(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Write one HTML file that holds everything about a run."""
+    """Write one HTML file with everything about a run."""
     from app.html_report.page import show_report, write_report
 
     folder = find_run(output, run)
@@ -280,7 +280,7 @@ def track(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Give the events of a run to other programs, until it ends."""
+    """Send the events of a run to trackers until it ends."""
     from app.trackers.tracking import Tracking, checked_trackers
 
     folder = find_run(output, run)
@@ -317,7 +317,7 @@ def web(
 
 
 def _show_address(address: str, open_page: Callable[[str], bool] = webbrowser.open) -> None:
-    """Print an address, and open it where there is a browser that the person sees."""
+    """Print an address, and open it if there is a local browser."""
     from app.html_report.page import has_browser  # only when asked for
 
     show_line(address)
@@ -337,6 +337,8 @@ def _meaning(address: str, port: int) -> list[str]:
         from distributed.system import own_addresses  # starts a program
 
         addresses = [ipaddress.ip_address(one) for _, one in own_addresses()]
-        reachable = ", ".join(str(one) for one in addresses if not one.is_loopback and not one.is_link_local)
+        reachable = ", ".join(
+            str(address) for address in addresses if not address.is_loopback and not address.is_link_local
+        )
         lines.append(f"  to connect from there, use instead of {LOOPBACK}: {reachable or 'no address found'}")
     return lines

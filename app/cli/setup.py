@@ -1,4 +1,4 @@
-"""``setup``: the packages that train, installed on this computer ahead of the first training."""
+"""``setup``: install the training packages on this computer before the first training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiles.installation import training_python
 
 
 def setup(as_json: Json = False) -> ExitCode:
-    """Install what is missing, and say which Python trains here."""
+    """Install what is missing, and report the Python that trains here."""
     if not training_python():
         equip_here()
     python = training_python()

@@ -1,4 +1,4 @@
-"""What commands have in common: an answer for a person or a program, a question, progress while libraries work."""
+"""Helpers of all commands: output for people or programs, questions, progress of long work."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a kill, and a terminal that is closed."""
+"""Signals of Ctrl-C, kill, and a closed terminal."""
 
 
 def answer(
     as_json: bool, document: Mapping[str, Any], lines: Iterable[str], code: ExitCode = ExitCode.DONE
 ) -> ExitCode:
-    """Write what a command has found: one document that ends with the exit code, or lines for a person."""
+    """Write a command's result: one document that ends with the exit code, or lines for people."""
     if as_json:
         show_json({**document, "exit_code": int(code)})
     else:
@@ -34,7 +34,7 @@ def answer(
 
 
 def fail(message: str, hint: str, code: ExitCode, as_json: bool) -> ExitCode:
-    """Write what went wrong: with ``--json`` as the one document on stdout, else to stderr."""
+    """Write an error: with ``--json`` as the only document on stdout, else to stderr."""
     if as_json:
         show_json({"error": {"message": message, "hint": hint}, "exit_code": int(code)})
     else:
@@ -43,15 +43,15 @@ def fail(message: str, hint: str, code: ExitCode, as_json: bool) -> ExitCode:
 
 
 def somebody(as_json: bool = False) -> bool:
-    """Whether a person sits at this terminal and can be asked; who wants a document is not."""
+    """Whether a user is at this terminal and can be asked; never with ``--json``."""
     return not as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirmed(question: str, action: str, as_json: bool = False) -> bool:
-    """Ask the person at the terminal for a clear yes.
+    """Ask the user at the terminal for confirmation.
 
     Raises:
-        BadInput: there is no terminal to confirm ``what`` on, or a document is wanted.
+        BadInput: there is no terminal to confirm ``action`` on, or ``as_json`` is set.
     """
     if as_json or not sys.stdin.isatty():
         raise BadInput(f"{action}, and no terminal to confirm on", "check the list, then repeat with --yes")
@@ -60,7 +60,7 @@ def confirmed(question: str, action: str, as_json: bool = False) -> bool:
 
 @contextlib.contextmanager
 def heard_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let ``handler`` hear meanwhile what would end the command."""
+    """Have ``handler`` receive, inside the context, the signals that would end the command."""
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
@@ -71,7 +71,7 @@ def heard_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 @contextlib.contextmanager
 def only_data_on_stdout() -> Iterator[None]:
-    """Let whatever libraries print go to stderr, and keep their advice to programmers from a person."""
+    """Redirect libraries' prints to stderr, and silence their warnings for programmers."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with contextlib.redirect_stdout(sys.stderr):
         yield
@@ -79,7 +79,7 @@ def only_data_on_stdout() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting(title: str) -> Iterator[Progress]:
-    """Show the phases of long work as lines on stderr, where whatever libraries print goes as well."""
+    """Show the phases of long work as lines on stderr, together with libraries' prints."""
     from app.progress import PlainProgress
     from training.events import ProgressEvent
 

@@ -1,4 +1,4 @@
-"""Options of torchrun that people type out of habit: what they mean here, or what to type instead."""
+"""Options of torchrun that people type out of habit: their meaning here, or a hint what to type instead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAMES = (
     "local-addr",
 )
 MEETING = tuple(f"--{spelled}" for name in NAMES for spelled in (name, name.replace("-", "_")))
-"""With which torchrun's nodes find one another."""
+"""torchrun's options for rendezvous."""
 
 
 def process_count(words: str) -> int:
-    """Return how many processes a machine gets, by torchrun's words too; 0: one for each GPU.
+    """Return the number of processes per machine, also from torchrun's keywords; 0: one per GPU.
 
     Raises:
         BadInput: it is no number from 0 to 64.
@@ -70,11 +70,12 @@ def refuse_meeting(values: list[str] | None) -> list[str] | None:
 
 
 def processes_here(local: int, processes_per_machine: int, hosts: Path | None, alone: bool) -> int:
-    """Return how many processes this machine alone gets; 0: one for each GPU, or machines of a hosts file do.
+    """Return the number of processes on this machine alone; 0: one per GPU, or the run uses a hosts file.
 
     Args:
-        local: ``--local``; ``each``: ``--nproc-per-machine``.
-        alone: torchrun's words for one machine were said.
+        local: ``--local``.
+        processes_per_machine: ``--nproc-per-machine``.
+        alone: whether torchrun's options for a single machine were given.
 
     Raises:
         BadInput: options that exclude one another.

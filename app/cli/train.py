@@ -45,7 +45,7 @@ Instead = Callable[["DistributedLauncher", "Planned", "TrainRequest"], ExitCode]
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What was asked for on the command line."""
+    """Arguments of the command line."""
 
     profile: str = ""
     overrides: dict[str, str] = field(default_factory=dict)
@@ -56,21 +56,21 @@ class TrainRequest:
     command: tuple[str, ...] = ()
     """The command line, for the run's metadata."""
     trust_code: bool = False
-    """Whether the code that a file names may run."""
+    """Whether user code that a file names may run."""
     no_input: bool = False
     detach: bool = False
     dashboard: bool = False
     plan_file: Path | None = None
-    """A plan for several machines, to be carried out."""
+    """A plan for several machines to execute."""
     allow_missing: bool = False
     offline_wheels: bool = False
     trust_new: bool = False
     plan_only: bool = False
     out: Path | None = None
-    """Where the plan of a rehearsal, or one that is only shown, is written."""
+    """File for the plan, with ``--try`` or ``--plan-only``."""
 
     def __post_init__(self) -> None:
-        """Raise BadInput where options do not go together."""
+        """Raise BadInput for conflicting options."""
         trial_option = "--try" if self.trial else "--plan-only"
         if self.trial and self.plan_only:
             raise BadInput("--try and --plan-only contradict each other", "--try really runs a few steps")
@@ -83,12 +83,12 @@ class TrainRequest:
 
     @property
     def person(self) -> bool:
-        """Whether somebody can be asked."""
+        """Whether there is a user to ask."""
         return not self.no_input and somebody(self.as_json)
 
 
 def distributed_train(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
-    """Carry out ``distributed-train``.
+    """Run ``distributed-train``.
 
     Raises:
         MusterError: nothing was started.
@@ -101,7 +101,7 @@ def distributed_train(request: TrainRequest, start_run: StartRun = RunController
 
 
 def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
-    """Hold the folder of the run that is to begin, or to go on, with its trackers beside it.
+    """Return plan and folder of the run to start or resume; its trackers are started.
 
     Raises:
         BadInput: it cannot be used.
@@ -121,7 +121,7 @@ def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
 
 
 def start_in_background(request: TrainRequest) -> Path:
-    """Start or resume a run of this machine; it outlives this process and its terminal. Return its folder.
+    """Start or resume a run of this machine that outlives this process and its terminal; return its folder.
 
     Raises:
         MusterError: nothing was started.
@@ -133,7 +133,7 @@ def start_in_background(request: TrainRequest) -> Path:
 
 
 def train_in_background(request: TrainRequest) -> ExitCode:
-    """Start or resume a run of this machine in the background, and show it unless it is to be left alone.
+    """Start or resume a run of this machine in the background, and show it unless detached.
 
     Raises:
         MusterError: nothing was started.
@@ -143,7 +143,7 @@ def train_in_background(request: TrainRequest) -> ExitCode:
 
 
 def events_before(request: TrainRequest) -> int:
-    """Return the number of the last event of the run to resume; -1: there is none, or the run is new.
+    """Return the number of the last event of the run to resume; -1 if there is none.
 
     Raises:
         BadInput: no such run.
@@ -155,7 +155,7 @@ def events_before(request: TrainRequest) -> int:
 
 
 def leave_or_show(path: Path, request: TrainRequest, since: int) -> ExitCode:
-    """Leave a run that goes on by itself alone, or show it: in the dashboard where one was asked for and fits.
+    """Detach from a background run, or show it: in the dashboard if requested and the terminal allows.
 
     Args:
         since: number of the last event before it was started.
@@ -191,7 +191,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
 
 
 def profile_of(request: TrainRequest) -> Profile:
-    """Return the profile that is named; a custom job needs none, its factory says all that has no default.
+    """Return the named profile; a custom job needs none, as its factory sets everything without a default.
 
     Raises:
         BadInput: no profile, or one that cannot be used.
@@ -209,7 +209,7 @@ def profile_of(request: TrainRequest) -> Profile:
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
-    """Return folder and plan of the run to resume; it goes on exactly as it was planned.
+    """Return folder and plan of the run to resume; the plan is unchanged.
 
     Raises:
         BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
@@ -230,7 +230,7 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
 
 
 def hosts_file_of(request: TrainRequest) -> Path | None:
-    """Return the hosts file of a run: of the run to resume, as asked for, of the profile, or the usual one.
+    """Return the hosts file of a run: the resumed run's, the given one, the profile's, or the default one.
 
     Returns:
         ``None`` for a run with workers of this machine: asked for with ``--local`` or ``--simulate``, or no hosts file
@@ -262,7 +262,7 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
 
 
 def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: Instead | None = None) -> ExitCode:
-    """Start or resume a run on the machines of a hosts file, and show it unless it is to be left alone.
+    """Start or resume a run on the machines of a hosts file, and show it unless detached.
 
     Args:
         instead: what is done with the plan of a new run, in place of starting it.
@@ -299,7 +299,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
 
 
 def _tell_plan(planned: Planned) -> None:
-    """Say what was chosen and why; nothing where the profile had chosen."""
+    """Report the planner's choice and its reasons, unless the profile made the choice."""
     if planned.planning is not None:
         for line in summary_lines(planned.planning):
             say(line)

@@ -44,7 +44,7 @@ _METAVARS = {
 
 
 def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``command`` one flag an option; it gets those that were used as ``flags: dict[str, str]``."""
+    """Add a flag for every option to ``command``, which receives those used as ``flags: dict[str, str]``."""
 
     @functools.wraps(command)
     def wrapped(**arguments: Any) -> Any:
@@ -107,7 +107,7 @@ def _option(spec: OptionSpec, names: list[str], about: str) -> Any:
 
 
 def _text(spec: OptionSpec, value: bool | str | None, off: bool) -> str:
-    """Return the option's value as an INI file would hold it.
+    """Return the option's value as written in an INI file.
 
     Raises:
         BadInput: a flag and its opposite.
@@ -119,7 +119,7 @@ def _text(spec: OptionSpec, value: bool | str | None, off: bool) -> str:
 
 
 def merged_overrides(settings: Sequence[str], *groups: Mapping[str, str]) -> dict[str, str]:
-    """Join ``--set`` pairs with what was given otherwise: flags, ``--model`` and ``--dataset``.
+    """Merge ``--set`` pairs with flags, ``--model`` and ``--dataset``.
 
     Raises:
         BadInput: a pair without ``=``, or one option given twice with different values.
@@ -131,7 +131,7 @@ def merged_overrides(settings: Sequence[str], *groups: Mapping[str, str]) -> dic
         if not equals or not name.strip():
             raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
         pairs.append((name.strip().replace("-", "_"), value.strip()))
-    for name, value in [*pairs, *(item for part in groups for item in part.items())]:
+    for name, value in [*pairs, *(item for group in groups for item in group.items())]:
         if overrides.get(name, value) != value:
             raise BadInput(f"'{name}' is set twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value
@@ -139,7 +139,7 @@ def merged_overrides(settings: Sequence[str], *groups: Mapping[str, str]) -> dic
 
 
 _EARLIER_NAME = "dry_run"
-"""Of ``--try``: it says the opposite of what it does, so no help offers it."""
+"""Former name of ``--try``; hidden, as it says the opposite of what it does."""
 
 
 def _show_all_help(context: typer.Context, is_requested: bool) -> None:

@@ -1,4 +1,4 @@
-"""``transcribe``: what is said in sound files, or into a microphone, as text, subtitles (SubRip, WebVTT) or JSON."""
+"""``transcribe``: transcripts of sound files or the microphone as text, subtitles (SubRip, WebVTT) or JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def transcribe(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Write down what is said; files that cannot be read to their end are named, the others go on.
+    """Transcribe; files that cannot be read completely are named, and the others still transcribed.
 
     Raises:
         BadInput: the model cannot be found or used, a format is unknown, or a file would be overwritten.
@@ -112,9 +112,9 @@ def _tell(
 # ---------------------------------------------------------------------------------------------------------- transcripts
 
 
-def _parts(transcript: TranscriptionResult) -> list[tuple[float, float, str]]:
-    """Return start, end and text of what was said, and at last that the recording could not be read further."""
-    spans = [(one.start, one.end, one.text) for one in transcript.segments]
+def _timed_texts(transcript: TranscriptionResult) -> list[tuple[float, float, str]]:
+    """Return start, end and text of each segment, and finally a note if the recording could not be read further."""
+    spans = [(segment.start, segment.end, segment.text) for segment in transcript.segments]
     if transcript.error:
         end = spans[-1][1] if spans else 0.0
         spans.append(
@@ -126,7 +126,7 @@ def _parts(transcript: TranscriptionResult) -> list[tuple[float, float, str]]:
 def _srt(transcript: TranscriptionResult) -> str:
     cues = (
         f"{number}\n{clock(start, ',')} --> {clock(end, ',')}\n{_cue(text)}\n\n"
-        for number, (start, end, text) in enumerate(_parts(transcript), 1)
+        for number, (start, end, text) in enumerate(_timed_texts(transcript), 1)
     )
     return "".join(cues)
 
@@ -134,15 +134,15 @@ def _srt(transcript: TranscriptionResult) -> str:
 def _vtt(transcript: TranscriptionResult) -> str:
     cues = (
         f"{clock(start)} --> {clock(end)}\n{html.escape(_cue(text), quote=False)}\n\n"
-        for start, end, text in _parts(transcript)
+        for start, end, text in _timed_texts(transcript)
     )
     return "WEBVTT\n\n" + "".join(cues)
 
 
 _MARK_SECONDS = 3.0
-"""That the note at the end of a damaged recording is shown, at least."""
+"""Minimum display time of the note at the end of a damaged recording."""
 FORMATS: Mapping[str, Callable[[TranscriptionResult], str]] = {
-    "txt": lambda transcript: "".join(f"{visible(text)}\n" for _, _, text in _parts(transcript)),
+    "txt": lambda transcript: "".join(f"{visible(text)}\n" for _, _, text in _timed_texts(transcript)),
     "srt": _srt,
     "vtt": _vtt,
     "json": lambda transcript: json.dumps(document(transcript), ensure_ascii=False, indent=1) + "\n",
@@ -150,8 +150,11 @@ FORMATS: Mapping[str, Callable[[TranscriptionResult], str]] = {
 
 
 def document(transcript: TranscriptionResult) -> dict[str, Any]:
-    """Return a transcript for programs; times in seconds."""
-    segments = [{**asdict(one), "start": round(one.start, 2), "end": round(one.end, 2)} for one in transcript.segments]
+    """Return a transcript as a JSON document; times in seconds."""
+    segments = [
+        {**asdict(segment), "start": round(segment.start, 2), "end": round(segment.end, 2)}
+        for segment in transcript.segments
+    ]
     header = {"file": str(transcript.file), "text": transcript.text, "seconds": transcript.seconds}
     return {**header, "language": transcript.language, "segments": segments, "error": transcript.error}
 
@@ -164,17 +167,17 @@ def clock(seconds: float, point: str = ".") -> str:
 
 
 def _cue(text: str) -> str:
-    """Return a text in one line that no player takes for a line of times."""
+    """Return a text as one line that no player mistakes for a timing line."""
     return visible(text).replace("-->", "->")
 
 
 def chosen_formats(requested: Sequence[str], to_files: bool) -> list[str]:
-    """Return the formats that were asked for, each by itself or with commas between.
+    """Return the requested formats, given separately or separated by commas.
 
     Raises:
         BadInput: one is unknown, or several are to go to the screen.
     """
-    names = list(dict.fromkeys(name.strip().lower() for one in requested for name in one.split(",") if name.strip()))
+    names = list(dict.fromkeys(name.strip().lower() for text in requested for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in FORMATS]
     if unknown:
         raise BadInput(f"format {unknown[0]!r} is unknown", f"it is one of: {', '.join(FORMATS)}")
@@ -184,7 +187,7 @@ def chosen_formats(requested: Sequence[str], to_files: bool) -> list[str]:
 
 
 class TranscriptFolder:
-    """Where the files go; what is there already is not overwritten unasked.
+    """Output folder of transcripts; existing files are not overwritten unless requested.
 
     Raises:
         BadInput: two of the sound files would have one name, a file is there already, or nothing can be written there.
@@ -206,7 +209,7 @@ class TranscriptFolder:
         return [self._folder / f"{self._names[file]}.{name}" for name in self._formats]
 
     def write(self, transcript: TranscriptionResult) -> list[Path]:
-        """Write a transcript in every format, each file whole or not at all; return the paths.
+        """Write a transcript in every format, each file atomically; return the paths.
 
         Raises:
             BadInput: one cannot be written.

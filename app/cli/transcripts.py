@@ -1,7 +1,7 @@
-"""``patches``, ``blacklist`` and ``pseudo-label``: what patch files change in a data set, samples that a model cannot
+"""``patches``, ``blacklist`` and ``pseudo-label``: the effect of patch files on a data set, samples that a model cannot
 learn, and transcripts by a model for recordings that have none.
 
-For a blacklist a model is trained for each fold of the samples, without it, and told with its cost before it starts.
+For a blacklist, a model is trained without each fold of the samples in turn, after the cost has been shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from training.tasks.whisper.cross_validation import Fold
 
 FOLDS = "blacklist"
-"""In the folder of the run folders: what is known of folds."""
+"""Folder for the folds' results, inside the folder of the run folders."""
 _SHOWN = 20
 
 
@@ -62,7 +62,7 @@ def blacklist(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Show which samples are to be left out, and write them to a patch file by consent.
+    """Show which samples should be left out, and write them to a patch file after confirmation.
 
     Raises:
         BadInput: the run, its data or a figure cannot be used, or nobody agreed to train.
@@ -97,7 +97,7 @@ def blacklist(
 def _finish(
     models: Sequence[Path], settings: Profile, doubts: Sequence[SuspectClip], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
-    """Show what is to be left out, and write it by consent."""
+    """Show the samples to leave out, and write them after confirmation."""
     from training.tasks.whisper.blacklist import choose, write_blacklist
 
     data, path = settings.data, None
@@ -117,7 +117,7 @@ def _finish(
         "models": [str(model) for model in models],
         "bounds": asdict(bounds),
         "samples": len(doubts),
-        "listed": [_document(one, bounds) for one in chosen],
+        "listed": [_document(doubt, bounds) for doubt in chosen],
         "file": str(path) if path else None,
     }
     return answer(as_json, document, ())
@@ -150,7 +150,7 @@ def judge_in_turns(
     yes: bool,
     listening_options: tuple[str, int, Progress],
 ) -> list[SuspectClip]:
-    """Train on all folds but one, in turns, and let each model listen to the fold that it does not know.
+    """Train on all folds but one, in turn, and let each model transcribe the held-out fold.
 
     Args:
         run: whose profile it is; its time tells what the trainings will take.
@@ -166,7 +166,7 @@ def judge_in_turns(
 
     clips = training_clips(profile)
     planned = plan_folds(run.path.parent / FOLDS, profile, clips, folds, rounds)
-    waiting = [fold for found in planned for fold in found if not fold.result.is_file()]
+    waiting = [fold for round_folds in planned for fold in round_folds if not fold.result.is_file()]
     if waiting:
         say(_cost(waiting, len(clips), run, workers))
         if not yes and not sys.stdin.isatty():
@@ -180,7 +180,7 @@ def judge_in_turns(
 
 
 def workers_of(run: RunSummary) -> int:
-    """Return how many workers of this machine the run had; one if it was trained on others."""
+    """Return the number of local workers of a run; one if it ran on other machines."""
     local = run.metadata is not None and run.metadata.run_type == "local"
     return max(1, len(run.metadata.hosts)) if local and run.metadata else 1
 
@@ -195,7 +195,7 @@ def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) 
 
 
 def trained(fold: Fold, profile: Profile, workers: int) -> Path:
-    """Return the model of the fold's run, which is begun, or goes on where it ended."""
+    """Return the model of the fold's run, which is started or resumed as needed."""
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import local_memory_budgets
     from training.local_plan import plan_local_run
@@ -235,7 +235,7 @@ def patches(
     text_column: Annotated[str, typer.Option(help="Transcript column; empty: the usual names.")] = "",
     as_json: Json = False,
 ) -> ExitCode:
-    """Show what the files in a data set's folder 'patches' change.
+    """Show the changes made by the files in a data set's folder 'patches'.
 
     Raises:
         BadInput: the data set or one of the files cannot be used.
@@ -284,7 +284,7 @@ def pseudo_label(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Let a model write transcripts of recordings that have none.
+    """Write transcripts by a model for recordings that have none.
 
     Raises:
         BadInput: a model or a folder cannot be used, or no recording lacks a transcript.
@@ -317,7 +317,7 @@ def pseudo_label(
 
 
 def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[list[tuple[str, Path]], int]:
-    """Take out what a person's table in ``target`` names; say how many those are."""
+    """Return the files without those that a table in ``target`` names, and the number of those."""
     transcribed = set[Path]()
     if has_tables(target):
         clips = [clip for split in read_tables(str(target)).splits.values() for clip in split]

@@ -42,42 +42,42 @@ if TYPE_CHECKING:
 
 STEPS = 6
 INNER_STEPS = 3
-"""Steps from one synchronisation to the next in a rehearsal, at most, so that two are measured."""
+"""Maximum sync interval in a trial, so that two synchronisations are measured."""
 EVALUATED = 8
-"""Samples of each evaluation split: enough to see that evaluation works."""
+"""Samples of each evaluation split: enough to test evaluation."""
 
 
 @dataclass(frozen=True)
 class RehearsalFigures:
-    """Figures of a rehearsal. The first step of every member, which warms up, is left out."""
+    """Figures of a trial, without the first step of every member, which warms up."""
 
     strategy: str
     engine: str
     workers: int
     steps: int
     seconds_per_step: float
-    """Wall time of a step of the real run; the wait of a synchronisation is spread over the steps up to the next."""
+    """Wall time per step of the real run, including the wait for synchronisation, spread over the sync interval."""
     samples_per_second: float
     compute_share: float
     wait_share: float
     transfer_share: float
     bytes_per_sync: float
-    """Sent and received by one member in one synchronisation (one step, where they meet in every step)."""
+    """Bytes sent and received by one member per synchronisation (per step, if every step synchronises)."""
     steps_between_syncs: int
     memory_peak: int
-    """Bytes of the largest worker process."""
+    """Bytes, of the largest worker process."""
     device_memory_peak: int | None
     total_steps: int
     """Steps of the whole run."""
 
     @property
     def seconds_total(self) -> float:
-        """Estimated training time of the whole run, evaluations not counted."""
+        """Estimated training time of the whole run, without evaluations."""
         return self.total_steps * self.seconds_per_step
 
 
 def rehearse(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
-    """Carry out ``--try``.
+    """Run ``--try``.
 
     Raises:
         MusterError: nothing was started.
@@ -92,7 +92,7 @@ def rehearse(request: TrainRequest, start_run: StartRun = RunController) -> Exit
 
 
 def not_for_real(launcher: DistributedLauncher, planned: Planned, request: TrainRequest) -> ExitCode:
-    """Carry out ``--try`` on the machines of a plan, where Ctrl-C ends it, or ``--plan-only``.
+    """Run ``--try`` on the machines of a plan, where Ctrl-C ends it, or ``--plan-only``.
 
     Raises:
         MusterError: nothing was started.
@@ -123,7 +123,7 @@ def _folder_for_a_moment() -> tempfile.TemporaryDirectory[str]:
 
 
 def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest) -> ExitCode:
-    """Tell what was measured in a rehearsal of ``plan``, or why it did not come to its end."""
+    """Report what a trial of ``plan`` measured, or why it failed."""
     if ended.status != "completed":
         return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
     measured = measure(plan, read_events(ended.run_dir / "events.jsonl"), ended.state)
@@ -133,17 +133,18 @@ def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest) -> ExitCode:
 
 
 def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = None) -> ExitCode:
-    """Carry out ``--plan-only``: show the plan of a run that is not started.
+    """Run ``--plan-only``: show the plan of a run that is not started.
 
     Args:
-        planning: what it was chosen from, where there was a choice.
+        planning: the planner's document, if it chose among candidate plans.
 
     Raises:
         BadInput: the file of ``--out`` cannot be written.
     """
     _write(plan, planning, request)
     description = [
-        f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}" for one in plan.members
+        f"{visible(member.name)}: {counted(member.batch_size, 'sample')} a step on {member.device}"
+        for member in plan.members
     ]
     description.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
     return answer(request.as_json, _document(plan), description)
@@ -154,7 +155,7 @@ def _document(plan: RunPlan) -> dict[str, Any]:
 
 
 def _write(plan: RunPlan, planning: Planning | None, request: TrainRequest) -> None:
-    """Write the file of ``--out``: what ``--plan`` takes where there was a choice, else the run's plan itself."""
+    """Write the file of ``--out``: the planner's document, which ``--plan`` accepts, if there is one; else the plan."""
     if request.out is None:
         return
     with explained(request.out, "--out"):
@@ -163,7 +164,7 @@ def _write(plan: RunPlan, planning: Planning | None, request: TrainRequest) -> N
 
 
 def shortened(plan: RunPlan) -> RunPlan:
-    """Return the plan of the rehearsal: the same model, data, batches and members, a few steps."""
+    """Return the plan of the trial: same model, data, batches and members, but a few steps."""
     profile = plan.profile
     limit = profile.data.max_eval_samples
     changes = {
@@ -178,7 +179,7 @@ def shortened(plan: RunPlan) -> RunPlan:
 
 
 def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> RehearsalFigures:
-    """Turn the events of a rehearsal into figures of the run it stands for.
+    """Compute the figures of the real run from the events of a trial.
 
     Raises:
         BadInput: there was not a single step.
@@ -220,7 +221,7 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Rehearsa
 
 
 def _total_steps(plan: RunPlan, steps: Sequence[StepEvent]) -> int:
-    """Return the steps of the whole run, as it will count them, from the part of an epoch that some were."""
+    """Return the steps of the whole run, extrapolated from the fraction of an epoch that was trained."""
     training = plan.profile.training
     epoch_steps = [step for step in steps if step.epoch > 0]
     if training.max_steps or not epoch_steps:
@@ -230,7 +231,7 @@ def _total_steps(plan: RunPlan, steps: Sequence[StepEvent]) -> int:
 
 
 def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -> tuple[float, float, float]:
-    """Return wait and transfer in seconds, and the bytes of one member, of one synchronisation."""
+    """Return wait and transfer in seconds, and bytes per member, of one synchronisation."""
     if syncs:
         costs = [(sync.wait, sync.seconds, sync.bytes_sent + sync.bytes_received) for sync in syncs]
     else:
@@ -242,7 +243,7 @@ def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -
 
 
 def lines(measured: RehearsalFigures) -> list[str]:
-    """Return the figures for a person."""
+    """Return the figures as lines of text."""
     interval = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
     exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {interval}" if measured.workers > 1 else "none"
     device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""

@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are to be, which are there already, and the rest of them, some at a time.
+"""The runs of a comparison: planning them, finding those already done, and executing the others in parallel.
 
 All members of a run take turns in one process. The folder of a comparison holds ordinary runs; one that is completed
 and has the same plan, but for its threads, is not run again.
@@ -32,12 +32,12 @@ from training.runs import list_runs, remove_run, summarise
 
 _LOOK = 0.1
 _STEPS_OF_A_CURVE = 10
-"""Evaluations of a run whose number of steps is known, where nobody said how many."""
+"""Default number of evaluations of a run with a known number of steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One run that there is to be."""
+    """One run of a comparison."""
 
     strategy: str
     seed: int
@@ -49,7 +49,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """What two runs share that have the same result."""
+        """Key that is equal for runs with the same result."""
         return _key(self.plan)
 
 
@@ -59,14 +59,14 @@ def _key(plan: RunPlan) -> str:
 
 
 def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluations_chosen: bool) -> list[Trial]:
-    """Return the runs of one strategy: the one that the profile names, once for each seed.
+    """Return the runs of the profile's strategy, one per seed.
 
     Nothing stops early and no snapshots are kept. All members see as many samples as with any other strategy.
 
     Args:
         members: of a run; those of the profile's file of machines, where it names one.
-        evaluations_chosen: a person has said how often the model is evaluated; else it is ten times in a run at least,
-            where the number of its steps is known.
+        evaluations_chosen: the evaluation interval was set explicitly; otherwise a run of a known number of steps is
+            evaluated at least ten times.
 
     Raises:
         BadInput: the strategy refuses the job.
@@ -98,11 +98,11 @@ def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluati
 
 
 def whole_runs(folder: Path, trials: Sequence[Trial]) -> dict[Trial, Path]:
-    """Return those of the runs that are there already, and remove those that an earlier comparison left in pieces."""
+    """Return the folders of runs already completed, and remove those that an earlier comparison left unfinished."""
     trial_by_key = {trial.key: trial for trial in trials}
     folder_by_trial: dict[Trial, Path] = {}
     for summary in list_runs(folder):
-        with contextlib.suppress(BadInput):  # a damaged one is nobody's
+        with contextlib.suppress(BadInput):  # a damaged one belongs to no trial
             trial = trial_by_key.get(_key(read_plan(summary.path / "plan.json")))
             if trial is not None and summary.status == "completed":
                 folder_by_trial.setdefault(trial, summary.path)
@@ -113,11 +113,11 @@ def whole_runs(folder: Path, trials: Sequence[Trial]) -> dict[Trial, Path]:
 
 @dataclass
 class Bench:
-    """Carries runs out, some at a time; a signal ends those that are under way, and what is whole stays.
+    """Executes runs, several in parallel; a signal ends those in progress, and completed ones are kept.
 
     Args:
         folder: of the comparison.
-        jobs: how many runs there are at a time.
+        jobs: number of parallel runs.
         command: the command line, for the runs' metadata.
     """
 
@@ -126,18 +126,18 @@ class Bench:
     command: Sequence[str] = ()
     start_run: StartRun = RunController
     refused: dict[str, str] = field(default_factory=dict)
-    """Why a strategy has no more runs, by its name."""
+    """Reason why a strategy gets no more runs, by its name."""
     stopped: threading.Event = field(default_factory=threading.Event)
     _live: dict[Trial, RunHandle] = field(default_factory=dict)
     _steps: dict[Trial, tuple[int, int]] = field(default_factory=dict)
-    """Steps of the runs under way, and how many they will have."""
+    """Steps done and total steps of the runs in progress."""
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def carry_out(self, trials: Sequence[Trial]) -> dict[Trial, Path]:
-        """Run them all and return the folders of those that came to their end.
+        """Execute all runs and return the folders of those that completed.
 
         Raises:
-            MusterError: one of them could not be started, for no reason of its strategy's.
+            MusterError: one of them could not be started, for a reason not due to its strategy.
         """
         folder_by_trial: dict[Trial, Path] = {}
         with ThreadPoolExecutor(self.jobs) as pool, heard_by(lambda *_: self.stopped.set()), _progress() as progress:
@@ -173,7 +173,7 @@ class Bench:
                 run.kill()
 
     def _run_trial(self, trial: Trial) -> Path | None:
-        """Return the folder of a run that came to its end; ``None`` where it did not."""
+        """Execute one run and return its folder; ``None`` if it did not complete."""
         if self.stopped.is_set() or trial.strategy in self.refused:
             return None
         held = RunFolder.create(self.folder, trial.plan, list(self.command))
@@ -210,7 +210,7 @@ class Bench:
                 run.kill()
             outcome = run.wait()
             for watched in run.members.workers.values() if isinstance(run, RunController) else ():
-                watched.process.exit_code()  # nothing is left of it
+                watched.process.exit_code()  # wait until the process is gone
         return outcome
 
     def _note(self, trial: Trial, step: int, total: int = 0) -> None:
@@ -221,7 +221,7 @@ class Bench:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Give what replaces one line on a terminal; elsewhere only what is done is told."""
+    """Yield a function that updates a status line on a terminal; elsewhere it does nothing."""
     if not interactive():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""``wizard.py``: its options, and which drawing of the set-up they begin."""
+"""``wizard.py``: its options, and the choice between screens and plain text."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _INSTEAD = {
     "plan PROFILE --hosts FILE": "find the fastest way",
     "distributed-train PROFILE": "train",
 }
-"""Commands that do what the set-up does, and what for."""
+"""Commands that replace the steps of the set-up, with their purpose."""
 
 
 def headless() -> str:
-    """Return what is said where there is no terminal."""
+    """Return the message shown without a terminal."""
     lines = {DEMO: "train a small Whisper on the shipped recordings"}
     lines |= {program(*command.split(" ", 1)): about for command, about in _INSTEAD.items()}
     width = max(map(len, lines))
@@ -37,7 +37,7 @@ def headless() -> str:
 
 
 def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:
-    """Return the options of the set-up, called ``name``; a tour has recorded machines without being told."""
+    """Return the option parser of the set-up, called ``name``; a tour uses recorded machines by default."""
     parser = argparse.ArgumentParser(
         prog=name, description="Find machines, check them, choose a job and a way to train, and start it."
     )
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
 
 
 def _chosen(demo: int | None, name: str | None) -> tuple[Services, str]:
-    """Return the machines, scripted or real, and the profile to begin with; empty for none.
+    """Return the services, recorded or real, and the profile to begin with; empty for none.
 
     Raises:
         BadInput: there are not so many scripted machines, or no such profile, or it cannot be used.

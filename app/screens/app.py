@@ -126,7 +126,7 @@ class WizardApp(SteeredApp):
 
     def command_records(self) -> list[CommandRecord]:
         records = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
-        records += [self._record(one) for one in self.wizard.asked_for()]
+        records += [self._record(task) for task in self.wizard.asked_for()]
         records += [asked.record for commands in self._commands for asked in commands.asked]
         return [*records, *super().command_records()]
 

@@ -94,8 +94,8 @@ class ChecksScreen(StepScreen):
             return
         self._placed = True
         included = [check for check in state.checks if check.key not in state.answers.skipped]
-        faults = [(check, one) for level in ("problem", "warning") for check in included for one in check.findings
-                 if one.level == level]  # fmt: skip
+        findings = [(check, finding) for check in included for finding in check.findings]
+        faults = [pair for level in ("problem", "warning") for pair in findings if pair[1].level == level]
         if faults and self.table.cursor in ("", state.checks[0].key):  # unless the person was quicker
             self.table.select(f"{faults[0][0].key}{_BETWEEN}{faults[0][1].check}")
 
@@ -123,7 +123,7 @@ class ChecksScreen(StepScreen):
 
     def _installation(self, check: Check, line: str) -> Content:
         share, words = getattr(line, "share", 0.0), getattr(line, "words", line) or "looking at what is there"
-        repairs = [one for one in self.steered.wizard.asked_for() if one.task.kind is TaskKind.REPAIR]
+        repairs = [record for record in self.steered.wizard.asked_for() if record.task.kind is TaskKind.REPAIR]
         clock = duration_text(self.steered.clock() - repairs[-1].at) if repairs else ""
         progress_bar = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
         content = join(literal(check.name, "bold"), literal(progress_bar, "$text-primary"), clock, muted(words))

@@ -61,7 +61,7 @@ class HomeScreen(StepScreen):
         finished = [run for run in state.home.value.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.value.profiles if profile.saved]
         shipped = [profile for profile in state.home.value.profiles if not profile.saved]
-        findings = [_finding(found) for found in state.doctor.value]
+        findings = [_finding(finding) for finding in state.doctor.value]
         sections = [
             _section("Running now", [_run(run) for run in live]),
             _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
@@ -72,7 +72,7 @@ class HomeScreen(StepScreen):
         ]
         filled = [section for section in sections if section]
         has_gaps = sum(map(len, filled)) + len(filled) <= self.app.size.height - _AROUND
-        return [row for place, section in enumerate(filled) for row in (*_gap(place if has_gaps else 0), *section)]
+        return [row for index, section in enumerate(filled) for row in (*_gap(index if has_gaps else 0), *section)]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         kind, _, name = key.partition(":")
@@ -89,9 +89,9 @@ class HomeScreen(StepScreen):
 
     def _about(self, profile: KnownProfile) -> list[Content]:
         entry, presences = profile.entry, self.state.presence_of(profile)
-        machines = [_presence(one) for one in presences]
+        machines = [_presence(presence) for presence in presences]
         about = [muted(entry.description)] if len(entry.description) > _LONG else []
-        any_far = any(one.far for one in presences)
+        any_far = any(presence.far for presence in presences)
         traffic_note = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if any_far else []
         problem = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
         return [*about, *([join(*machines)] if machines else []), *traffic_note, *problem]

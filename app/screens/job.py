@@ -103,9 +103,9 @@ class JobScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if key == MODEL:
             fits = [line for row in state.fits.value for line in (_fit(row), *cause_lines(row))]
-            return _whole(state.job.value.model) + fits
+            return _full_value(state.job.value.model) + fits
         if key == DATASET:
-            return _whole(state.job.value.dataset) + _about_data(state.data)
+            return _full_value(state.job.value.dataset) + _about_data(state.data)
         row = self._option_at(key)
         if row is None:
             return ()
@@ -187,7 +187,7 @@ class JobScreen(StepScreen):
             "Which model?" if name == MODEL else "Which data set?",
             [muted(f"Type {accepted}, or press down for the list.")],
             value=value,
-            choices=[(one, "") for one in names],
+            choices=[(name, "") for name in names],
         )
         # a folder that is dragged into a terminal comes in quotes
         self.app.push_screen(dialog, lambda text: self._set(name, text and text.strip(" '\"")))
@@ -201,7 +201,7 @@ class JobScreen(StepScreen):
         help_line, *limits = _about_option(row.spec) or [""]
         about = [muted(line) for line in (help_line, ", ".join(limits)) if line]
         if row.spec.choices:
-            choices = [(one, "") for one in row.spec.choices]
+            choices = [(choice, "") for choice in row.spec.choices]
             dialog: TextDialog = ChoiceDialog(row.name, about, value=row.value, choices=choices)
         else:
             dialog = TextDialog(row.name, about, value=row.value)
@@ -226,7 +226,7 @@ def data_words(state_part: StatePart[DataSummary]) -> str:
     return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else state_part.label
 
 
-def _whole(value: str) -> list[Content]:
+def _full_value(value: str) -> list[Content]:
     """A value that its cell cuts."""
     return [literal(value)] if len(value) > _VALUE else []
 

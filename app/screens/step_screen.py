@@ -187,7 +187,7 @@ class StepScreen(BaseScreen):
         head, content = self.query_one("#head", Static), self.head(state)
         head.display = bool(content)
         head.update(content)
-        self.query_one("#said", Static).update(self._said(state))
+        self.query_one("#said", Static).update(self._status_lines(state))
         self._draw_table(state)
 
     def _draw_table(self, state: WizardState) -> None:
@@ -212,7 +212,7 @@ class StepScreen(BaseScreen):
         """Give what stands beside the table what the table leaves, in a wide terminal."""
         self.query_one("#side").styles.width = cells if self.app.size.width >= WIDEST else None
 
-    def _said(self, state: WizardState) -> Content:
+    def _status_lines(self, state: WizardState) -> Content:
         lines = []
         if state.notice and self._still_true(state):
             lines.append(literal(state.notice, "$text-warning"))

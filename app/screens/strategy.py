@@ -61,7 +61,8 @@ class StrategyScreen(StepScreen):
         recommended = advised(state.ways, state.answers.preference)
         if self._detailed:
             return [
-                _row(way, way.choice.name, way is state.chosen, way is recommended, _figures(way)) for way in state.ways
+                _row(ranked, ranked.choice.name, ranked is state.chosen, ranked is recommended, _figures(ranked))
+                for ranked in state.ways
             ]
         choices = offered(state.ways, state.chosen)
         longest = max((way.seconds for _, way in choices), default=0.0)
@@ -75,7 +76,7 @@ class StrategyScreen(StepScreen):
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """What a way is, and why the recommended one is recommended."""
-        lines = [line for way in state.ways if str(way.index) == key for line in _about(way, self._detailed)]
+        lines = [line for ranked in state.ways if str(ranked.index) == key for line in _about(ranked, self._detailed)]
         strategy = state.strategy.value
         reasons = [muted(f"· {text}") for text in (*strategy.reasons, *(strategy.details if self._detailed else ()))]
         return [*lines, *([Content(""), literal("Why the recommended way"), *reasons] if reasons and lines else [])]
@@ -111,7 +112,7 @@ class StrategyScreen(StepScreen):
     _by_hand = False
 
     def on_row_table_moved(self, event: object) -> None:
-        ranked = next((way for way in self.state.ways if str(way.index) == self.table.cursor), None)
+        ranked = next((candidate for candidate in self.state.ways if str(candidate.index) == self.table.cursor), None)
         chosen = self.state.chosen
         if ranked is not None and chosen is not None and ranked.index != chosen.index and not ranked.problem:
             self._by_hand = True
