@@ -22,7 +22,7 @@ from app.run_state import INTERRUPTED, RunState, arrivals_and_departures
 from app.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
 from training.events import Event
-from training.run_files import write_whole
+from training.run_files import write_atomically
 
 MARK = "seen.json"
 SOON = 60.0
@@ -80,7 +80,7 @@ class Visit:
         mark = read_mark(self._run)
         if mark is None or mark.seq <= self._seq:
             with suppress(OSError):
-                write_whole(self._run / MARK, SeenMark(seq=self._seq, at=now).model_dump_json().encode())
+                write_atomically(self._run / MARK, SeenMark(seq=self._seq, at=now).model_dump_json().encode())
 
     def line(self, state: RunState, now: float) -> str:
         """Return the news since the mark; empty after a short absence, or where a finished run has none.

@@ -20,10 +20,10 @@ from profiles.declarations import trait_of
 from profiles.errors import BadInput, counted
 from profiles.locations import is_location
 from profiles.quantities import duration_text
-from training.model_folders import converses, holds_tokenizer, is_language_model, model_before
+from training.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import SCRIPT, RunPlan
-from training.runs import RunSummary, finished_model, lost_in
+from training.runs import RunSummary, finished_model, lost_members
 from training.schedule import ends_in_warm_up
 
 
@@ -62,7 +62,7 @@ def document(ended: EndedRun) -> dict[str, Any]:
         "engine": ended.plan.engine,
         "workers": ended.plan.world_size,
         "model": str(ended.model) if ended.model else None,
-        "lost": lost_in(ended.metrics) if ended.status == "completed" else (),
+        "lost": lost_members(ended.metrics) if ended.status == "completed" else (),
         "snapshot_step": ended.state.resume_step,
         "evaluations": evaluations_document(ended.state),
         "metrics": dict(ended.metrics),
@@ -90,7 +90,7 @@ def completed_lines(ended: EndedRun) -> list[str]:
     ]
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
-    if lost := lost_in(ended.metrics):
+    if lost := lost_members(ended.metrics):
         lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
     if data := data_text(ended.state, whole_run=True):
         lines.append(f"data    {data}; {MORE_DATA}")
@@ -119,7 +119,7 @@ def next_commands(ended: EndedRun) -> list[str]:
     if ended.model is not None and kind == "speech":
         commands = _speech_commands(ended)
     else:
-        commands = writing_commands(ended.run_dir, kind == "texts", bool(model_before(ended.plan.profile)))
+        commands = writing_commands(ended.run_dir, kind == "texts", bool(starting_model(ended.plan.profile)))
     return [*commands, command_about(ended.run_dir, "runs", "show")]
 
 
@@ -160,7 +160,7 @@ def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[st
     if model is None or not (is_language_model(model) and holds_tokenizer(model)):
         return []
     compare = ["--compare"] if has_base else []
-    chat = [command_about(run_dir, "chat")] if converses(model) else []
+    chat = [command_about(run_dir, "chat")] if has_chat_template(model) else []
     measure = [f"{command_about(run_dir, 'evaluate')} DATASET"] if measurable else []
     return [command_about(run_dir, "generate", *compare) + " 'YOUR PROMPT'", *chat, *measure]
 

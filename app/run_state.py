@@ -45,7 +45,7 @@ from training.events import (
     WarningEvent,
     WaysEvent,
 )
-from training.outcome import NOT_THIS_RUN, kept_step, kept_text
+from training.outcome import NOT_THIS_RUN, newest_complete_step, progress_text
 from training.plan import FINAL
 from training.run_folder import RunFolder
 from training.runs import summarise
@@ -116,12 +116,12 @@ class RunState:
         written = {
             r: (m.snapshot_step, m.snapshot_live) for r, m in self.members.items() if m.snapshot_step is not None
         }
-        return kept_step(written)
+        return newest_complete_step(written)
 
     @property
     def saved_progress(self) -> str:
         """Text of what an unfinished run has saved, and what is lost."""
-        return kept_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
+        return progress_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
 
     def seconds(self, now: float) -> float:
         """Return how long the run has taken up to ``now``: the time in its attempts."""

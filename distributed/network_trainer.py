@@ -27,7 +27,7 @@ from training.event_log import follow_events
 from training.events import ErrorEvent, Event
 from training.outcome import NewestAttempt, RunOutcome
 from training.plan import JOB_FACTORY, RunPlan
-from training.run_files import explained, is_live
+from training.run_files import explain_errors, is_live
 from training.run_folder import RunFolder, folder_name
 from training.simulation import ObjectTrainer
 
@@ -170,7 +170,7 @@ def _job_folder(output: Path, job: CustomJob) -> Iterator[Path]:
     """Write the job and the code it needs into a temporary folder, removed on exit unless it was moved."""
     from training.tasks.object_files import check_names, write_job
 
-    with explained(output):
+    with explain_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".job-", dir=output, ignore_cleanup_errors=True) as name:
             folder = Path(name)

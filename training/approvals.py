@@ -9,7 +9,7 @@ from pathlib import Path
 
 import platformdirs
 
-from training.run_files import private_folder, write_whole
+from training.run_files import private_folder, write_atomically
 
 
 def digest_of(name: str, files: Iterable[Path]) -> str:
@@ -38,7 +38,7 @@ def approve(digest: str, description: str) -> None:
     the user is asked again."""
     with contextlib.suppress(OSError):
         _folder().parent.mkdir(parents=True, exist_ok=True)
-        write_whole(private_folder(_folder()) / digest, _line(description))
+        write_atomically(private_folder(_folder()) / digest, _line(description))
 
 
 def has_changed(description: str) -> bool:

@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
-from training.run_files import sha256, why_full
+from training.run_files import explain_full_disk, sha256
 from training.tensor_file import TensorFile
 
 SNAPSHOT_VERSION = 1
@@ -285,7 +285,7 @@ def _sync_folder(path: Path) -> None:
 def _explain(error: OSError, folder: Path) -> tuple[str, str]:
     """Return reason and hint."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason, cure = why_full(error.errno, folder)
+        reason, cure = explain_full_disk(error.errno, folder)
         return reason, f"{cure}, then resume the run"
     return error.strerror or str(error), "make the folder writable, then resume the run"
 

@@ -131,7 +131,7 @@ def check_same(
             deviation = describe_difference(parsed[payloads[majority]], parsed[payloads[rank]])
             raise BadInput(f"{names(rank)} has other data or another model than {names(majority)}: {deviation}", _SAME)
     descriptions = {rank: parsed[payloads[rank]] for rank in sorted(payloads)}
-    used = {names(rank): each.precision[:20] for rank, each in descriptions.items() if each and each.precision}
+    used = {names(rank): report.precision[:20] for rank, report in descriptions.items() if report and report.precision}
     if len(set(used.values())) > 1 and exchange.rank == min(descriptions):
         warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")
 

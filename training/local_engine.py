@@ -15,7 +15,7 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.store_server import StoreServer
 from training.plan import RunPlan
 from training.processes import Channel, CoordinatorProcess
-from training.run_files import write_whole
+from training.run_files import write_atomically
 from training.run_folder import RunFolder
 
 SPARE = 8
@@ -160,7 +160,7 @@ class LocalEngine:
 
     def _start_here(self, config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
         path = self._folder.secrets / "coordinator.json"
-        write_whole(path, json.dumps(config).encode())
+        write_atomically(path, json.dumps(config).encode())
         return CoordinatorProcess(path, log)
 
     def _coordinator_config(self) -> dict[str, Any]:

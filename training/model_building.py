@@ -10,7 +10,7 @@ from training.tasks.base import Task
 from training.tasks.frozen_base import with_frozen_base
 
 
-def built_model(task: Task, settings: ModelSettings, precision: Precision) -> nn.Module:
+def build_model(task: Task, settings: ModelSettings, precision: Precision) -> nn.Module:
     """Return a task's model on its device and in training mode, with frozen weights as ``base_precision`` says.
 
     Raises:

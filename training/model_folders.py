@@ -11,7 +11,7 @@ from typing import Any, Literal
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import read_plan
-from training.runs import find_model, finished_model, list_runs, runs_anywhere
+from training.runs import find_model, finished_model, list_all_runs, list_runs
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _WRITING = ("ForCausalLM", "LMHeadModel")
@@ -29,7 +29,7 @@ def find_usable_model(output_dir: Path, reference: str, usable: Callable[[Path],
         BadInput: nothing fits, or the run has no model.
     """
     if not reference:
-        runs = [*list_runs(output_dir), *runs_anywhere(output_dir)]  # of this folder first
+        runs = [*list_runs(output_dir), *list_all_runs(output_dir)]  # of this folder first
         models = (finished_model(run.path) for run in runs)
         newest = next((model for model in models if model and usable(model)), None)
         return newest or find_model(output_dir, reference)
@@ -63,7 +63,7 @@ def is_language_model(folder: Path) -> bool:
     return model_kind(folder) == "text"
 
 
-def hears(folder: Path) -> bool:
+def is_speech_model(folder: Path) -> bool:
     """Whether a model is a speech model, according to its folder."""
     return model_kind(folder) == "speech"
 
@@ -73,14 +73,14 @@ def holds_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
-def converses(folder: Path) -> bool:
+def has_chat_template(folder: Path) -> bool:
     """Whether a chat template was saved with a model, in a file of its own or with the tokenizer's settings."""
     return (folder / "chat_template.jinja").is_file() or bool(
         _read_json(folder / "tokenizer_config.json").get("chat_template")
     )
 
 
-def model_before(profile: Profile) -> str:
+def starting_model(profile: Profile) -> str:
     """Return the model that a profile trains, a folder or a name of the hub; empty: from scratch, or from code."""
     model = profile.model
     return "" if model.from_scratch or model.trait == "own code" else model.model_path
@@ -94,7 +94,7 @@ def base_model(model: Path) -> str:
     """
     base = str(_read_json(model / "adapter_config.json").get("base_model_name_or_path") or "")
     if not base and (model.parent / "plan.json").is_file():
-        base = model_before(read_plan(model.parent / "plan.json").profile)
+        base = starting_model(read_plan(model.parent / "plan.json").profile)
         if not base:
             raise BadInput(f"{model} was trained from scratch: there is no model before it", "leave out --compare")
     if not base:

@@ -221,7 +221,7 @@ def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection
     return {e.member: (e.step, e.live) for e in events if isinstance(e, SnapshotEvent) and e.member is not None}
 
 
-def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
+def newest_complete_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
     """Return the newest step of which all members that trained then have a snapshot; ``None``: there is none.
 
     Args:
@@ -233,7 +233,7 @@ def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
     return None
 
 
-def kept_text(snapshot_step: int | None, newest: int) -> str:
+def progress_text(snapshot_step: int | None, newest: int) -> str:
     """Return a sentence on the snapshot and the lost steps of a run whose last step was ``newest``."""
     if snapshot_step is None and not newest:
         return "no step was taken, so there is nothing to keep"

@@ -32,7 +32,7 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
     """Return message and hint for a failed file operation under ``path``, which ``option`` set; empty: no hint."""
     elsewhere = f"choose another place with {option}" if option else ""
     if error.errno in _FULL:
-        reason, cure = why_full(error.errno, path)
+        reason, cure = explain_full_disk(error.errno, path)
         return f"{path}: {reason}", ", or ".join(filter(None, (cure, elsewhere)))
     if error.errno == errno.EROFS:
         return f"{path}: the file system is read-only", elsewhere
@@ -45,7 +45,7 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
     return f"{path}: {error.strerror or error}", elsewhere
 
 
-def why_full(number: int, path: Path) -> tuple[str, str]:
+def explain_full_disk(number: int, path: Path) -> tuple[str, str]:
     """Return why nothing more can be written under ``path`` (disk space, quota or inodes), and the cure; ``number`` is
     the errno."""
     if number == errno.EDQUOT:
@@ -59,7 +59,7 @@ def why_full(number: int, path: Path) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def explained(path: Path, option: str = "--output", kind: type[MusterError] = BadInput) -> Iterator[None]:
+def explain_errors(path: Path, option: str = "--output", kind: type[MusterError] = BadInput) -> Iterator[None]:
     """Turn the failure of a file operation under ``path``, which ``option`` set, into an error with a hint.
 
     Raises:
@@ -92,7 +92,7 @@ def private_file(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
     Raises:
@@ -125,19 +125,19 @@ def sha256(path: Path) -> str:
     return str(add_file(hashlib.sha256(), path).hexdigest())
 
 
-def try_to_write(folder: Path, option: str) -> None:
+def check_writable(folder: Path, option: str) -> None:
     """Make a folder and a temporary file in it, to find out before long work whether it is writable.
 
     Raises:
         BadInput: nothing can be written there.
     """
-    with explained(folder, option):
+    with explain_errors(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager
-def whole_folder(parent: Path, name: str, option: str = "--output") -> Iterator[Path]:
+def atomic_folder(parent: Path, name: str, option: str = "--output") -> Iterator[Path]:
     """Fill a temporary folder that becomes ``parent/name`` at the end; ``option`` set the parent.
 
     Raises:

@@ -42,7 +42,7 @@ from training.plan import (
     read_plan,
     utc_now,
 )
-from training.run_files import FolderLock, explain, is_live, private_folder, whole_folder, write_whole
+from training.run_files import FolderLock, atomic_folder, explain, is_live, private_folder, write_atomically
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,16 +87,16 @@ class RunFolder:
             BadInput: the folder cannot be made; nothing is left behind.
         """
         metadata = metadata_of(plan, command, run_type, strategy_reason)
-        with whole_folder(output_dir, folder_name(plan)) as temporary:
+        with atomic_folder(output_dir, folder_name(plan)) as temporary:
             for name in ("logs", "checkpoints"):
                 (temporary / name).mkdir(mode=0o755)
             for name in ("requests", "secrets"):
                 private_folder(temporary / name)
             _write_plan(temporary, plan)
-            write_whole(temporary / "metadata.json", document(metadata.model_dump()))
-            write_whole(temporary / "events.jsonl", b"")
+            write_atomically(temporary / "metadata.json", document(metadata.model_dump()))
+            write_atomically(temporary / "events.jsonl", b"")
             if command and (Path(command[0]).is_file() or shutil.which(command[0])):  # not a call of our classes
-                write_whole(temporary / "command.sh", rerun_script(command).encode(), 0o700)
+                write_atomically(temporary / "command.sh", rerun_script(command).encode(), 0o700)
         folder = cls(output_dir / folder_name(plan), metadata)
         try:
             folder._hold()
@@ -279,7 +279,7 @@ class RunFolder:
 
     def _write(self, name: str, data: bytes) -> None:
         try:
-            write_whole(self.path / name, data)
+            write_atomically(self.path / name, data)
         except OSError as error:
             raise RunFailed(*explain(error, self.path / name)) from error
 
@@ -292,7 +292,7 @@ def rerun_script(command: Sequence[str]) -> str:
 
 
 def _write_plan(folder: Path, plan: RunPlan) -> None:
-    write_whole(folder / "plan.json", plan.model_dump_json(indent=2).encode() + b"\n")
+    write_atomically(folder / "plan.json", plan.model_dump_json(indent=2).encode() + b"\n")
 
 
 def has_snapshots(folder: Path) -> bool:

@@ -52,7 +52,7 @@ class RunSummary:
     @property
     def lost(self) -> tuple[str, ...]:
         """Machines that a completed run lost and did not get back: the others did their work."""
-        return lost_in(self.metadata.metrics) if self.metadata and self.status == "completed" else ()
+        return lost_members(self.metadata.metrics) if self.metadata and self.status == "completed" else ()
 
     @property
     def profile(self) -> str:
@@ -85,7 +85,7 @@ class RunComparison:
     metrics: Mapping[str, tuple[Any, ...]]
 
 
-def lost_in(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+def lost_members(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the lost members in a run's figures."""
     lost = metrics.get("lost")
     return tuple(map(str, lost)) if isinstance(lost, list | tuple) else ()
@@ -127,7 +127,7 @@ def list_runs(output_dir: Path) -> list[RunSummary]:
     return sorted((summarise(path) for path in paths), key=lambda run: run.path.name, reverse=True)
 
 
-def runs_anywhere(output_dir: Path) -> list[RunSummary]:
+def list_all_runs(output_dir: Path) -> list[RunSummary]:
     """Return the runs of an output folder and, where it is the usual one, of all others of this user, newest first.
 
     Raises:
@@ -151,7 +151,7 @@ def find_run(output_dir: Path, reference: str) -> Path:
     if reference and (path / "metadata.json").is_file():
         return path
     runs = list_runs(output_dir)
-    if not reference and (listed := runs or runs_anywhere(output_dir)):
+    if not reference and (listed := runs or list_all_runs(output_dir)):
         return next((run for run in listed if run.metadata), listed[0]).path
     fitting = [run for run in runs if reference and run.path.name.startswith(reference)]
     if len(fitting) == 1 or (fitting and fitting[0].run_id == reference):
@@ -289,7 +289,7 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(column.get(name) for column in columns) for name in names}
 
 
-def narrowed(
+def filter_runs(
     runs: Sequence[RunSummary], *, statuses: Sequence[str] = (), profile: str = "", since: str = ""
 ) -> list[RunSummary]:
     """Return the runs that fulfil all given conditions.
@@ -328,7 +328,7 @@ def _moment(text: str) -> datetime:
         raise BadInput(f"--since {text}: not a time", hint) from error
 
 
-def to_clean(
+def runs_to_clean(
     runs: Sequence[RunSummary],
     *,
     older_than_days: float | None = None,
@@ -351,7 +351,7 @@ def to_clean(
     now = datetime.now(timezone.utc)
     return [
         run
-        for run in narrowed(runs[keep or 0 :], statuses=statuses)
+        for run in filter_runs(runs[keep or 0 :], statuses=statuses)
         if not run.live and (older_than_days is None or _age_days(run, now) > older_than_days)
     ]
 

@@ -27,7 +27,7 @@ from training.local_run import RunController
 from training.narration import RunNarrator
 from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan
-from training.run_files import explained, private_file
+from training.run_files import explain_errors, private_file
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import USUAL, find_run, plan_to_resume
 from training.stopping import stopped_by
@@ -258,7 +258,7 @@ def write_objects(job: CustomJob, folder: Path) -> None:
 
     caller = multiprocessing.spawn.get_preparation_data("worker")
     del caller["authkey"]  # for connections that are not used
-    with explained(folder, kind=RunFailed):
+    with explain_errors(folder, kind=RunFailed):
         with open(folder / CALLER, "wb", opener=private_file) as file:
             pickle.dump(caller, file)
         with open(folder / OBJECTS, "wb", opener=private_file) as file:

@@ -18,7 +18,7 @@ from training.events import AnswerEvent, Event, SnapshotEvent, StepEvent
 from training.group_orders import GroupOrders
 from training.membership import Membership
 from training.orders import OrderAction
-from training.outcome import kept_step, kept_text
+from training.outcome import newest_complete_step, progress_text
 from training.strategies.registry import segment_steps_of, strategy_class
 
 ANSWER_WITHIN = 30.0
@@ -174,7 +174,7 @@ class ProgressMonitor:
     @property
     def resumable_step(self) -> int | None:
         """The step from which the run can be resumed."""
-        return kept_step(self._snapshots)
+        return newest_complete_step(self._snapshots)
 
     @property
     def metrics(self) -> dict[str, int | None]:
@@ -184,7 +184,7 @@ class ProgressMonitor:
     @property
     def summary(self) -> str:
         """A sentence on the progress that a stopped run keeps and loses."""
-        return kept_text(self.resumable_step, self.newest_step)
+        return progress_text(self.resumable_step, self.newest_step)
 
 
 class Stopping:

@@ -92,7 +92,7 @@ def train(
             exchange.close()
 
 
-def exit_code_of(trained: Callable[[], ExitCode], name: str, emit: Emit) -> ExitCode:
+def run_to_exit_code(trained: Callable[[], ExitCode], name: str, emit: Emit) -> ExitCode:
     """Run a member's training and return its exit code; every failure becomes one ``error`` event."""
     try:
         ending = trained()

@@ -25,7 +25,7 @@ from training.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, W
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.last_step import LastStep
 from training.local_data import LocalSchedule, schedule_for
-from training.model_building import built_model
+from training.model_building import build_model
 from training.optimizers import build_optimizer, plain_steps, set_learning_rate
 from training.orders import Control
 from training.plan import RunPlan
@@ -100,7 +100,7 @@ class Trainer:
 
     def _set_up(self) -> None:
         seed_everything(self.settings.seed)
-        self.model: nn.Module = built_model(self.task, self.profile.model, self.precision)
+        self.model: nn.Module = build_model(self.task, self.profile.model, self.precision)
         self.parameters = trainable(self.model)
         self.compression = Compression(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))

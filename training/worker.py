@@ -22,7 +22,7 @@ from training.events import Emit, ErrorEvent, Event, EventSink, MemberEvent, Req
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
 from training.processes import PhaseTimer
-from training.train_member import exit_code_of, prepared, train
+from training.train_member import prepared, run_to_exit_code, train
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ def run_worker(
             return train(plan, rank, task, join, run_dir, emit, control)
 
     emit(MemberEvent(status="started", name=seat.name, message=f"pid {os.getpid()}"))
-    return exit_code_of(trained, seat.name, emit)
+    return run_to_exit_code(trained, seat.name, emit)
 
 
 def take_over_stdout() -> TextIO:

@@ -21,7 +21,7 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
 from training.model_folders import is_language_model
 from training.plan import read_plan
-from training.run_files import try_to_write
+from training.run_files import check_writable
 from training.runs import find_model, find_run
 from training.tasks.error_analysis import slice_of, wer_difference
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
@@ -73,7 +73,7 @@ def evaluate(
     if not is_on_hub(dataset):
         clips_of_split(dataset, split)  # what is wrong with a table is told before torch is loaded
     if predictions is not None:
-        try_to_write(predictions.parent, "--predictions")
+        check_writable(predictions.parent, "--predictions")
     decoding = {"language": language, "prompt": prompt, "timestamps": timestamps}
     options = {"device": device, "mixed_precision": mixed_precision, **decoding}
     measured = _measured(path, dataset, split, **options)

@@ -32,14 +32,14 @@ from training.run_folder import RunFolder
 from training.runs import (
     RunSummary,
     compare,
+    filter_runs,
     find_run,
+    list_all_runs,
     list_runs,
-    narrowed,
     remove_run,
-    runs_anywhere,
+    runs_to_clean,
     size_of,
     summarise,
-    to_clean,
 )
 
 _UNFINISHED = ("interrupted", "cancelled", "failed")
@@ -70,8 +70,8 @@ def list_command(
     Raises:
         BadInput: a status or a time that nobody knows.
     """
-    all_runs = runs_anywhere(output)
-    chosen = narrowed(all_runs, statuses=statuses, profile=profile, since=since)
+    all_runs = list_all_runs(output)
+    chosen = filter_runs(all_runs, statuses=statuses, profile=profile, since=since)
     if as_json:
         show_json({"runs": [_summary_document(run) for run in chosen], "exit_code": 0})
     elif all_runs and not chosen:
@@ -137,7 +137,7 @@ def clean_command(
     Raises:
         BadInput: no condition, or nobody there to confirm and no ``--yes``.
     """
-    chosen = to_clean(list_runs(output), older_than_days=older_than, statuses=statuses, keep=keep)
+    chosen = runs_to_clean(list_runs(output), older_than_days=older_than, statuses=statuses, keep=keep)
     if not as_json and not chosen:
         say("nothing to remove")
     elif not as_json:

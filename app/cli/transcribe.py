@@ -17,8 +17,8 @@ from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from app.microphone import recorded
 from profiles.errors import BadInput, ExitCode
-from training.model_folders import find_usable_model, hears
-from training.run_files import explained, try_to_write, write_whole
+from training.model_folders import find_usable_model, is_speech_model
+from training.run_files import check_writable, explain_errors, write_atomically
 
 if TYPE_CHECKING:
     from training.tasks.whisper.transcription import TranscriptionResult
@@ -56,7 +56,7 @@ def transcribe(
         model, files = "", [Path(model), *(files or ())]
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
-    path = find_usable_model(output, model, hears)
+    path = find_usable_model(output, model, is_speech_model)
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         recordings = [sound] if sound else files or []
@@ -203,7 +203,7 @@ class TranscriptFolder:
         existing = [path for file in self._names for path in self._paths(file) if path.exists()]
         if existing and not overwrite:
             raise BadInput(f"{existing[0]} is there already", "add --overwrite, or choose another folder")
-        try_to_write(folder, "--out")
+        check_writable(folder, "--out")
 
     def _paths(self, file: Path) -> list[Path]:
         return [self._folder / f"{self._names[file]}.{name}" for name in self._formats]
@@ -216,6 +216,6 @@ class TranscriptFolder:
         """
         paths = self._paths(transcript.file)
         for name, path in zip(self._formats, paths, strict=True):
-            with explained(path, "--out"):
-                write_whole(path, FORMATS[name](transcript).encode("utf-8", "replace"), 0o644)
+            with explain_errors(path, "--out"):
+                write_atomically(path, FORMATS[name](transcript).encode("utf-8", "replace"), 0o644)
         return paths

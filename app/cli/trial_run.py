@@ -31,7 +31,7 @@ from training.event_log import read_events
 from training.events import Event, StepEvent, SyncEvent
 from training.local_run import RunController
 from training.plan import RunPlan
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 from training.run_folder import RunFolder
 from training.schedule import ends_in_warm_up, steps_in
 from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
@@ -158,8 +158,8 @@ def _write(plan: RunPlan, planning: Planning | None, request: TrainRequest) -> N
     """Write the file of ``--out``: the planner's document, which ``--plan`` accepts, if there is one; else the plan."""
     if request.out is None:
         return
-    with explained(request.out, "--out"):
-        write_whole(request.out, (planning or plan).model_dump_json(indent=2).encode())
+    with explain_errors(request.out, "--out"):
+        write_atomically(request.out, (planning or plan).model_dump_json(indent=2).encode())
     say(f"written to {visible(request.out)}")
 
 

@@ -24,7 +24,7 @@ from app.report import EndedRun
 from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
-from training.model_folders import converses, is_language_model, model_before
+from training.model_folders import has_chat_template, is_language_model, starting_model
 from training.tasks.showcase import Sample, Showcase
 
 _TOKENS = "128"
@@ -256,11 +256,11 @@ def next_dialog(
     ended: EndedRun, commands: Sequence[str], showcase: Showcase | None, report: Callable[[], None]
 ) -> ModelDialog:
     """Return the dialog after a run, by the kind of its model."""
-    base, samples = model_before(ended.plan.profile), showcase.samples if showcase else ()
+    base, samples = starting_model(ended.plan.profile), showcase.samples if showcase else ()
     kind = showcase.kind if showcase else "speech"
     if kind == "text" or (ended.model is not None and is_language_model(ended.model)):
         texts = samples if kind == "text" else ()
-        chats = ended.model is not None and converses(ended.model)
+        chats = ended.model is not None and has_chat_template(ended.model)
         return WritingDialog(commands, ended.model, base, texts, report, chats)
     model = ended.model if ended.plan.profile.model.trait == "speech" else None
     return HearingDialog(commands, model, base, samples if kind == "speech" else (), report)

@@ -16,7 +16,7 @@ from app.metrics import four_digits
 from app.run_series import OF_EXCHANGES
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, figure_text
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 from training.strategies.costs import FEWEST_ROUNDS
 
 NAME = "comparison.html"
@@ -31,8 +31,8 @@ def write_comparison(result: StrategyComparison, profile: str, members: int, fol
         BadInput: it cannot be written.
     """
     path = folder / NAME
-    with explained(path):
-        write_whole(path, comparison_page(result, profile, members).encode(), 0o600)
+    with explain_errors(path):
+        write_atomically(path, comparison_page(result, profile, members).encode(), 0o600)
     return path
 
 

@@ -22,7 +22,7 @@ from app.html_report.recordings import recordings, showcase
 from app.html_report.sections import text
 from app.run_series import OF_EXCHANGES
 from training.plan import finite, utc_now
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"
@@ -46,8 +46,8 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """
     path = out or run_dir / NAME
     content = page(read_evidence(run_dir)).encode()
-    with explained(path, "--out"):
-        write_whole(path, content, 0o600 if out is None else 0o644)
+    with explain_errors(path, "--out"):
+        write_atomically(path, content, 0o600 if out is None else 0o644)
     return path
 
 

@@ -20,7 +20,7 @@ from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, energy_text, figure_text
-from training.model_folders import converses, is_language_model
+from training.model_folders import has_chat_template, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
 """Word and style of a run's status; others are ``bad``."""
@@ -260,7 +260,7 @@ def result(evidence: Evidence) -> str:
     model = str(evidence.model.resolve())
     use = command("transcribe", model, "FILE.wav") if speech else ""
     if is_language_model(evidence.model):
-        use = command("chat", model) if converses(evidence.model) else command("generate", model, "A TEXT")
+        use = command("chat", model) if has_chat_template(evidence.model) else command("generate", model, "A TEXT")
     return reached + model_facts + use
 
 

@@ -22,7 +22,7 @@ from app.metrics import metric_label, metric_text
 from app.trackers.kinds import TrackedRun
 from profiles.errors import BadInput
 from training.events import EvaluationEvent, Event, MemberEvent
-from training.run_files import write_whole
+from training.run_files import write_atomically
 from training.run_folder import RunFolder
 
 TARGET = "MUSTER_NOTIFY"
@@ -115,7 +115,7 @@ class Notifier:
         details = reason or self._result
         if problem := self._send(status, _ENDINGS.get(status, status) + (f": {details}" if details else "")):
             return problem
-        write_whole(self._ended, ending.encode())
+        write_atomically(self._ended, ending.encode())
         return "sent"
 
     def _send(self, status: str, text: str) -> str:

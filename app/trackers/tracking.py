@@ -25,7 +25,7 @@ from profiles.trackers import tracker_names
 from training.events import Event, StepEvent
 from training.plan import FINAL
 from training.processes import BackgroundProcess, run_from_stdin
-from training.run_files import FolderLock, is_live, write_whole
+from training.run_files import FolderLock, is_live, write_atomically
 from training.run_folder import RunFolder
 
 FOLDER = "trackers"
@@ -95,7 +95,7 @@ class _TrackerFeed:
     def keep(self) -> None:
         """Flush the tracker, and record its position."""
         self.tracker.flush()
-        write_whole(self.folder / _POSITION, f"{self.position}\n".encode())
+        write_atomically(self.folder / _POSITION, f"{self.position}\n".encode())
 
 
 class Tracking:

@@ -88,7 +88,7 @@ class Services:
 
     def home(self) -> Home:
         """Return live and recent runs, and profiles, the newest first."""
-        runs = tuple(sorted(run_list.runs_anywhere(self._output)[:RUNS], key=lambda run: not run.live))
+        runs = tuple(sorted(run_list.list_all_runs(self._output)[:RUNS], key=lambda run: not run.live))
         return Home(runs=runs, profiles=known_profiles(self._config))
 
     def doctor(self) -> Sequence[Finding]:

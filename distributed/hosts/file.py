@@ -29,7 +29,7 @@ from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
 from profiles.installation import IS_CHECKOUT, SHARED
 from training.approvals import approve, digest_of, is_approved
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 
 RUN_HOSTS = "hosts.json"
 """File in the run folder with the machines of the run."""
@@ -131,8 +131,8 @@ def save_hosts(hosts: Hosts, path: Path) -> None:
         BadInput: it cannot be written; the old file is untouched.
     """
     target = path.expanduser()
-    with explained(target):
-        write_whole(target, dump_hosts(hosts).encode(), mode=0o600)
+    with explain_errors(target):
+        write_atomically(target, dump_hosts(hosts).encode(), mode=0o600)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

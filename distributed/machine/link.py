@@ -29,7 +29,7 @@ from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, Ssh
 from distributed.ssh.forward import Forward
 from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process
 from profiles.installation import training_python
-from training.run_files import write_whole
+from training.run_files import write_atomically
 
 HERE_NAME = "this machine"
 
@@ -63,7 +63,7 @@ class HereConnection:
         target = Path.home() / Path(remote).expanduser()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target, source if isinstance(source, bytes) else source.read_bytes(), mode)
+            write_atomically(target, source if isinstance(source, bytes) else source.read_bytes(), mode)
         except OSError as error:
             raise RemoteFileError(self.machine, f"cannot write {target}: {error.strerror}", "free some space") from None
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from profiles.errors import BadInput
 from training.bounded_fields import first_problem
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,8 +70,8 @@ class DocumentFile(Document):
         Raises:
             BadInput: it cannot be written.
         """
-        with explained(path, "--out"):
-            write_whole(path, self.model_dump_json(indent=2).encode())
+        with explain_errors(path, "--out"):
+            write_atomically(path, self.model_dump_json(indent=2).encode())
 
 
 class Measurement(Document):
@@ -376,9 +376,9 @@ class MeasurementCache:
         """
         path = self._path(type(document), key)
         entry = {"measured_at": time.time(), "document": document.model_dump(mode="json")}
-        with explained(path):
+        with explain_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, json.dumps(entry).encode())
+            write_atomically(path, json.dumps(entry).encode())
 
     def _path(self, kind: type[BaseModel], key: dict[str, Any]) -> Path:
         identity = json.dumps([kind.__name__, key], sort_keys=True)

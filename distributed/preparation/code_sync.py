@@ -27,7 +27,7 @@ from profiles.installation import TOP
 from profiles.locations import with_files
 from profiles.schema import Profile
 from training.plan import JOB_FACTORY, RunPlan
-from training.run_files import explain, sha256, write_whole
+from training.run_files import explain, sha256, write_atomically
 from training.strategies.user_strategy import as_user_code
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table
@@ -322,7 +322,7 @@ class HashCache:
         entries = dict(list(self._entries().items())[-_MOST_ENTRIES:])
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self.path, json.dumps(entries).encode())
+            write_atomically(self.path, json.dumps(entries).encode())
         self._changed = False
 
     def _entries(self) -> dict[str, Any]:

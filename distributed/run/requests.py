@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from distributed.hosts.schema import Machine
 from profiles.errors import BadInput
 from training.events import RequestEvent
-from training.run_files import explained, private_folder, write_whole
+from training.run_files import explain_errors, private_folder, write_atomically
 
 Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
 Outcome = Literal["accepted", "done", "refused"]
@@ -56,9 +56,9 @@ def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machi
     identity = f"{time.time_ns()}-{secrets.token_hex(4)}"
     path = run_dir / FOLDER / f"{identity}.json"
     request = Request(action=action, machine=machine or (entry.name if entry else ""), entry=entry)
-    with explained(path):
+    with explain_errors(path):
         private_folder(path.parent)
-        write_whole(path, request.model_dump_json(exclude_defaults=True).encode())
+        write_atomically(path, request.model_dump_json(exclude_defaults=True).encode())
     return identity
 
 

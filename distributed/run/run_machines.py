@@ -17,7 +17,7 @@ from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, ProgressEvent, RunEvent
 from training.exchange.dialling import interface_at
-from training.outcome import kept_step, newest_snapshots
+from training.outcome import newest_complete_step, newest_snapshots
 from training.plan import RunPlan
 
 ANY = ("0.0.0.0", "::")
@@ -84,7 +84,7 @@ def rollback_warning(events: Iterable[Event], plan: RunPlan, absent: Collection[
     """Return a warning where only absent members hold the newest snapshot of a run; empty otherwise."""
     newest = newest_snapshots(events)
     remaining = {rank: (step, set(live) - set(absent)) for rank, (step, live) in newest.items() if rank not in absent}
-    step, resume_step = kept_step(newest), kept_step(remaining)
+    step, resume_step = newest_complete_step(newest), newest_complete_step(remaining)
     if not absent or step is None or resume_step is None or resume_step >= step:
         return ""
     names = ", ".join(plan.seats[rank].name for rank in absent)

@@ -195,7 +195,7 @@ CRASH = """
 import app.cli.runs, sys
 def broken(*_, **__):
     raise ZeroDivisionError("by\\nnothing")
-app.cli.runs.narrowed = broken
+app.cli.runs.filter_runs = broken
 from app.cli.main import main
 sys.exit(main(["runs", "list"]))
 """

@@ -8,9 +8,9 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.installation import RUNS_FOLDER
-from training.model_folders import find_usable_model, hears
+from training.model_folders import find_usable_model, is_speech_model
 from training.run_index import other_folders, remember
-from training.runs import find_run, runs_anywhere
+from training.runs import find_run, list_all_runs
 
 RUN = "20260921-130000-ab12-talk"
 
@@ -26,7 +26,7 @@ def test_a_run_started_in_another_folder_is_listed_and_found(tmp_path: Path) -> 
     (tmp_path / "there" / RUN).mkdir(parents=True)
     remember(tmp_path / "there")
     remember(tmp_path / "there")
-    assert [run.path for run in runs_anywhere(RUNS_FOLDER)] == [tmp_path / "there" / RUN]
+    assert [run.path for run in list_all_runs(RUNS_FOLDER)] == [tmp_path / "there" / RUN]
     assert find_run(RUNS_FOLDER, RUN[:20]) == tmp_path / "there" / RUN
 
 
@@ -37,13 +37,13 @@ def test_the_newest_run_and_model_of_all_other_folders_are_meant_by_nothing(tmp_
         (run / "model" / "config.json").write_text('{"model_type": "%s"}' % ("whisper" if day < 3 else "llama"))
         remember(tmp_path / folder)
     assert find_run(RUNS_FOLDER, "").parent.name == "second"
-    assert find_usable_model(RUNS_FOLDER, "", hears).parent.parent.name == "third"
+    assert find_usable_model(RUNS_FOLDER, "", is_speech_model).parent.parent.name == "third"
 
 
 def test_who_names_a_folder_sees_only_that(tmp_path: Path) -> None:
     (tmp_path / "there" / RUN).mkdir(parents=True)
     remember(tmp_path / "there")
-    assert runs_anywhere(tmp_path / "here") == []
+    assert list_all_runs(tmp_path / "here") == []
     with pytest.raises(BadInput, match="no runs in"):
         find_run(tmp_path / "here", "")
 

@@ -14,13 +14,13 @@ from training.run_folder import RunFolder
 from training.runs import (
     RunSummary,
     compare,
+    filter_runs,
     find_model,
     find_run,
     list_runs,
-    narrowed,
     remove_run,
+    runs_to_clean,
     summarise,
-    to_clean,
 )
 
 OLD, MIDDLE, NEW = "20260101-000000-aaaa", "20260201-000000-bbbb", "20260202-000000-bbcc"
@@ -67,7 +67,7 @@ def test_a_list_can_be_narrowed(output: Path, wish: dict[str, Any], found: list[
     for run in list_runs(output):
         with RunFolder.take_over(run.path) as folder:
             folder.update_metadata(start_time=f"{days[run.run_id]}T00:00:00+00:00")
-    assert ids(narrowed(list_runs(output), **wish)) == found
+    assert ids(filter_runs(list_runs(output), **wish)) == found
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_list_can_be_narrowed(output: Path, wish: dict[str, Any], found: list[
 )
 def test_a_list_is_not_narrowed_by_what_nobody_knows(output: Path, wish: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
-        narrowed(list_runs(output), **wish)
+        filter_runs(list_runs(output), **wish)
 
 
 def test_a_mistyped_status_removes_nothing_silently(output: Path) -> None:
     with pytest.raises(BadInput, match="no status 'complete'"):
-        to_clean(list_runs(output), statuses=["complete"])
+        runs_to_clean(list_runs(output), statuses=["complete"])
 
 
 def test_no_folder_means_no_runs(tmp_path: Path) -> None:
@@ -202,16 +202,16 @@ def test_a_single_run_cannot_be_compared(output: Path) -> None:
 
 def test_cleaning_needs_a_condition(output: Path) -> None:
     with pytest.raises(BadInput, match="no runs to remove"):
-        to_clean(list_runs(output))
+        runs_to_clean(list_runs(output))
 
 
 def test_clean_keeps_the_newest(output: Path) -> None:
-    assert ids(to_clean(list_runs(output), keep=2)) == [OLD]
-    assert ids(to_clean(list_runs(output), keep=0)) == [NEW, MIDDLE, OLD]
+    assert ids(runs_to_clean(list_runs(output), keep=2)) == [OLD]
+    assert ids(runs_to_clean(list_runs(output), keep=0)) == [NEW, MIDDLE, OLD]
 
 
 def test_clean_by_status(output: Path) -> None:
-    assert ids(to_clean(list_runs(output), statuses=["failed", "damaged"])) == [MIDDLE]
+    assert ids(runs_to_clean(list_runs(output), statuses=["failed", "damaged"])) == [MIDDLE]
 
 
 def test_clean_by_age(output: Path) -> None:
@@ -220,15 +220,15 @@ def test_clean_by_age(output: Path) -> None:
     text = (path / "metadata.json").read_text()
     start = RunFolder.open(path).metadata.start_time
     (path / "metadata.json").write_text(text.replace(start, before))
-    assert ids(to_clean(list_runs(output), older_than_days=2)) == [OLD]
-    assert to_clean(list_runs(output), older_than_days=4) == []
+    assert ids(runs_to_clean(list_runs(output), older_than_days=2)) == [OLD]
+    assert runs_to_clean(list_runs(output), older_than_days=4) == []
 
 
 @pytest.mark.slow
 def test_a_live_run_is_never_cleaned(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, make_plan(OLD), []):
         (run,) = list_runs(tmp_path)
-        assert to_clean([run], keep=0) == []
+        assert runs_to_clean([run], keep=0) == []
         with pytest.raises(BadInput, match="is working on this run"):
             remove_run(tmp_path, run)
     assert run.path.exists()

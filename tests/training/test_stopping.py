@@ -15,7 +15,7 @@ from profiles.errors import ExitCode
 from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent
 from training.exchange.base import SoloExchange
 from training.orders import Command, Control
-from training.outcome import kept_step, kept_text
+from training.outcome import newest_complete_step, progress_text
 from training.stopping import LEAST_PATIENCE, ProgressMonitor
 from training.tasks.base import Batch
 from training.trainer import Trainer
@@ -154,11 +154,11 @@ NEWEST: list[tuple[dict[int, tuple[int, tuple[int, ...]]], int | None]] = [
 def test_a_step_is_kept_when_all_who_trained_then_have_it(
     newest: dict[int, tuple[int, tuple[int, ...]]], kept: int | None
 ) -> None:
-    assert kept_step(newest) == kept
+    assert newest_complete_step(newest) == kept
 
 
 def test_what_is_kept_is_said_with_what_is_lost() -> None:
-    assert kept_text(40, 40) == "the snapshot of step 40 is kept, 0 steps lost"
-    assert kept_text(40, 41) == "the snapshot of step 40 is kept, 1 step lost"
-    assert kept_text(None, 370) == "no snapshot is kept, 370 steps lost"
-    assert kept_text(None, 0) == "no step was taken, so there is nothing to keep"
+    assert progress_text(40, 40) == "the snapshot of step 40 is kept, 0 steps lost"
+    assert progress_text(40, 41) == "the snapshot of step 40 is kept, 1 step lost"
+    assert progress_text(None, 370) == "no snapshot is kept, 370 steps lost"
+    assert progress_text(None, 0) == "no step was taken, so there is nothing to keep"

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from profiles.errors import BadInput
-from training.run_files import private_folder, write_whole
+from training.run_files import private_folder, write_atomically
 
 COORDINATOR_NAME = "muster-coordinator"
 """Name in the coordinator's certificate: members check for it whatever address they dial."""
@@ -66,7 +66,7 @@ def issue_run_certificates(
             folder = directory / f"member-{rank}"
             authority.issue(folder, f"muster-member-{rank}", uri, _BOTH)
         for folder in (directory / "coordinator", *(directory / f"member-{rank}" for rank in members)):
-            write_whole(folder / _RELAY_FILE, relay_key)
+            write_atomically(folder / _RELAY_FILE, relay_key)
     except OSError as error:
         raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
 
@@ -109,7 +109,7 @@ class _Authority:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         for file, content in zip(_FILES, (_pem(self._certificate), _pem(certificate), private)):
-            write_whole(folder / file, content)
+            write_atomically(folder / file, content)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (

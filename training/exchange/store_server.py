@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
-from training.run_files import write_whole
+from training.run_files import write_atomically
 
 MAX_LINE = 1 << 20
 MAX_CLIENTS = 512
@@ -94,7 +94,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def admit(self, folder: Path) -> None:
         """Write the token where :func:`read_token` finds it: into the folder (0700) with a member's keys."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(folder / _TOKEN_FILE, self.token.encode())
+        write_atomically(folder / _TOKEN_FILE, self.token.encode())
 
     def close(self) -> None:
         """Stop answering. Idempotent."""

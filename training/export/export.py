@@ -30,7 +30,7 @@ from training.export.exporters import (
 )
 from training.export.formats import Format, ModelSource
 from training.plan import document, finite, utc_now, versions_of
-from training.run_files import sha256, whole_folder, write_whole
+from training.run_files import atomic_folder, sha256, write_atomically
 from training.tasks.whisper.model import WhisperModelWrapper
 
 MANIFEST = "manifest.json"
@@ -82,7 +82,7 @@ def write_manifest(
         ),
         "check": dict(check),
     }
-    write_whole(folder / MANIFEST, document(finite(content)), mode=0o644)
+    write_atomically(folder / MANIFEST, document(finite(content)), mode=0o644)
     return content
 
 
@@ -280,7 +280,7 @@ def _export_folder(out: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``out``; an earlier export is removed once the new one is complete."""
     old: Path | None = None
     try:
-        with whole_folder(out.parent, out.name, "--out") as folder:
+        with atomic_folder(out.parent, out.name, "--out") as folder:
             yield folder
             if overwrite and is_export(out):
                 old = Path(tempfile.mkdtemp(prefix=".old-", dir=out.parent)) / out.name

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
 from training.recordings.recording import Exclusion, ExclusionReason, Recording
-from training.run_files import explain, write_whole
+from training.run_files import explain, write_atomically
 from training.tasks.language_codes import code_of
 from training.tasks.speech_clips import SILENCE, SPLITS
 from training.tasks.tables import write_table
@@ -94,7 +94,7 @@ def _check_origin(dataset_folder: DatasetFolder, origin: DatasetOrigin) -> None:
     try:
         stored = json.loads(path.read_bytes())
     except FileNotFoundError:
-        write_whole(path, json.dumps(expected).encode())
+        write_atomically(path, json.dumps(expected).encode())
         return
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: damaged", _OTHER_FOLDER_HINT) from error

@@ -24,7 +24,7 @@ from training.run_folder import RunFolder
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
 from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
-from training.train_member import exit_code_of, prepare_data, prepared, train
+from training.train_member import prepare_data, prepared, run_to_exit_code, train
 
 if TYPE_CHECKING:
     from training.tasks.base import Task
@@ -72,7 +72,7 @@ def run_members(
 
     for rank in ranks:
         emits[rank](MemberEvent(status="started", name=plan.seats[rank].name, message=f"pid {os.getpid()}"))
-    code = exit_code_of(all_trained, plan.seats[0].name, emits[0])
+    code = run_to_exit_code(all_trained, plan.seats[0].name, emits[0])
     return ExitCode.DONE if code is ExitCode.STOPPED else code
 
 
@@ -161,7 +161,7 @@ def _member(
     baton.acquire()
     code = ExitCode.RUN_FAILED
     try:
-        code = exit_code_of(trained, plan.seats[rank].name, emit)
+        code = run_to_exit_code(trained, plan.seats[rank].name, emit)
     finally:
         group.leave(rank, failed=code not in (ExitCode.DONE, ExitCode.STOPPED))
         baton.release()

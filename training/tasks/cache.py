@@ -22,7 +22,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
-from training.run_files import add_file, why_full
+from training.run_files import add_file, explain_full_disk
 
 logger = logging.getLogger("muster.data")
 
@@ -66,7 +66,7 @@ def get_or_build(
                 _build_entry(entry, build, is_sealed=is_sound is None)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason, cure = why_full(error.errno, root)
+            reason, cure = explain_full_disk(error.errno, root)
             raise BadInput(f"cache folder {root}: {reason}", f"{cure}, or choose another with cache_dir") from error
         reason = error.strerror or str(error)
         raise BadInput(f"cache folder {root}: {reason}", "choose a folder you can write with cache_dir") from error

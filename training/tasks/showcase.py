@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from training.bounded_fields import Count, Measured, Name, Step, Text
-from training.run_files import write_whole
+from training.run_files import write_atomically
 from training.tasks.predictions import Prediction
 
 NAME = "showcase.json"
@@ -99,7 +99,7 @@ class Showcase(BaseModel):
             OSError: it cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, self.model_dump_json().encode())
+        write_atomically(path, self.model_dump_json().encode())
 
 
 def read_showcase(path: Path) -> Showcase | None:

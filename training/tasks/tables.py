@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 from training.tasks.faults import Faults
 from training.tasks.transcript_text import plain_text
 
@@ -263,9 +263,9 @@ def write_table(
     Raises:
         BadInput: it cannot be written.
     """
-    with explained(path, option):
+    with explain_errors(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, csv_lines(rows, end), mode)
+        write_atomically(path, csv_lines(rows, end), mode)
 
 
 def _csv_rows(path: Path, text: str, quoted: bool, faults: Faults, as_written: bool) -> list[Row]:

@@ -27,7 +27,7 @@ from training.recordings.segments.cutting import SegmentOptions
 from training.recordings.segments.recording import Segment, SegmentedRecording, batches, segment_recording
 from training.recordings.segments.transcribing import TimedTranscriber
 from training.recordings.segments.transcript import ENDINGS, read_transcript
-from training.run_files import write_whole
+from training.run_files import write_atomically
 from training.tasks.audio import RATE
 from training.tasks.base import Progress
 from training.tasks.path_resolution import without_hidden
@@ -177,7 +177,7 @@ def segment_once(
         note = {**make(), "key": key}
         if not note["outcome"]["error"]:
             note_path.parent.mkdir(exist_ok=True)
-            write_whole(note_path, json.dumps(note).encode())
+            write_atomically(note_path, json.dumps(note).encode())
     return RecordingResult(**note["outcome"])
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.run_files import explained, write_whole
+from training.run_files import explain_errors, write_atomically
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_with_validation
@@ -165,8 +165,8 @@ def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_siz
         | {"empty": suspect.empty}
         for suspect in suspects
     ]
-    with explained(fold.result):
-        write_whole(fold.result, json.dumps(lines).encode(), 0o600)
+    with explain_errors(fold.result):
+        write_atomically(fold.result, json.dumps(lines).encode(), 0o600)
         shutil.rmtree(fold.folder)
 
 
