@@ -1,4 +1,4 @@
-"""The guided set-up as an application: the screen of the step that the set-up is at."""
+"""The guided set-up as an application that shows the screen of the current step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ SCREENS: tuple[type[StepScreen], ...] = (
     LaunchScreen,
 )  # fmt: skip
 FRAMES = 0.25
-"""Seconds between two pictures of something that turns."""
+"""Seconds between frames of an activity indicator."""
 
 
 class WizardApp(SteeredApp):
-    """Draws a set-up, one screen a step, and opens the dashboard of the run it has started.
+    """Shows a set-up, one screen per step, and opens the dashboard of the run it has started.
 
     Args:
         wizard: the set-up; only its state is read, and actions are sent to it.
@@ -65,7 +65,7 @@ class WizardApp(SteeredApp):
         self._step: Step | None = None
         self._watched = ""
         self._commands: list[Commands] = []
-        """What was asked of runs, also of those whose dashboard is closed."""
+        """Requests to runs, including those whose dashboard is closed."""
         self._pending = threading.Event()
 
     def on_mount(self) -> None:
@@ -76,13 +76,13 @@ class WizardApp(SteeredApp):
     # ------------------------------------------------------------------------------------------------- following
 
     def changed(self) -> None:
-        """Hear that the set-up has changed; may be called from any thread, and costs next to nothing."""
+        """Schedule a redraw after the set-up has changed; cheap, and safe to call from any thread."""
         if not self._pending.is_set():
             self._pending.set()
             self.call_later(self.follow)
 
     def follow(self) -> None:
-        """Show the state of the moment, on the screen of its step."""
+        """Show the current state on the screen of its step."""
         self._pending.clear()
         state = self.wizard.state
         if state is self._shown or not self.is_running:
@@ -108,7 +108,7 @@ class WizardApp(SteeredApp):
             self.screen.draw()
 
     def open_dashboard(self, run: Path) -> None:
-        """Show a run live over the set-up; esc comes back, and to Home where the run has ended."""
+        """Show a run live over the set-up; esc returns, to Home if the run has ended."""
         self._watched = str(run)
         screen = self._dashboard(run)
         if commands := getattr(screen, "commands", None):

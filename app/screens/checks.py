@@ -1,4 +1,4 @@
-"""Checks and Links: whether each machine can train, with the fixes, and how fast the network is between every two."""
+"""Checks and Links: whether each machine can train, with fixes, and the network speed between every two machines."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _CELL = 15
 _NAME = 16
 _BETWEEN = "|"
 _BAR, _INSTALLING = 16, 6
-"""Cells of the bar of an installation, and how many of them are shown."""
+"""Cells of the progress bar of an installation, and the number of bars shown."""
 _ROWS, _FRAME = 4, 11
-"""Lines of the table of links that always stay; those around map and table, and of what the map's lines mean."""
+"""Minimum lines of the table of links; lines around map and table, including the map's legend."""
 
 
 class ChecksScreen(StepScreen):
@@ -85,7 +85,7 @@ class ChecksScreen(StepScreen):
         return [head, *([] if skipped else [_finding(check, finding) for finding in shown_findings])]
 
     def draw(self) -> None:
-        """The cursor begins at the first problem, when all is known."""
+        """Draw, and move the cursor to the first problem once all checks are done."""
         super().draw()
         state = self.state
         working = not state.checks or any(check.status in UNSETTLED for check in state.checks)
@@ -110,12 +110,12 @@ class ChecksScreen(StepScreen):
         return cause_lines(check) if check is not None else ()
 
     def _failed(self, state: WizardState, check: Check) -> list[Content]:
-        """Return why packages could not be installed on a machine, the last time."""
+        """Return the error of the last failed installation on a machine."""
         error = state.repairs.value.get(check.name, "")
         return [literal(error, "$text-error")] if error else []
 
     def head(self, state: WizardState) -> Content:
-        """Return how far each installation is."""
+        """Return the progress of each installation."""
         rows = [check for check in state.checks if check.key in state.under_repair][:_INSTALLING]
         return Content("\n").join(
             [self._installation(check, state.repairs.value.get(check.name, "")) for check in rows]
@@ -233,7 +233,7 @@ class LinksScreen(StepScreen):
         return Content("\n").join([*table, *cables])
 
     def _map(self, names: Sequence[str], pairs: Sequence[PairFigures], below: int) -> Content:
-        """Return the map, where there is room for it and for the table under it."""
+        """Return the map, if it fits together with the table under it."""
         width, height = self.app.size
         rows = min(len(pairs) + 1, max(_ROWS, height // 4))
         return drawn(
@@ -259,7 +259,7 @@ def _pair_key(pair: PairFigures) -> str:
 
 
 def _line(pair: PairFigures) -> MapLink:
-    """Return a link as the map shows it."""
+    """Return a link for the map."""
     link = pair.link
     kind = LinkMedium.AIR if link.air else LinkMedium.CABLE if link.usable else LinkMedium.RELAY
     return MapLink(pair.source, pair.target, kind, link.mbit, link.mbit_back)

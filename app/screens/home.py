@@ -1,4 +1,4 @@
-"""Home: live runs, what was trained before, a new set-up, and a check of this computer."""
+"""Home: live and earlier runs, a new set-up, and a check of this computer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # a module that loads SSH, which the first screen does withou
 
 NEW, DOCTOR = "new", "doctor"
 _AROUND = 10
-"""Lines of the screen that are not the list's."""
+"""Lines of the screen outside the list."""
 _LONG = 40
-"""Characters of a description above which it may be cut in its row."""
+"""Length of a description above which its row may cut it."""
 _FINISHED = 5
 """Finished runs that are listed; ``runs list`` has them all."""
 

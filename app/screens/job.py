@@ -31,10 +31,10 @@ _PLAIN = {
     "max_train_samples": "use only the first N; 0: all",
     "augmentation": "noise and shifts added; 0: off",
 }
-"""What the options that everybody sees are, in the cells that 80 columns leave; their help stands under the row."""
+"""Short descriptions of the main options, for 80 columns; their full help is shown under the row."""
 _SHOWN_BROKEN = 3
 _VALUE = 36
-"""Cells of a value."""
+"""Width of the value column in cells."""
 
 
 class JobScreen(StepScreen):
@@ -218,7 +218,7 @@ class JobScreen(StepScreen):
 
 
 def data_words(state_part: StatePart[DataSummary]) -> str:
-    """Return in a few words what a data set holds."""
+    """Return a short description of a data set's contents."""
     data = state_part.value
     length = data.hours or 0.0
     hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
@@ -227,7 +227,7 @@ def data_words(state_part: StatePart[DataSummary]) -> str:
 
 
 def _full_value(value: str) -> list[Content]:
-    """A value that its cell cuts."""
+    """Return a value in full if its cell cuts it."""
     return [literal(value)] if len(value) > _VALUE else []
 
 

@@ -1,4 +1,4 @@
-"""Machines and Access: those on the network, to select the ones that train, and the login on each of those."""
+"""Machines and Access: selecting machines on the network, and the login on each of them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class MachinesScreen(StepScreen):
             self._select(f"typed:{' '.join(text.split())}")
 
     def draw(self) -> None:
-        """The cursor follows a machine whose row has become that of the one which answers there."""
+        """Draw, keeping the cursor on a machine whose row was merged into the one that answers at its address."""
         previous_key = self.table.cursor if self.ready else ""
         super().draw()
         if previous_key and self.ready and self.table.cursor != previous_key:
@@ -232,7 +232,7 @@ class AccessScreen(StepScreen):
             self._ask_password(row)
 
     def _to_the_next_need(self) -> None:
-        """To a machine that waits for the person, else to the next step; to one that failed where it keeps one here."""
+        """Select a machine that needs the user, else go to the next step; if a failed one prevents that, select it."""
         included = [row for row in self.state.access if row.key not in self.state.answers.skipped]
         waiting = [row for row in included if row.need is not AccessNeed.NOTHING]
         failed = [row for row in included if row.status is ItemStatus.FAILED]
@@ -276,7 +276,7 @@ class AccessScreen(StepScreen):
         self.toggle_skip(self.table.cursor)
 
     def copied(self) -> str:
-        """What is to be typed about the selected machine."""
+        """Return the command or fix of the selected machine."""
         row = self._selected()
         command = row.report.command if row is not None and row.report is not None else ""
         text = (row.compare or command or row.fix) if row is not None else ""
@@ -300,6 +300,6 @@ def _access_row(app: MusterApp, row: Access, skipped: bool) -> TableRow:
 
 
 def _stage(row: Access, status: ItemStatus) -> Content:
-    """A stage that ended for want of an answer has not failed."""
+    """Return the mark of a stage; one that waits for the user has not failed."""
     asking = status is ItemStatus.FAILED and row.need is not AccessNeed.NOTHING
     return (StatusMark.ASKING if asking else MARKS[status]).show("")

@@ -1,4 +1,4 @@
-"""The keys that a person chose, for whoever starts a screen."""
+"""The user's key bindings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from app.shell.keymap import keymap_file, read_keymap
 
 
 def own_keys() -> dict[str, str]:
-    """Return them by action, checked against every screen; nothing is loaded for them where there are none.
+    """Return the user's keys by action, validated against every screen; loads nothing if there are none.
 
     Raises:
         BadInput: see :func:`app.shell.keymap.read_keymap`.

@@ -1,4 +1,4 @@
-"""Plan and Launch: what will change on which machine and what it costs; the start, as a grid of steps and machines."""
+"""Plan and Launch: the changes on each machine and their cost; the start, as a grid of steps and machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.runs import summarise
 
 _PROGRESS = 4
 STATE_CELLS = max(len(status.value) for status in ItemStatus) + 2
-"""Cells of a state: with fewer for some, the columns would move whenever a state changes."""
+"""Fixed width of a state, so that columns do not move when a state changes."""
 _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=True)
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
@@ -120,7 +120,7 @@ class PlanScreen(StepScreen):
         self._confirmed(actions.save_only)
 
     def _confirmed(self, action: Callable[..., Action]) -> None:
-        """Do it, after the person has said in words that others may read the training traffic, where they can."""
+        """Do an action, after the user has explicitly accepted unencrypted training traffic, if there is any."""
         if not self.state.plan.value.in_clear:
             self.do(action())
             return
@@ -159,7 +159,7 @@ def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:
 
 
 def facts(plan: Plan, width: int) -> list[Content]:
-    """Return what a person should know of a plan before it begins, in lines of ``room`` cells."""
+    """Return the facts to know about a plan before it starts, in lines of ``width`` cells."""
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
         ("time", _time(plan), ""),

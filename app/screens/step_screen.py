@@ -1,4 +1,4 @@
-"""The frame of the set-up's screens: where one is, what is asked, a table, and beside or under it what a row means."""
+"""Base of the set-up's screens: breadcrumb, question, a table, and details of the selected row next to it or below."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected
 MARKS = {
     status: StatusMark.PROBLEM if status is ItemStatus.FAILED else StatusMark[status.name] for status in ItemStatus
 }
-"""How a status is drawn."""
+"""Mark of each status."""
 
 
 _MOST_SIDE = 60
-"""Cells of what stands beside a table, where the table leaves them."""
+"""Maximum width of the details next to a table."""
 _FRAME = 8
-"""Cells at the left and right of a table and beside it."""
+"""Cells for margins and the gap between table and details."""
 
 
 class SteeredApp(MusterApp):
-    """The application as its screens see it; :class:`app.screens.app.WizardApp` is one."""
+    """The application as its screens see it; :class:`app.screens.app.WizardApp` implements it."""
 
     wizard: Wizard
 
     def follow(self) -> None:
-        """Show the state of the moment, on the screen of its step."""
+        """Show the current state on the screen of its step."""
         raise NotImplementedError  # the application has it
 
     def open_dashboard(self, run: Path) -> None:
-        """Show a run live over the set-up; esc comes back."""
+        """Show a run live over the set-up; esc returns."""
         raise NotImplementedError  # the application has it
 
 
 class _Details(Static):
-    """What stands beside the table or under it. Its screen folds some lines to its width, so it draws them anew."""
+    """Details next to the table or under it. The screen folds lines to its width, so a resize redraws them."""
 
     def on_resize(self) -> None:
         cast(StepScreen, self.screen).draw()
 
 
 class StepScreen(BaseScreen):
-    """One step. A subclass says what stands in its table and what a row means."""
+    """Screen of one step; a subclass provides the table and the details of its rows."""
 
     STEP: ClassVar[Step]
     COLUMNS: ClassVar[tuple[TableColumn, ...]] = ()
     HEADED: ClassVar[bool] = True
-    """Whether labels stand above the columns."""
+    """Whether column labels are shown."""
     DETAIL_BELOW: ClassVar[bool] = False
-    """Where there is no room beside the table: details stand under it, not under the selected row."""
+    """On narrow terminals, show details under the table rather than under the selected row."""
     SIDE: ClassVar[int] = 42
-    """Cells of what stands beside the table, at least."""
+    """Minimum width of the details next to the table."""
 
     DEFAULT_CSS = """
     StepScreen #question { height: auto; }
@@ -99,31 +99,31 @@ class StepScreen(BaseScreen):
         return self.COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        """Return the rows of the table; no detail of the selected one is needed here."""
+        """Return the rows of the table, without the details of the selected one."""
         raise NotImplementedError  # every step's screen has its own
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        """Return what there is to say about the selected row."""
+        """Return the details of the selected row."""
         return ()
 
     def head(self, state: WizardState) -> Content:
-        """Return what stands above the table; nothing where it is empty."""
+        """Return the text above the table; empty: none."""
         return Content("")
 
     def empty(self, state: WizardState) -> Content:
-        """Return what is said while there is no row."""
+        """Return the text shown while there are no rows."""
         return Content("")
 
     def question(self, state: WizardState) -> str:
-        """Return what a person decides here."""
+        """Return the question that this step answers."""
         return self.STEP.question
 
     def summary(self, state: WizardState) -> str:
-        """Return a few words beside the question."""
+        """Return a few words shown next to the question."""
         return ""
 
     def hint(self, state: WizardState) -> Content:
-        """Return the line above the keys, where there is no notice and nothing is worked on."""
+        """Return the line above the keys, shown when there is no notice and no activity."""
         return Content("")
 
     # ------------------------------------------------------------------------------------------------- the frame
@@ -163,19 +163,19 @@ class StepScreen(BaseScreen):
         self.call_after_refresh(self.draw)
 
     def title_line(self) -> Content:
-        """Where one is on the way."""
+        """Return the breadcrumb."""
         crumb_contents = [_crumb(step, self.STEP) for step in self._visited()]
         crumbs = Content.styled(" › ", "$text-muted").join(crumb_contents)
         return crumbs if self.app.size.width < WIDE else Content.assemble(("Muster   ", "bold $primary"), crumbs)
 
     def _visited(self) -> tuple[Step, ...]:
-        """Return the steps on this way, this one among them."""
+        """Return the steps of this set-up, including this one."""
         state = self.state
         shown = visited(state.far, state.unequipped or self.STEP is Step.CHECKS)
         return shown if self.STEP in shown else ORDER
 
     def draw(self) -> None:
-        """Draw the state of the moment."""
+        """Draw the current state."""
         if not self.ready or not self.is_current:
             return
         state = self.state
@@ -191,7 +191,7 @@ class StepScreen(BaseScreen):
         self._draw_table(state)
 
     def _draw_table(self, state: WizardState) -> None:
-        """The rows, and what the selected one means: beside the table where there is room, else under the row."""
+        """Draw the rows, and the details of the selected one: next to the table if they fit, else under the row."""
         table, rows = self.table, self.rows(state)
         lines = tuple(self.detail(state, table.cursor))
         self.query_one("#about", Static).update(Content("\n").join(lines))
@@ -205,11 +205,11 @@ class StepScreen(BaseScreen):
 
     @property
     def room_beside(self) -> int:
-        """Cells that the columns of the table have beside the narrowest side."""
+        """Cells left for the table's columns next to details of minimum width."""
         return self.app.size.width - _FRAME - self.SIDE - MARGIN
 
     def _widen_side(self, cells: int) -> None:
-        """Give what stands beside the table what the table leaves, in a wide terminal."""
+        """On a wide terminal, give the details the width that the table leaves."""
         self.query_one("#side").styles.width = cells if self.app.size.width >= WIDEST else None
 
     def _status_lines(self, state: WizardState) -> Content:
@@ -222,7 +222,7 @@ class StepScreen(BaseScreen):
         return Content("\n").join(lines) if lines else self.hint(state)
 
     def _still_true(self, state: WizardState) -> bool:
-        """Whether a notice holds: one that said why it did not go on may have been mended meanwhile."""
+        """Whether a notice still applies: the reason that blocked the next step may be resolved by now."""
         if state.notice != self._notice:
             self._notice, self._was_blocker = state.notice, state.notice in blockers(state)
         return not self._was_blocker or state.notice in blockers(state)
@@ -230,7 +230,7 @@ class StepScreen(BaseScreen):
     # -------------------------------------------------------------------------------------------------- actions
 
     def do(self, action: Action) -> None:
-        """Send what a person did, and draw what came of it."""
+        """Send a user action to the set-up, and draw the new state."""
         self.steered.wizard.do(action)
         self.steered.follow()
 
@@ -243,7 +243,7 @@ class StepScreen(BaseScreen):
         self.action_go_on()
 
     def action_go_on(self) -> None:
-        """What enter does; to the next step, unless a screen knows better."""
+        """Handle enter: go to the next step, unless overridden."""
         self.action_next()
 
     def action_next(self) -> None:
@@ -260,7 +260,7 @@ class StepScreen(BaseScreen):
         self.do(actions.retry(self.table.cursor))
 
     def toggle_skip(self, key: str) -> None:
-        """Leave a machine out, or take it back in; the cursor stays on it, though rows under it come and go."""
+        """Skip a machine, or include it again; the cursor stays on it although rows under it change."""
         self.table.select(key)
         self.do(actions.unskip(key) if key in self.state.answers.skipped else actions.skip(key))
 
@@ -277,7 +277,7 @@ def _crumb(step: Step, current: Step) -> Content:
 
 
 def shown_status(app: MusterApp, status: ItemStatus, word: str | None = None) -> Content:
-    """Return symbol and word of a status; what is worked on turns."""
+    """Return symbol and word of a status; work in progress is animated."""
     look = MARKS[status]
     symbol = app.spinner() if status is ItemStatus.WORKING else look.symbol
     text = status.value if word is None else word
@@ -290,14 +290,14 @@ def shown_state(app: MusterApp, row: Assessment) -> Content:
 
 
 def cause_lines(row: Assessment) -> list[Content]:
-    """Return what is wrong and what to do about it."""
+    """Return the cause and fix of a problem."""
     style = "$text-warning" if row.status is ItemStatus.WARNING else "$text-error"
     lines = [literal(row.cause, style)] if row.cause else []
     return [*lines, *([Content.assemble(("fix: ", "$text-muted"), literal(row.fix))] if row.fix else [])]
 
 
 def failure(assessment: Assessment) -> Content:
-    """Return what is wrong with a whole part and what to do; nothing where nothing is."""
+    """Return the cause and fix of a failed part; empty if it has not failed."""
     return (
         Content("\n").join([literal(assessment.cause, "$text-error"), literal(assessment.fix)])
         if assessment.cause
@@ -306,6 +306,6 @@ def failure(assessment: Assessment) -> Content:
 
 
 def progress(state_part: StatePart[Any], otherwise: str) -> Content:
-    """Return what was done so far for a part that has no rows yet; nothing where it has failed."""
+    """Return the progress of a part that has no rows yet; empty if it has failed."""
     lines = () if state_part.status is ItemStatus.FAILED else state_part.progress or (otherwise,)
     return Content("\n").join([muted(line) for line in lines])

@@ -1,4 +1,4 @@
-"""Strategy: the recommended way to train with its reasons in numbers, and what every other way would cost."""
+"""Strategy: the recommended candidate plan with its reasons in numbers, and the cost of every other one."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class StrategyScreen(StepScreen):
         self.draw()
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        """What a way is, and why the recommended one is recommended."""
+        """Return the description of a candidate, and the reasons for the recommendation."""
         lines = [line for ranked in state.ways if str(ranked.index) == key for line in _about(ranked, self._detailed)]
         strategy = state.strategy.value
         reasons = [muted(f"· {text}") for text in (*strategy.reasons, *(strategy.details if self._detailed else ()))]
         return [*lines, *([Content(""), literal("Why the recommended way"), *reasons] if reasons and lines else [])]
 
     def head(self, state: WizardState) -> Content:
-        """How long the chosen way takes, as it is: with another interval it is another time."""
+        """Return the predicted time of the chosen candidate with its current interval."""
         strategy, chosen = state.strategy, state.chosen
         if strategy.cause or chosen is None:
             return failure(strategy)
@@ -166,7 +166,7 @@ def _row(
 
 
 def _plain(ranked: RankedCandidate, longest: float) -> tuple[Content, ...]:
-    """Return the time, drawn against the longest one, and what becomes of the loss."""
+    """Return the time, drawn relative to the longest one, and the effect on the loss."""
     if not ranked.seconds:
         return (muted(_unknown(ranked)), Content("-"))
     loss = ranked.candidate.loss_increase
