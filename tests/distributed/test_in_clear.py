@@ -85,7 +85,7 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
 
 def at_plan(*in_clear: str) -> WizardState:
     state: WizardState = at(Step.PLAN).state
-    return state.putting(TaskKind.PLAN, found=replace(state.plan.found, in_clear=in_clear))
+    return state.putting(TaskKind.PLAN, value=replace(state.plan.value, in_clear=in_clear))
 
 
 @pytest.mark.parametrize("action", [do.confirm, do.save_only])

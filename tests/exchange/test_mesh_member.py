@@ -24,8 +24,9 @@ from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
 from training.exchange.coordinator_server import Coordinator
+from training.exchange.coordinator_state import Member
 from training.exchange.dialling import SMALL_SEGMENT
-from training.exchange.group_membership import GroupMembership, Member
+from training.exchange.group_membership import GroupMembership
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
 

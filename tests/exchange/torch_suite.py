@@ -71,7 +71,7 @@ def _serve(pipe: Connection, rank: int, meeting: Any, folder: Path) -> None:
     torch: Any = sys.modules["torch"]
     torch.set_num_threads(1)
     faulthandler.enable()
-    script_start.give_group(dist)
+    script_start.install_backend(dist)
     store_numbers = itertools.count()
 
     def environment_store(seconds: float) -> dist.Store:
