@@ -22,7 +22,7 @@ from distributed.planning.prediction import Predictor
 from distributed.planning.simulated import choice_of, job_after
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.events import EvaluationEvent, Event, RunEvent, StepEvent, SyncEvent
+from training.records.events import EvaluationEvent, Event, RunEvent, StepEvent, SyncEvent
 from training.strategies.costs import FEWEST_ROUNDS
 from training.strategies.registry import cost_model
 from training.strategies.user_strategy import sync_schedule_of

@@ -14,7 +14,7 @@ from app.run_state import RunState, SplitResults
 from app.showcase import showcase_lines
 from app.timeline import chronological
 from profiles.errors import BadInput, counted
-from training.events import Event, TimingEvent
+from training.records.events import Event, TimingEvent
 from training.tasks.error_analysis import (
     EvaluationSlice,
     WerDifference,

@@ -10,12 +10,12 @@ from app.console import command_about
 from app.report import EndedRun
 from app.run_state import RunState, at_its_end
 from profiles.errors import BadInput
-from training.event_log import follow_events
-from training.events import Event
-from training.outcome import NewestAttempt
-from training.plan import RunPlan
-from training.run_files import is_live
-from training.run_folder import RunFolder
+from training.records.event_log import follow_events
+from training.records.events import Event
+from training.records.plan import RunPlan
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
+from training.run.outcome import NewestAttempt
 
 LONGEST_SILENCE = 60.0
 """Longest pause in a replay, seconds; longer ones (a night between attempts, a wrong clock) are shortened to it."""

@@ -15,7 +15,7 @@ from app.plan_vs_actual import SLOWER_BELOW, PlanPrediction, SingleMachinePredic
 from app.run_state import INTERRUPTED, RunState
 from app.timeline import TimelineEntry, chronological
 from profiles.quantities import duration_text
-from training.sensors import slows
+from training.hardware.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""

@@ -21,8 +21,8 @@ from app.run_series import of_run
 from app.run_state import INTERRUPTED, RunState, arrivals_and_departures
 from app.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
-from training.events import Event
-from training.run_files import write_atomically
+from training.records.events import Event
+from training.records.run_files import write_atomically
 
 MARK = "seen.json"
 SOON = 60.0

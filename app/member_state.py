@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from profiles.quantities import bytes_text
-from training.events import (
+from training.records.events import (
     ErrorEvent,
     MachineEvent,
     MemberEvent,

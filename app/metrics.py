@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.events import EvaluationEvent
+from training.records.events import EvaluationEvent
 
 RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares, shown as per cent."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 from app.member_state import MemberState
-from training.events import PeerPath, WaysEvent
+from training.records.events import PeerPath, WaysEvent
 
 SHOWN = 3
 """Most pairs that are listed one by one; of more, only the relayed ones are listed."""

@@ -24,7 +24,7 @@ from app.run_state import RunState, apply
 from app.timeline import timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
-from training.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
+from training.records.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
 
 PAINTS_PER_SECOND = 4
 PLAIN_INTERVAL = 10.0

@@ -20,11 +20,11 @@ from profiles.declarations import trait_of
 from profiles.errors import BadInput, counted
 from profiles.locations import is_location
 from profiles.quantities import duration_text
-from training.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
-from training.outcome import NOT_THIS_RUN, RunOutcome
-from training.plan import SCRIPT, RunPlan
-from training.runs import RunSummary, finished_model, lost_members
-from training.schedule import ends_in_warm_up
+from training.numerics.schedule import ends_in_warm_up
+from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
+from training.records.plan import SCRIPT, RunPlan
+from training.records.runs import RunSummary, finished_model, lost_members
+from training.run.outcome import NOT_THIS_RUN, RunOutcome
 
 
 @dataclass(frozen=True, kw_only=True)

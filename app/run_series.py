@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
-from training.events import EvaluationEvent, MachineEvent, SnapshotEvent, StepEvent, SyncEvent
+from training.records.events import EvaluationEvent, MachineEvent, SnapshotEvent, StepEvent, SyncEvent
 
 MOST_BUCKETS = 1024
 _NEAR = 2

@@ -26,8 +26,8 @@ from app.member_state import (
 from app.run_series import RUN, SIMULATED, Curves, MeasuredEvent, figures, of_member, with_figures
 from app.run_series import newest as newest_value
 from app.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
-from training.attempts import Attempts, attempts_after, seconds_in
-from training.events import (
+from training.records.attempts import Attempts, attempts_after, seconds_in
+from training.records.events import (
     AnswerEvent,
     ErrorEvent,
     EvaluationEvent,
@@ -45,10 +45,10 @@ from training.events import (
     WarningEvent,
     WaysEvent,
 )
-from training.outcome import NOT_THIS_RUN, newest_complete_step, progress_text
-from training.plan import FINAL
-from training.run_folder import RunFolder
-from training.runs import summarise
+from training.records.plan import FINAL
+from training.records.run_folder import RunFolder
+from training.records.runs import summarise
+from training.run.outcome import NOT_THIS_RUN, newest_complete_step, progress_text
 
 INTERRUPTED = "interrupted"
 """Status of a run whose end was never recorded."""

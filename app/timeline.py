@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from app.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberState
 from app.metrics import metric_label, metric_text, metrics_of
 from app.pair_paths import route_changes
-from training.events import (
+from training.records.events import (
     ErrorEvent,
     EvaluationEvent,
     Event,

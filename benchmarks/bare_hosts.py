@@ -24,9 +24,9 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
 from tests.lab.terminal import CLI, Terminal, environment
-from training.events import StepEvent
-from training.run_folder import RunFolder
-from training.runs import find_run
+from training.records.events import StepEvent
+from training.records.run_folder import RunFolder
+from training.records.runs import find_run
 
 SECRET = "a-password-nobody-has"
 NAMES = ("one", "two")

@@ -33,10 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from exogym_side import Digits, Language, Rows, Windows
 
-from training.data import Cursor, SampleSchedule
-from training.events import Event, StepEvent
-from training.schedule import learning_rate_at
-from training.simulation import LocalTrainer
+from training.api import LocalTrainer
+from training.data.data import Cursor, SampleSchedule
+from training.numerics.schedule import learning_rate_at
+from training.records.events import Event, StepEvent
 
 TEXT = Path(__file__).resolve().parent.parent / "examples/nanogpt/input.txt"
 MEMBERS, SHARE, RESULTS = 4, 0.005, "results.json"

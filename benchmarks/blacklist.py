@@ -121,7 +121,7 @@ def train(folder: Path, steps: int, whole: bool) -> Path:
 
 def profile_of(model: Path) -> Profile:
     """Return the profile of the run that made ``model``."""
-    from training.run_folder import RunFolder
+    from training.records.run_folder import RunFolder
 
     return RunFolder.open(model.parent).plan().profile
 
@@ -136,7 +136,7 @@ def heard_by_trained(model: Path) -> list[SuspectClip]:
 def heard_in_turns(model: Path, folds: int, rounds: int) -> list[SuspectClip]:
     """Return what models hear that were not trained on what they judge."""
     from app.cli.transcripts import judge_in_turns
-    from training.runs import summarise
+    from training.records.runs import summarise
 
     how = ("cpu", 16, report)
     return judge_in_turns(summarise(model.parent), profile_of(model), folds, rounds, 1, True, how)

@@ -51,8 +51,8 @@ def training() -> Callable[[], None]:
 def starter(engine: str, rank: int, address: str, secrets: str) -> Callable[[str, Any], Callable[[], bool]]:
     """Join, and return what starts a mean and says whether it is done."""
     from training.exchange.codecs import codec_by_name
-    from training.exchange.coordinator_client import JoinConfig
-    from training.exchange.mesh_member import MeshMember
+    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.mean.mesh_member import MeshMember
 
     if engine == "run":
         own = Path(secrets) / f"member-{rank}"

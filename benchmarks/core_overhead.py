@@ -77,7 +77,7 @@ def bare(steps: int, blocks: int) -> None:
     import torch
 
     from profiles.optimisation import TrainingSettings
-    from training.optimizers import build_optimizer
+    from training.optimization.optimizers import build_optimizer
 
     data, model = _data(), _model()
     model.train()
@@ -102,11 +102,11 @@ def core(steps: int, blocks: int) -> None:
     """The same through Trainer, schedule, and events to a file."""
     from profiles.optimisation import EvaluationSettings, SnapshotSettings, TrainingSettings
     from profiles.schema import Profile, StrategySettings
-    from training.events import EventSink, RunEvent, StepEvent
     from training.exchange.base import SoloExchange
-    from training.local_plan import plan_local_run
-    from training.orders import Control
-    from training.trainer import Trainer
+    from training.loop.trainer import Trainer
+    from training.records.events import EventSink, RunEvent, StepEvent
+    from training.run.local_plan import plan_local_run
+    from training.run.orders import Control
 
     task = _task()
     profile = Profile(

@@ -35,9 +35,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from profiles.resolve import profile_from_options
-from training.events import MachineEvent, MemberEvent, RunEvent, StepEvent, SyncEvent
-from training.plan import MemberPlan, RunPlan
-from training.run_folder import RunFolder, new_run_id
+from training.records.events import MachineEvent, MemberEvent, RunEvent, StepEvent, SyncEvent
+from training.records.plan import MemberPlan, RunPlan
+from training.records.run_folder import RunFolder, new_run_id
 
 COLUMNS, LINES = 120, 32
 KEYS = ((b"2", b"compute/wait"), (b"4", b"Mbit/s"), (b"5", b"all machines"), (b"6", b"at step"), (b"3", b"smoothed"))

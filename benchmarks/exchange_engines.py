@@ -47,7 +47,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
         if engine == "mesh":
             os.environ.update(MUSTER_CERTIFICATES=f"{secrets}/member-{rank}", MUSTER_RUN_ID=RUN)
         if backend == "muster":
-            import training.exchange.process_group  # noqa: F401 - registers the backend
+            import training.exchange.torch_backend.process_group  # noqa: F401 - registers the backend
         store = torch.distributed.FileStore(address, world)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
         kept = torch.empty(0)
@@ -59,8 +59,8 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
             torch.distributed.all_reduce(kept.copy_(values))  # fresh memory would cost as much as an exchange
 
         return mean
-    from training.exchange.coordinator_client import JoinConfig
-    from training.exchange.mesh_member import MeshMember
+    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.mean.mesh_member import MeshMember
 
     own = None if engine == "run in clear" else Path(secrets) / f"member-{rank}"
     listen, shares = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
@@ -154,7 +154,7 @@ class Members:
 @contextmanager
 def served(engine: str, world: int, elements: int, folder: Path, at: str = "127.0.0.1") -> Iterator[str]:
     """Start what the engine's members meet at, and yield its address."""
-    from training.exchange.certificates import issue_run_certificates
+    from training.exchange.links.certificates import issue_run_certificates
 
     if engine in STOCK:
         if engine == "mesh":
@@ -166,7 +166,7 @@ def served(engine: str, world: int, elements: int, folder: Path, at: str = "127.
 
 
 def config_of(engine: str, world: int, folder: Path, at: str) -> dict[str, Any]:
-    from training.exchange.certificates import issue_run_certificates
+    from training.exchange.links.certificates import issue_run_certificates
 
     config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)], "address": at}
     if engine != "run in clear":
@@ -178,7 +178,8 @@ def config_of(engine: str, world: int, folder: Path, at: str) -> dict[str, Any]:
 @contextmanager
 def coordinator(config: dict[str, Any], folder: Path) -> Iterator[int]:
     (folder / "coordinator.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(folder / "coordinator.json")]
+    program = "training.exchange.group.coordinator_main"
+    command = [sys.executable, "-m", program, "--config", str(folder / "coordinator.json")]
     root = Path(__file__).resolve().parent.parent
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None

@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 from profiles.resolve import profile_from_options
-from training.device import select_device
-from training.device_probe import TINY, USUAL, copy_speeds, product_speed, wait_for
-from training.events import Event, StepEvent
 from training.exchange.base import SoloExchange
-from training.local_plan import plan_local_run
-from training.orders import Control
+from training.hardware.device import select_device
+from training.hardware.device_probe import TINY, USUAL, copy_speeds, product_speed, wait_for
+from training.loop.trainer import Trainer
+from training.records.events import Event, StepEvent
+from training.run.local_plan import plan_local_run
+from training.run.orders import Control
 from training.tasks.custom import CustomJob, CustomTask
-from training.trainer import Trainer
 
 Results = Iterator[dict[str, Any]]
 CACHE = Path(tempfile.gettempdir(), "muster-gpu-session")

@@ -26,7 +26,7 @@ import ideal_times
 from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
-from training.events import StepEvent
+from training.records.events import StepEvent
 from training.strategies.outer_costs import OVERLAP, OVERLAPS
 from training.strategies.streaming_diloco import StreamingOptions
 

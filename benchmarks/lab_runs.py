@@ -25,9 +25,9 @@ from tests.lab import network
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
-from training.events import Event, UnknownEvent, from_line
-from training.run_files import is_live
-from training.run_folder import RunFolder
+from training.records.events import Event, UnknownEvent, from_line
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _UNLIMITED = 2.0

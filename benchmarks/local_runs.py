@@ -13,10 +13,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from profiles.resolve import load_profile
-from training.events import EvaluationEvent, Event, StepEvent, SyncEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.run_folder import RunFolder
+from training.records.events import EvaluationEvent, Event, StepEvent, SyncEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
 
 
 @dataclass(frozen=True)

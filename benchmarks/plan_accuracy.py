@@ -44,7 +44,7 @@ from distributed.planning.document import Candidate, Figures, Job, job_of
 from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import about_equal
-from training.events import Event, StepEvent
+from training.records.events import Event, StepEvent
 
 WITHIN = 0.10
 SLOWER = 1.03

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from training.resources import free_cores
+from training.hardware.resources import free_cores
 from training.tasks.custom import CustomJob
 
 _LENGTH = 64

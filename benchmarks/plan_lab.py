@@ -16,8 +16,8 @@ from distributed.hosts.schema import Hosts, Machine
 from tests.lab import network
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
-from training.run_files import is_live
-from training.run_folder import RunFolder
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
 
 HERE = Path(__file__).resolve().parent
 _UNLIMITED = 2.0

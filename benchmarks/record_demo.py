@@ -24,11 +24,11 @@ from app.demo import RECORD
 from app.demo.course import RecordedTraining
 from app.demo.services import recommended
 from distributed.planning.simulated import ClusterClock, Machines
-from training.events import EvaluationEvent, Event, StepEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.plan import RunPlan
-from training.run_folder import RunFolder
+from training.records.events import EvaluationEvent, Event, StepEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
 from training.simulated.clock import Absence, Cost
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, read_showcase

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from distributed.planning.simulated import ClusterClock, Groups, Machines
 from profiles.resolve import profile_from_options
-from training.events import EvaluationEvent, Event, MemberEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.simulation import LocalTrainer
+from training.api import LocalTrainer
+from training.records.events import EvaluationEvent, Event, MemberEvent, StepEvent
+from training.run.local_plan import plan_local_run
 
 TEXT = Path(__file__).resolve().parent.parent / "examples/nanogpt/input.txt"
 CONTEXT, BLOCK, HELD_OUT = 8, 64, 64

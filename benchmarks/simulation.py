@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from profiles.resolve import load_profile
-from training.events import Event, MachineEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.run_folder import RunFolder
+from training.records.events import Event, MachineEvent, StepEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
 
 PROFILE = "nanogpt"
 

@@ -30,9 +30,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.lab.lab import Lab
-from training.events import Event, RunEvent, SnapshotEvent, StepEvent, TimingEvent
-from training.run_folder import RunFolder
-from training.runs import find_run
+from training.records.events import Event, RunEvent, SnapshotEvent, StepEvent, TimingEvent
+from training.records.run_folder import RunFolder
+from training.records.runs import find_run
 
 PATIENCE = 180.0
 STEPS_BEFORE_STOP = 3

@@ -33,7 +33,7 @@ from distributed.hosts.file import save_hosts
 from tests.distributed.muster_runs import Muster, until
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
-from training.events import StepEvent
+from training.records.events import StepEvent
 
 STRANGER = Path(__file__).resolve().parent.parent / "tests" / "distributed" / "stranger.py"
 WIDTH = 500
@@ -48,7 +48,7 @@ def coordinator_port(muster: Muster, run_id: str) -> int:
     """Return the port on which the run's coordinator listens; 0 before it does."""
     for process in psutil.Process(muster.supervisor(run_id)).children():
         with contextlib.suppress(psutil.Error):
-            if "training.exchange.coordinator_main" in process.cmdline():
+            if "training.exchange.group.coordinator_main" in process.cmdline():
                 return next((c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN), 0)
     return 0
 

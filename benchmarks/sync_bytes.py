@@ -38,9 +38,9 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
     import torch
 
     from training.exchange.codecs import codec_by_name
-    from training.exchange.coordinator_client import JoinConfig
-    from training.exchange.mesh_member import MeshMember
-    from training.exchange.torch_mean import TorchMember
+    from training.exchange.group.coordinator_client import JoinConfig
+    from training.exchange.mean.mesh_member import MeshMember
+    from training.exchange.stock_torch.torch_mean import TorchMember
 
     torch.set_num_threads(1)
     keys = Path(secrets) / f"member-{rank}"
@@ -111,8 +111,8 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
 
 def start_coordinator(world: int, folder: Path) -> tuple[str, Callable[[], object]]:
     """Start the coordinator; return its address and a function that ends it."""
-    from training.exchange.certificates import issue_run_certificates
-    from training.processes import CoordinatorProcess
+    from training.exchange.links.certificates import issue_run_certificates
+    from training.run.processes import CoordinatorProcess
 
     issue_run_certificates(folder, "bench", list(range(world)), ["127.0.0.1"])
     config = folder / "coordinator.json"

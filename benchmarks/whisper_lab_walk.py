@@ -32,8 +32,8 @@ from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING
 from tests.demo.tmux_terminal import Tmux
 from tests.lab.lab import Lab
-from training.events import MachineEvent
-from training.run_folder import RunFolder
+from training.records.events import MachineEvent
+from training.records.run_folder import RunFolder
 
 COMMANDS = REPOSITORY / "examples" / "spoken_commands"
 TRAINED, HELD_OUT, PERSON = 44, 16, "awb"

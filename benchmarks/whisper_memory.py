@@ -33,7 +33,7 @@ from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import size_for
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
-from training.device import release_memory, select_device
+from training.hardware.device import release_memory, select_device
 
 DATA = ROOT / "examples" / "spoken_commands"
 SHAPES = {
@@ -87,11 +87,11 @@ def profile_of(row: Row, model: str, device: str) -> Profile:
 def measure(profile: Profile) -> dict[str, int]:
     """Take a step as a run would that has taken some before, then evaluate a batch; return the peaks in bytes."""
     from training.exchange.base import SoloExchange
-    from training.local_plan import plan_local_run
-    from training.orders import Control
-    from training.short_run import peak_memory
+    from training.loop.trainer import Trainer
+    from training.run.local_plan import plan_local_run
+    from training.run.orders import Control
     from training.tasks.registry import task_from_profile
-    from training.trainer import Trainer
+    from training.trial.short_run import peak_memory
 
     task = task_from_profile(profile)
     task.device = select_device(profile.training.device)

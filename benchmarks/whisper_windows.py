@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from profiles.schema import DataSettings, ModelSettings, Profile
-from training.device import Precision, select_precision
+from training.hardware.device import Precision, select_precision
 from training.tasks.speech_dataset import clips_of_split
 from training.tasks.whisper.task import WhisperTask
 

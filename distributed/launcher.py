@@ -24,11 +24,11 @@ from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare, u
 from distributed.run.run_machines import absent_ranks, rollback_warning
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.events import TimingEvent
-from training.plan import RunPlan
-from training.processes import BackgroundProcess, PhaseTimer
-from training.run_folder import RunFolder
-from training.run_index import remember
+from training.records.events import TimingEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.records.run_index import remember
+from training.run.processes import BackgroundProcess, PhaseTimer
 
 _DOUBTFUL_AGE = 3600.0
 """Maximum age in seconds of figures of a link that was busy or could not be measured."""

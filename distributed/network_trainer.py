@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
-from training.event_log import follow_events
-from training.events import ErrorEvent, Event
-from training.outcome import NewestAttempt, RunOutcome
-from training.plan import JOB_FACTORY, RunPlan
-from training.run_files import explain_errors, is_live
-from training.run_folder import RunFolder, folder_name
-from training.simulation import ObjectTrainer
+from training.api import ObjectTrainer
+from training.records.event_log import follow_events
+from training.records.events import ErrorEvent, Event
+from training.records.plan import JOB_FACTORY, RunPlan
+from training.records.run_files import explain_errors, is_live
+from training.records.run_folder import RunFolder, folder_name
+from training.run.outcome import NewestAttempt, RunOutcome
 
 if TYPE_CHECKING:
     from distributed.preparation.prepare import PrepareOptions
@@ -52,7 +52,7 @@ class NetworkTrainer(ObjectTrainer):
 
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: as
-            :class:`training.simulation.ObjectTrainer`; objects other than text are defined at a module's top level.
+            :class:`training.api.ObjectTrainer`; objects other than text are defined at a module's top level.
         hosts: the hosts file.
         trust_new: accept the host keys of unknown machines.
     """

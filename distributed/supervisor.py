@@ -44,12 +44,12 @@ from distributed.system import keep_awake
 from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
-from training.local_run import RunController
-from training.outcome import RunOutcome, write_end
-from training.plan import LAUNCHED_FILES
-from training.processes import PhaseTimer, run_from_stdin
-from training.run_folder import RunFolder
+from training.records.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
+from training.records.plan import LAUNCHED_FILES
+from training.records.run_folder import RunFolder
+from training.run.local_run import RunController
+from training.run.outcome import RunOutcome, write_end
+from training.run.processes import PhaseTimer, run_from_stdin
 
 _START_WARNING = 30.0
 """Seconds between two warnings about missing members during the start."""
@@ -220,7 +220,7 @@ class Supervisor:
         assignment = assigned(plan, inputs.links, rank, plan.seats[rank].threads)
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
-            assignment = replace(assignment, module="training.script_worker", brings=brings, resumes=False)
+            assignment = replace(assignment, module="training.workers.script_worker", brings=brings, resumes=False)
         worker = RemoteWorker(
             link,
             assignment,

@@ -29,7 +29,7 @@ from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.records import AccessNeed, ItemStatus
 from app.wizard.state import WizardState
-from training.events import Event
+from training.records.events import Event
 
 MACHINES = 3
 SIZE = (116, 24)

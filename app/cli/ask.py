@@ -19,14 +19,14 @@ from app.run_state import reduce_events
 from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.event_log import follow_events
-from training.events import RequestEvent, RunEvent, SnapshotEvent
-from training.outcome import newest_snapshots
-from training.plan import SCRIPT
-from training.processes import end_processes
-from training.run_files import is_live
-from training.run_folder import RunFolder
-from training.runs import find_run
+from training.records.event_log import follow_events
+from training.records.events import RequestEvent, RunEvent, SnapshotEvent
+from training.records.plan import SCRIPT
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
+from training.records.runs import find_run
+from training.run.outcome import newest_snapshots
+from training.run.processes import end_processes
 
 PATIENCE = 300.0
 """Seconds for a request to be accepted: a starting run accepts none. An accepted request may take any time."""

@@ -23,13 +23,13 @@ from app.report import EndedRun, completed_lines, document, evaluation_lines, fa
 from app.run_state import RunState, reduce_events
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
-from training.event_log import follow_lines, newest_number, read_events
-from training.events import ENGINE, Event, RunEvent, TimingEvent
-from training.plan import SCRIPT
-from training.run_files import is_live
-from training.run_folder import RunFolder
-from training.runs import find_run
-from training.stopping import SCRIPT_GRACE
+from training.records.event_log import follow_lines, newest_number, read_events
+from training.records.events import ENGINE, Event, RunEvent, TimingEvent
+from training.records.plan import SCRIPT
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
+from training.records.runs import find_run
+from training.run.stopping import SCRIPT_GRACE
 
 STOPPING = {
     "stop": "stopping at the next step that all reach, with a snapshot",

@@ -31,12 +31,12 @@ from profiles.options import has_effect
 from profiles.quantities import bytes_text
 from profiles.resolve import load_profile, save_profile
 from profiles.schema import Profile
-from training.data_findings import check_data
-from training.resources import whole_cores
-from training.run_folder import RunFolder
-from training.runs import size_of
+from training.hardware.resources import whole_cores
+from training.records.run_folder import RunFolder
+from training.records.runs import size_of
 from training.strategies.composition import component_names
 from training.strategies.registry import check_strategy
+from training.workers.data_findings import check_data
 
 _USUAL_LINKS = "20,100,1000"
 _SET_HERE = ("strategy", "simulate", "workers", "hosts")

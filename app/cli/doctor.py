@@ -66,7 +66,7 @@ def _self_test(device: str, out: Path, as_json: bool) -> ExitCode:
         from app.cli.handover import install_and_hand_over  # of a light core alone
 
         install_and_hand_over()
-    from training.self_test import report, self_test  # loads torch
+    from training.trial.self_test import report, self_test  # loads torch
 
     rows = self_test(device, tell=say)
     try:

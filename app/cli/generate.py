@@ -16,7 +16,7 @@ from app.cli.arguments import OUTPUT, Device, Json, Output
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import command_line, ctrl_c_heard, say, show_line, show_piece, visible
 from profiles.errors import BadInput, ExitCode
-from training.model_folders import base_model, find_usable_model, holds_tokenizer, is_language_model, model_kind
+from training.records.model_folders import base_model, find_usable_model, holds_tokenizer, is_language_model, model_kind
 
 if TYPE_CHECKING:
     from training.tasks.generation import Sampling, TextGenerator

@@ -14,7 +14,7 @@ from app.console import say
 from profiles.errors import BadInput
 from profiles.installation import SETUP, can_train, training_environment
 from profiles.resolve import load_profile
-from training.model_folders import find_usable_model
+from training.records.model_folders import find_usable_model
 
 _SIZE = "about 1.6 GB"
 

@@ -28,14 +28,14 @@ from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
-from training.event_log import read_events
-from training.events import ErrorEvent
-from training.plan import LaunchedScript, MemberPlan, RunPlan
-from training.processes import BackgroundProcess, end_processes
-from training.resources import count_gpus
-from training.run_folder import RunFolder, new_run_id
-from training.run_index import remember
-from training.stopping import ONE_PRESS
+from training.hardware.resources import count_gpus
+from training.records.event_log import read_events
+from training.records.events import ErrorEvent
+from training.records.plan import LaunchedScript, MemberPlan, RunPlan
+from training.records.run_folder import RunFolder, new_run_id
+from training.records.run_index import remember
+from training.run.processes import BackgroundProcess, end_processes
+from training.run.stopping import ONE_PRESS
 from training.strategies.registry import default_strategy
 
 if TYPE_CHECKING:

@@ -18,17 +18,17 @@ from app.progress import PlainProgress, ProgressDisplay
 from app.report import EndedRun
 from distributed.run.request_server import LocalMachines, RequestServer
 from profiles.errors import ExitCode, MusterError
-from training.events import Event
-from training.local_run import RunController
-from training.outcome import RunOutcome, noted_failure
-from training.plan import RunPlan
-from training.processes import run_from_stdin
-from training.run_folder import RunFolder
-from training.stopping import Stoppable, stopped_by
+from training.records.events import Event
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.run.local_run import RunController
+from training.run.outcome import RunOutcome, noted_failure
+from training.run.processes import run_from_stdin
+from training.run.stopping import Stoppable, stopped_by
 
 
 class RunHandle(Stoppable, Protocol):
-    """Interface of a run; :class:`training.local_run.RunController` implements it."""
+    """Interface of a run; :class:`training.run.local_run.RunController` implements it."""
 
     def start(self) -> None: ...
 

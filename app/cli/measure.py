@@ -15,7 +15,7 @@ from app.cli.terminal import answer, somebody
 from app.console import say, say_error, visible
 from profiles.errors import ExitCode
 from profiles.quantities import bytes_text
-from training.sensors import BUSY
+from training.hardware.sensors import BUSY
 
 if TYPE_CHECKING:
     from distributed.hosts.schema import Hosts
@@ -217,8 +217,8 @@ def plan(
     from app.plan_table import explanation_lines, summary_lines, table_lines
     from distributed.launcher import PlanOptions
     from distributed.planning.reasons import sentence
-    from training.data_findings import usable_for_data
     from training.tasks.published_models import usable_profile
+    from training.workers.data_findings import usable_for_data
 
     usable = usable_for_data if figures is None else usable_profile  # figures tell of data that may be elsewhere
     resolved = usable(profile, merged_overrides(settings), tell=say)
@@ -266,7 +266,7 @@ def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, op
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import memory_budgets
     from distributed.preparation.prepare import prepare
-    from training.data_findings import check_data
+    from training.workers.data_findings import check_data
 
     check_data(profile)
     machines = prepare(hosts, profile.model.task, options)

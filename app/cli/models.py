@@ -19,10 +19,10 @@ from app.figures import breakdown_document, breakdown_lines, difference_document
 from app.metrics import metric_label, metric_text
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
-from training.model_folders import is_language_model
-from training.plan import read_plan
-from training.run_files import check_writable
-from training.runs import find_model, find_run
+from training.records.model_folders import is_language_model
+from training.records.plan import read_plan
+from training.records.run_files import check_writable
+from training.records.runs import find_model, find_run
 from training.tasks.error_analysis import slice_of, wer_difference
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate

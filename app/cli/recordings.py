@@ -158,7 +158,7 @@ def segment(
     with only_data_on_stdout():
         from training.recordings.segments.cutting import SegmentOptions
         from training.recordings.segments.dataset import find_sources, segment_all
-        from training.runs import find_model
+        from training.records.runs import find_model
         from training.tasks.language_codes import language_code
 
     language = language_code(language) if language else ""

@@ -27,9 +27,9 @@ from app.run_state import RunState, state_of
 from app.showcase import showcase_document
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
-from training.plan import SCRIPT
-from training.run_folder import RunFolder
-from training.runs import (
+from training.records.plan import SCRIPT
+from training.records.run_folder import RunFolder
+from training.records.runs import (
     RunSummary,
     compare,
     filter_runs,

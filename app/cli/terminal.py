@@ -81,7 +81,7 @@ def only_data_on_stdout() -> Iterator[None]:
 def reporting(title: str) -> Iterator[Progress]:
     """Show the phases of long work as lines on stderr, together with libraries' prints."""
     from app.progress import PlainProgress
-    from training.events import ProgressEvent
+    from training.records.events import ProgressEvent
 
     with PlainProgress(title) as lines, only_data_on_stdout():
         yield lambda phase, done, total: lines(ProgressEvent(phase=phase, done=done, total=total))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.cli.arguments import USUAL_HOSTS
 from profiles.errors import BadInput
-from training.resources import count_gpus
+from training.hardware.resources import count_gpus
 
 NAMES = (
     "rdzv-backend",

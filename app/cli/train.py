@@ -27,15 +27,15 @@ from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
 from profiles.split import DATA_STAY
 from profiles.trackers import tracker_names
-from training.data_findings import check_data, check_data_of, usable_for_data
-from training.event_log import newest_number
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.plan import RunPlan
-from training.processes import BackgroundProcess
-from training.run_folder import RunFolder
-from training.run_index import remember
-from training.runs import find_run, plan_to_resume
+from training.records.event_log import newest_number
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.records.run_index import remember
+from training.records.runs import find_run, plan_to_resume
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.processes import BackgroundProcess
+from training.workers.data_findings import check_data, check_data_of, usable_for_data
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned

@@ -17,8 +17,8 @@ from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from app.microphone import recorded
 from profiles.errors import BadInput, ExitCode
-from training.model_folders import find_usable_model, is_speech_model
-from training.run_files import check_writable, explain_errors, write_atomically
+from training.records.model_folders import find_usable_model, is_speech_model
+from training.records.run_files import check_writable, explain_errors, write_atomically
 
 if TYPE_CHECKING:
     from training.tasks.whisper.transcription import TranscriptionResult

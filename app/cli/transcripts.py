@@ -21,15 +21,15 @@ from app.console import answered_yes, say, show_line, visible
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counted
 from profiles.quantities import duration_text
 from profiles.schema import Profile
-from training.data_findings import check_data
-from training.run_folder import RunFolder, has_snapshots
-from training.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
+from training.records.run_folder import RunFolder, has_snapshots
+from training.records.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
 from training.tasks.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_recordings
 from training.tasks.speech_clips import FileSource
 from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
+from training.workers.data_findings import check_data
 
 if TYPE_CHECKING:
-    from training.plan import RunPlan
+    from training.records.plan import RunPlan
     from training.tasks.base import Progress
     from training.tasks.whisper.blacklist import Bounds, SuspectClip
     from training.tasks.whisper.cross_validation import Fold
@@ -198,7 +198,7 @@ def trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is started or resumed as needed."""
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import local_memory_budgets
-    from training.local_plan import plan_local_run
+    from training.run.local_plan import plan_local_run
     from training.tasks.whisper.cross_validation import profile_of, write_data
 
     for earlier in list_runs(fold.runs):

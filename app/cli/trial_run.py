@@ -27,13 +27,13 @@ from app.run_state import RunState
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
-from training.event_log import read_events
-from training.events import Event, StepEvent, SyncEvent
-from training.local_run import RunController
-from training.plan import RunPlan
-from training.run_files import explain_errors, write_atomically
-from training.run_folder import RunFolder
-from training.schedule import ends_in_warm_up, steps_in
+from training.numerics.schedule import ends_in_warm_up, steps_in
+from training.records.event_log import read_events
+from training.records.events import Event, StepEvent, SyncEvent
+from training.records.plan import RunPlan
+from training.records.run_files import explain_errors, write_atomically
+from training.records.run_folder import RunFolder
+from training.run.local_run import RunController
 from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
 
 if TYPE_CHECKING:

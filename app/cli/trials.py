@@ -21,14 +21,14 @@ from distributed.planning.simulated import Machines
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.quantities import duration_text
 from profiles.schema import Profile
-from training.events import Event, RunEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.outcome import RunOutcome, noted_failure
-from training.plan import RunPlan, read_plan
-from training.resources import whole_cores
-from training.run_folder import RunFolder
-from training.runs import list_runs, remove_run, summarise
+from training.hardware.resources import whole_cores
+from training.records.events import Event, RunEvent, StepEvent
+from training.records.plan import RunPlan, read_plan
+from training.records.run_folder import RunFolder
+from training.records.runs import list_runs, remove_run, summarise
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.outcome import RunOutcome, noted_failure
 
 _LOOK = 0.1
 _STEPS_OF_A_CURVE = 10

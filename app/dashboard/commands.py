@@ -27,8 +27,8 @@ from distributed.run.requests import Action, leave_request
 from distributed.run.run_machines import all_hosts
 from distributed.ssh.command_log import CommandRecord
 from profiles.errors import BadInput, MusterError
-from training.events import RequestEvent
-from training.run_files import is_live
+from training.records.events import RequestEvent
+from training.records.run_files import is_live
 
 _EVERY = 0.25
 

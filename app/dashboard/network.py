@@ -21,7 +21,7 @@ from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP_CODES, sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, rate_figure, rate_text, share_text, time_text
-from training.events import SyncEvent
+from training.records.events import SyncEvent
 
 COLUMNS = (
     TableColumn("round", "round", right=True, min_width=5),

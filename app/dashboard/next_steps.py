@@ -26,7 +26,7 @@ from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark
 from profiles.errors import BadInput, MusterError
-from training.plan import RunMetadata
+from training.records.plan import RunMetadata
 from training.tasks.showcase import Kind, Sample
 
 SECONDS = 5.0

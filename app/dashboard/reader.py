@@ -35,11 +35,11 @@ from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_event
 from distributed.planning.document import Candidate, Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
 from profiles.errors import BadInput, MusterError
-from training.event_log import read_events
-from training.events import Event, SyncEvent
-from training.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
-from training.run_files import is_live
-from training.runs import list_runs
+from training.records.event_log import read_events
+from training.records.events import Event, SyncEvent
+from training.records.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
+from training.records.run_files import is_live
+from training.records.runs import list_runs
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Showcase, read_showcase
 

@@ -21,7 +21,8 @@ from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
 from distributed.planning.document import Figures
 from distributed.planning.simulated import ClusterClock, choice_of
-from training.events import (
+from training.exchange.codecs import codec_by_name
+from training.records.events import (
     EvaluationEvent,
     Event,
     MachineEvent,
@@ -36,8 +37,7 @@ from training.events import (
     UnknownEvent,
     WarningEvent,
 )
-from training.exchange.codecs import codec_by_name
-from training.plan import ClockPlan, RunPlan
+from training.records.plan import ClockPlan, RunPlan
 from training.simulated.clock import Cost
 from training.tasks.showcase import Showcase
 

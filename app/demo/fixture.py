@@ -67,7 +67,7 @@ class Fixture(_RecordModel):
     pairs: tuple[PairFigures, ...]
     workload: Workload
     data: dict[str, Any]
-    """The job's data as :mod:`training.data_findings` describes it."""
+    """The job's data as :mod:`training.workers.data_findings` describes it."""
     input_bytes: int
 
     def pair(self, name: str, peer: str) -> PairFigures:

@@ -60,7 +60,7 @@ from distributed.ssh.process import Completed, Input, Process
 from profiles.errors import MusterError
 from profiles.quantities import memory_text
 from profiles.schema import Profile
-from training.plan import RunPlan
+from training.records.plan import RunPlan
 
 USER = "me"
 WRONG = "wrong"

@@ -24,7 +24,7 @@ from distributed.planning.reasons import why_in_words
 from distributed.run.request_server import LocalMachines
 from distributed.run.requests import Outcome, Request, RequestBook, leave_request, take_requests
 from profiles.errors import BadInput, ExitCode
-from training.events import (
+from training.records.events import (
     EvaluationEvent,
     Event,
     MemberEvent,
@@ -35,10 +35,10 @@ from training.events import (
     TimingEvent,
     UnknownEvent,
 )  # fmt: skip
-from training.outcome import figures_of, write_end
-from training.plan import FinalStatus, RunPlan
-from training.processes import BackgroundProcess, run_from_stdin
-from training.run_folder import RunFolder
+from training.records.plan import FinalStatus, RunPlan
+from training.records.run_folder import RunFolder
+from training.run.outcome import figures_of, write_end
+from training.run.processes import BackgroundProcess, run_from_stdin
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME
 

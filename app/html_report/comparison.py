@@ -16,7 +16,7 @@ from app.metrics import four_digits
 from app.run_series import OF_EXCHANGES
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, figure_text
-from training.run_files import explain_errors, write_atomically
+from training.records.run_files import explain_errors, write_atomically
 from training.strategies.costs import FEWEST_ROUNDS
 
 NAME = "comparison.html"

@@ -18,9 +18,9 @@ from app.showcase import showcase_in
 from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING, PredictionComparison, compare
 from profiles.errors import BadInput
-from training.plan import RunMetadata, RunPlan
-from training.run_folder import RunFolder
-from training.runs import RunSummary, finished_model, size_of, summarise
+from training.records.plan import RunMetadata, RunPlan
+from training.records.run_folder import RunFolder
+from training.records.runs import RunSummary, finished_model, size_of, summarise
 from training.tasks.predictions import Prediction
 from training.tasks.showcase import Showcase
 

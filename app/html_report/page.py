@@ -21,8 +21,8 @@ from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.recordings import recordings, showcase
 from app.html_report.sections import text
 from app.run_series import OF_EXCHANGES
-from training.plan import finite, utc_now
-from training.run_files import explain_errors, write_atomically
+from training.records.plan import finite, utc_now
+from training.records.run_files import explain_errors, write_atomically
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"

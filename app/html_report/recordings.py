@@ -17,7 +17,7 @@ from app.metrics import metric_text
 from app.showcase import TextPiece, change_of
 from app.showcase import rows as texts_of
 from profiles.errors import BadInput
-from training.plan import RunPlan
+from training.records.plan import RunPlan
 from training.tasks.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
 from training.tasks.predictions import Prediction
 from training.tasks.showcase import Sample, Showcase

@@ -20,7 +20,7 @@ from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, energy_text, figure_text
-from training.model_folders import has_chat_template, is_language_model
+from training.records.model_folders import has_chat_template, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
 """Word and style of a run's status; others are ``bad``."""

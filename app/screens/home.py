@@ -22,7 +22,7 @@ from profiles.errors import counted
 
 if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without
     from distributed.checks.findings import Finding
-    from training.runs import RunSummary
+    from training.records.runs import RunSummary
 
 NEW, DOCTOR = "new", "doctor"
 _AROUND = 10

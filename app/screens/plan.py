@@ -22,8 +22,8 @@ from app.wizard.launch_records import LaunchRow
 from app.wizard.records import UNSETTLED, ItemStatus, MachineChange, Plan
 from app.wizard.state import Action, Step, WizardState
 from profiles.quantities import bytes_text
-from training.run_files import is_live
-from training.runs import summarise
+from training.records.run_files import is_live
+from training.records.runs import summarise
 
 _PROGRESS = 4
 STATE_CELLS = max(len(status.value) for status in ItemStatus) + 2

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TextIO, get_args
 
 from app.console import visible
 from app.run_series import Figure
-from training.events import EvaluationEvent, Event, KnownEvent, MachineEvent, StepEvent, SyncEvent, UnknownEvent
-from training.plan import RunMetadata
+from training.records.events import EvaluationEvent, Event, KnownEvent, MachineEvent, StepEvent, SyncEvent, UnknownEvent
+from training.records.plan import RunMetadata
 
 PROJECT = "muster"
 _STEP = ("loss", "learning_rate", "epoch", "grad_norm", "compute", "wait", "transfer", "bytes_sent", "bytes_received")

@@ -21,9 +21,9 @@ from app.console import say, visible
 from app.metrics import metric_label, metric_text
 from app.trackers.kinds import TrackedRun
 from profiles.errors import BadInput
-from training.events import EvaluationEvent, Event, MemberEvent
-from training.run_files import write_atomically
-from training.run_folder import RunFolder
+from training.records.events import EvaluationEvent, Event, MemberEvent
+from training.records.run_files import write_atomically
+from training.records.run_folder import RunFolder
 
 TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"

@@ -22,11 +22,11 @@ from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.trackers import tracker_names
-from training.events import Event, StepEvent
-from training.plan import FINAL
-from training.processes import BackgroundProcess, run_from_stdin
-from training.run_files import FolderLock, is_live, write_atomically
-from training.run_folder import RunFolder
+from training.records.events import Event, StepEvent
+from training.records.plan import FINAL
+from training.records.run_files import FolderLock, is_live, write_atomically
+from training.records.run_folder import RunFolder
+from training.run.processes import BackgroundProcess, run_from_stdin
 
 FOLDER = "trackers"
 """Folder in the run folder; every tracker has its own in it."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
     from distributed.measuring.link_figures import PairFigures
     from distributed.ssh.access import AccessReport
-    from training.runs import RunSummary
+    from training.records.runs import RunSummary
 
 _LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
 INSTALLS = "f installs what is missing, into Muster's own folder there (about 1.6 GB without CUDA)"

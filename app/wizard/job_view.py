@@ -29,7 +29,7 @@ from profiles.library import Library
 from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
 from profiles.resolve import Resolved, load_profile
 from profiles.schema import Profile
-from training.resources import total_memory
+from training.hardware.resources import total_memory
 from training.tasks.published_models import usable_profile
 from training.tasks.speech_clips import LEAKAGE_REMARK, REPAIR_HINT
 

@@ -22,8 +22,8 @@ from distributed.launcher import DistributedLauncher, PlanOptions
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
-from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
-from training.plan import RunPlan
+from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
+from training.records.plan import RunPlan
 from training.tasks.published_models import usable_profile
 
 See = Callable[[LaunchProgress], None]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from distributed.ssh.connection import SshTarget, Trust
     from profiles.errors import MusterError
     from profiles.schema import Profile
-    from training.plan import RunPlan
+    from training.records.plan import RunPlan
 else:  # loaded when they are used, so that Home is painted at once
     machine_rows, examination = lazy("app.wizard.machines"), lazy("distributed.checks.examination")
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
@@ -116,7 +116,7 @@ class Outside:
         return measure.measure_ready(machines, profile, options)
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
-        """Return what :mod:`training.data_findings` says of a profile's data set."""
+        """Return what :mod:`training.workers.data_findings` says of a profile's data set."""
         return _ask_about_data(profile)
 
     def input_bytes(self, plan: RunPlan) -> int:
@@ -132,7 +132,7 @@ class Outside:
 def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
     """Ask a process of its own what a profile's data set is like: this one never loads torch."""
     environment = {**os.environ, "PYTHONPATH": str(training_code()), "HF_HUB_OFFLINE": "1"}
-    command = [training_python() or sys.executable, "-m", "training.data_findings"]
+    command = [training_python() or sys.executable, "-m", "training.workers.data_findings"]
     try:
         done = subprocess.run(
             command, input=profile.model_dump_json().encode(), capture_output=True, timeout=_PATIENCE, env=environment

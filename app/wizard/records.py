@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen d
     from distributed.ssh.access import AccessReport
     from profiles.options import OptionSpec
     from profiles.resolve import ProfileEntry
-    from training.runs import RunSummary
+    from training.records.runs import RunSummary
 
 Tell = Callable[[str], None]
 """Hears a line for each thing that was done or began."""

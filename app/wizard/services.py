@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from profiles.schema import Profile
-    from training import runs as run_list
+    from training.records import runs as run_list
 else:  # loaded when they are used: most load SSH, which the first screen does without
     discovery_watch, forecasting, job_view, launching, machines, plan = (
         lazy(f"app.wizard.{name}")
@@ -58,7 +58,7 @@ else:  # loaded when they are used: most load SSH, which the first screen does w
     hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")
     custom_code, prepare = lazy("distributed.preparation.custom_code"), lazy("distributed.preparation.prepare")
     provision = lazy("distributed.preparation.provision")
-    access, run_list = lazy("distributed.ssh.access"), lazy("training.runs")
+    access, run_list = lazy("distributed.ssh.access"), lazy("training.records.runs")
 
 RUNS = 20
 

@@ -15,14 +15,14 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from profiles.resolve import load_profile
-from training.batches import BatchSource, Samples
-from training.data import Cursor, SampleSchedule
-from training.device import Precision
-from training.evaluation import Evaluator
-from training.events import EventSink, MemberEvent, StepEvent
+from training.data.batches import BatchSource, Samples
+from training.data.data import Cursor, SampleSchedule
 from training.exchange.base import SoloExchange
-from training.optimizers import build_optimizer, set_learning_rate
-from training.schedule import learning_rate_at, scaled_learning_rate
+from training.hardware.device import Precision
+from training.loop.evaluation import Evaluator
+from training.numerics.schedule import learning_rate_at, scaled_learning_rate
+from training.optimization.optimizers import build_optimizer, set_learning_rate
+from training.records.events import EventSink, MemberEvent, StepEvent
 from training.tasks.registry import task_from_profile
 
 

@@ -141,7 +141,7 @@ def _health(readiness: Readiness) -> Health | Finding:
     ):
         return Finding("health", "ok", "not checked: its packages are missing or cannot be loaded")
     try:
-        words = [readiness.link.python, "-c", packed("training.sensors", *_PROGRAM), "facts"]
+        words = [readiness.link.python, "-c", packed("training.hardware.sensors", *_PROGRAM), "facts"]
         done = readiness.link.connection().run(words, timeout=_TIMEOUT)
         return Health.model_validate_json(done.stdout)
     except ValidationError:

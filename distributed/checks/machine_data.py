@@ -16,7 +16,7 @@ from distributed.preparation.preflight import NotReady
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
-from training.plan import MemberPlan
+from training.records.plan import MemberPlan
 from training.tasks.speech_clips import COLUMNS, find_text_column
 from training.tasks.tables import Table
 

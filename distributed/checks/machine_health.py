@@ -1,7 +1,7 @@
 """Reports a machine's hardware and system before a run: power, heat, memory, devices, connections to other machines.
 
 Needs Python >= 3.9 with psutil for the facts, and torch for the devices if installed. It is sent to the machine with
-:mod:`distributed.system` and :mod:`training.sensors`, and runs there::
+:mod:`distributed.system` and :mod:`training.hardware.sensors`, and runs there::
 
     python machine_health.py facts            > one JSON document
     python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
@@ -43,7 +43,7 @@ def facts() -> dict[str, Any]:
     """Return all facts; one that cannot be read does not affect the others."""
     import psutil  # connections are tested where packages are missing too
 
-    from training.sensors import processor_celsius
+    from training.hardware.sensors import processor_celsius
 
     mac = platform.system() == "Darwin"
     power = mac_power(output("pmset", "-g", "batt"), output("pmset", "-g")) if mac else linux_power(power_supplies())

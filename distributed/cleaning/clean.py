@@ -21,8 +21,8 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import CACHE, Connection, Dial, document, link_to
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
-from training.events import SnapshotEvent
-from training.lease import holder
+from training.records.events import SnapshotEvent
+from training.records.lease import holder
 
 _REMOVAL_TIMEOUT = 600.0
 _SURVEY_TIMEOUT = 120.0

@@ -28,8 +28,8 @@ from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
 from profiles.installation import IS_CHECKOUT, SHARED
-from training.approvals import approve, digest_of, is_approved
-from training.run_files import explain_errors, write_atomically
+from training.records.approvals import approve, digest_of, is_approved
+from training.records.run_files import explain_errors, write_atomically
 
 RUN_HOSTS = "hosts.json"
 """File in the run folder with the machines of the run."""

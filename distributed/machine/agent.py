@@ -1,7 +1,7 @@
 """The agent on a machine: starts one worker, outlives the connection, and leaves nothing behind.
 
 Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
-:mod:`training.lease`, and run there before anything else exists::
+:mod:`training.records.lease`, and run there before anything else exists::
 
     python agent.py ROOT start RUN RANK          < one JSON document (see :func:`start`)
     python agent.py ROOT attach RUN RANK AFTER   JSON lines both ways until either side goes
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.system import keep_awake
-from training.lease import Lease, held_elsewhere
+from training.records.lease import Lease, held_elsewhere
 
 SOCKET = "agent.sock"
 BEAT = 1.0

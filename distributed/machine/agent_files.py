@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from distributed.system import interface_of, output, read
-from training.lease import held_elsewhere
-from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
+from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
+from training.records.lease import held_elsewhere
 
 DIAL_SECONDS = 2.0
 _PIECE = 1 << 16

@@ -29,7 +29,7 @@ from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, Ssh
 from distributed.ssh.forward import Forward
 from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process
 from profiles.installation import training_python
-from training.run_files import write_atomically
+from training.records.run_files import write_atomically
 
 HERE_NAME = "this machine"
 
@@ -331,8 +331,9 @@ def packed(*modules: str) -> str:
 @lru_cache
 def programs() -> dict[str, bytes]:
     """Return the source of the agent's programs by file name."""
-    files = packed("distributed.system", "training.lease", "training.resources", "distributed.machine.agent_files")
-    agent = packed("distributed.system", "training.lease", "distributed.machine.agent")
+    shared = "distributed.system", "training.records.lease"
+    files = packed(*shared, "training.hardware.resources", "distributed.machine.agent_files")
+    agent = packed(*shared, "distributed.machine.agent")
     return {AGENT: agent.encode(), FILES: files.encode()}
 
 

@@ -23,10 +23,10 @@ from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError, one_line
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
-from training.bounded_fields import parse_object
-from training.plan import MemberPlan
+from training.records.bounded_fields import parse_object
+from training.records.plan import MemberPlan
 
-MODULE = "training.short_run_start"
+MODULE = "training.trial.short_run_start"
 LONGEST = 1800.0
 """Seconds of a short run at most; computing features of a large data set for the first time takes most of it."""
 _MOST_LINES = 10_000

@@ -47,8 +47,8 @@ from distributed.preparation.preflight import Ready, check, memory_budgets, plan
 from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
-from training.plan import RunPlan
-from training.resources import free_cores
+from training.hardware.resources import free_cores
+from training.records.plan import RunPlan
 
 _SPEED_OPTIONS = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
 """The training options that the time of a step depends on, apart from model and data."""

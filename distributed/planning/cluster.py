@@ -19,8 +19,8 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from profiles.errors import BadInput
-from training.bounded_fields import first_problem
-from training.run_files import explain_errors, write_atomically
+from training.records.bounded_fields import first_problem
+from training.records.run_files import explain_errors, write_atomically
 
 if TYPE_CHECKING:
     from typing_extensions import Self

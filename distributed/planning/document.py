@@ -17,8 +17,8 @@ from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from profiles.options import memory_saving_settings, options_by_name
 from profiles.schema import AskedEngine, Profile
-from training.optimizers import state_bytes
-from training.schedule import AskedRule, steps_in
+from training.numerics.schedule import AskedRule, steps_in
+from training.optimization.optimizers import state_bytes
 from training.strategies.costs import Start, start_of
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]

@@ -88,7 +88,7 @@ def _pivot(table: Any, row: int, column: int) -> None:
 
 
 _PIECES = 16
-"""Pieces into which a share is divided, unless one would be larger than a chunk (:mod:`training.exchange.owners`)."""
+"""Pieces of a share, unless one would be larger than a chunk (:mod:`training.exchange.mean.owners`)."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from distributed.planning.cluster import Cluster, ClusterMachine, Document, Meas
 from distributed.planning.corrections import Corrections, ExchangeCorrection, clamped, shrunk_mean
 from distributed.planning.document import Candidate, Choice, Figures, Job, MemberForecast, Planning
 from profiles.errors import MusterError
-from training.events import Event, MemberEvent, StepEvent
-from training.run_folder import RunFolder
+from training.records.events import Event, MemberEvent, StepEvent
+from training.records.run_folder import RunFolder
 from training.strategies.registry import cost_model
 
 PLANNING = "planning.json"

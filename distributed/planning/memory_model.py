@@ -10,8 +10,8 @@ from distributed.planning.model_size import ModelSize
 from profiles.declarations import OptionsByOwner
 from profiles.locations import user_code_in
 from profiles.schema import QUANTISED, ModelSettings, Profile, StrategySettings
-from training.exchange.reduction import AT_ONCE, KEPT_BYTES
-from training.optimizers import state_bytes
+from training.exchange.mean.reduction import AT_ONCE, KEPT_BYTES
+from training.optimization.optimizers import state_bytes
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model, default_strategy
 
@@ -191,7 +191,7 @@ def _costs(strategy: str, settings: OptionsByOwner | None = None) -> CostModel:
 def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: OptionsByOwner | None = None) -> int:
     """Return the most bytes that the mesh holds besides the mean (counted with the strategy) and an owner's buffers:
     received results, for members that miss one, and the contribution of a vector up to
-    :data:`~training.exchange.reduction.AT_ONCE`, which a longer mean overwrites.
+    :data:`~training.exchange.mean.reduction.AT_ONCE`, which a longer mean overwrites.
 
     Args:
         owns: whether the member owns a share of the vector. Without one it learns late that all members have the last

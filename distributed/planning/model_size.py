@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
-from training.data_findings import Longest, longest_clip
 from training.tasks.published_models import model_folder
+from training.workers.data_findings import Longest, longest_clip
 
 _LONGEST_HEADER = 100_000_000
 _WINDOW_SECONDS = 30

@@ -30,8 +30,8 @@ from distributed.planning.document import Choice, Figures, Job, Workload, job_of
 from distributed.planning.prediction import BatchSplit, Predictor
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.bounded_fields import first_problem
-from training.plan import ClockPlan, RunPlan
+from training.records.bounded_fields import first_problem
+from training.records.plan import ClockPlan, RunPlan
 from training.simulated.clock import Absence, Cost
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import segment_steps_of, strategy_class

@@ -26,8 +26,8 @@ from profiles.errors import BadInput
 from profiles.installation import TOP
 from profiles.locations import with_files
 from profiles.schema import Profile
-from training.plan import JOB_FACTORY, RunPlan
-from training.run_files import explain, sha256, write_atomically
+from training.records.plan import JOB_FACTORY, RunPlan
+from training.records.run_files import explain, sha256, write_atomically
 from training.strategies.user_strategy import as_user_code
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table

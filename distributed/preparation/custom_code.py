@@ -16,9 +16,9 @@ from distributed.preparation.code_sync import JOB_CODE, user_sources
 from profiles.errors import BadInput
 from profiles.installation import SHARED
 from profiles.schema import Profile
-from training.approvals import approve, digest_of, has_changed, is_approved
-from training.name_clashes import refuse_clash
-from training.plan import JOB_FACTORY
+from training.records.approvals import approve, digest_of, has_changed, is_approved
+from training.records.plan import JOB_FACTORY
+from training.tasks.name_clashes import refuse_clash
 
 _COMPILED = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
 """Suffixes of compiled modules, which Python imports in preference to source files."""

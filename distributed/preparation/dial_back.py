@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from distributed.machine.link import MachineLink, address_towards
-from training.exchange.dialling import listen_on
+from training.exchange.links.dialling import listen_on
 
 
 class DialBack:

@@ -29,9 +29,9 @@ from profiles.declarations import Trait, trait_of
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import program, training_python
 from profiles.schema import Profile
-from training.local_plan import own_data, plan_local_run
-from training.plan import MemberPlan, RunPlan
-from training.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
+from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
+from training.records.plan import MemberPlan, RunPlan
+from training.run.local_plan import own_data, plan_local_run
 
 OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0

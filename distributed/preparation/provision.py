@@ -27,7 +27,7 @@ from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import DISTRIBUTION, SETUP, SHARED, can_train, program
-from training.bounded_fields import parse_object
+from training.records.bounded_fields import parse_object
 
 _BUILDER = "distributed.preparation.environment_builder"
 _SILENCE = 900.0

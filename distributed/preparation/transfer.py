@@ -30,7 +30,7 @@ from distributed.machine.link import FILES, MachineLink, document
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from distributed.ssh.process import Process
 from profiles.errors import BadInput
-from training.run_files import explain
+from training.records.run_files import explain
 from training.tasks.predictions import FOLDER
 
 Progress = Callable[[int, int], None]

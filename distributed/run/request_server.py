@@ -11,9 +11,9 @@ from typing import Protocol
 
 from distributed.run.requests import Outcome, Request, RequestBook, take_requests
 from profiles.errors import BadInput, MusterError
-from training.events import Event, MemberEvent, RequestEvent, RunEvent
-from training.local_run import RunController
-from training.plan import RunPlan
+from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
+from training.records.plan import RunPlan
+from training.run.local_run import RunController
 
 _POLL = 0.05
 _DONE = {"pause": "the run is paused after step {step}", "resume": "the run goes on", "snapshot": "of step {step}"}

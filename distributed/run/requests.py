@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.hosts.schema import Machine
 from profiles.errors import BadInput
-from training.events import RequestEvent
-from training.run_files import explain_errors, private_folder, write_atomically
+from training.records.events import RequestEvent
+from training.records.run_files import explain_errors, private_folder, write_atomically
 
 Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
 Outcome = Literal["accepted", "done", "refused"]
@@ -46,7 +46,7 @@ class Request(BaseModel):
 def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machine | None = None) -> str:
     """Leave a request to a run; its outcome is reported by ``request`` events with the returned id.
 
-    A run without a process never answers: check with :func:`training.run_files.is_live`.
+    A run without a process never answers: check with :func:`training.records.run_files.is_live`.
 
     Raises:
         BadInput: no machine is named where one is needed, or the run folder cannot be written.

@@ -15,10 +15,10 @@ from distributed.machine.link import Dial, MachineLink, address_towards, link_to
 from distributed.preparation.preflight import NotReady, check, member_of
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
-from training.events import Event, MemberEvent, ProgressEvent, RunEvent
-from training.exchange.dialling import interface_at
-from training.outcome import newest_complete_step, newest_snapshots
-from training.plan import RunPlan
+from training.exchange.links.dialling import interface_at
+from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent
+from training.records.plan import RunPlan
+from training.run.outcome import newest_complete_step, newest_snapshots
 
 ANY = ("0.0.0.0", "::")
 ADDED = "hosts-added.json"

@@ -26,7 +26,7 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.host_keys import KnownHosts, known_name, read_lines
 from profiles.errors import BadInput
 from profiles.installation import program as command
-from training.approvals import approve, digest_of, has_changed, is_approved
+from training.records.approvals import approve, digest_of, has_changed, is_approved
 
 USER_CONFIG = Path("~/.ssh/config")
 OWN_KEY = "~/.ssh/muster_ed25519"

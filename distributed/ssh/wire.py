@@ -31,7 +31,7 @@ from distributed.ssh.errors import (
     Stalled,
 )
 from distributed.ssh.login_history import note_answer, seconds_since_answer
-from training.exchange.dialling import send_small_segments
+from training.exchange.links.dialling import send_small_segments
 
 _UNAUTHENTICATED_LIMIT = 256 * 1024
 """Maximum bytes that a server may send before the log-in; an honest one needs about 5 KiB."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.bounded_fields import Count, Text
-from training.plan import RunPlan
-from training.processes import thread_limits
+from training.records.bounded_fields import Count, Text
+from training.records.plan import RunPlan
+from training.run.processes import thread_limits
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Assignment:
     links: Mapping[str, str]
     """Folders of the machine, relative to Muster's folder, by their path under the worker's folder."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    module: str = "training.worker"
+    module: str = "training.workers.worker"
     folder: str = ""
     """Name of its folder among those of the members; empty: the rank."""
     arguments: tuple[str, ...] | None = None
@@ -82,7 +82,7 @@ def assigned_coordinator(
         plan=b"{}",
         links=links,
         environment=thread_limits(1),
-        module="training.exchange.coordinator_main",
+        module="training.exchange.group.coordinator_main",
         folder="coordinator",
         arguments=("--config", "secrets/coordinator.json"),
         files={"secrets/coordinator.json": json.dumps(remote_config).encode(), **keys},

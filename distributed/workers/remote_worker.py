@@ -29,10 +29,10 @@ from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
 from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameAddress
 from profiles.errors import ExitCode, MusterError
-from training.bounded_fields import first_problem
-from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
-from training.processes import WAITING
-from training.stopping import ProgressMonitor
+from training.records.bounded_fields import first_problem
+from training.records.events import ErrorEvent, Event, WarningEvent, from_line, to_line
+from training.run.processes import WAITING
+from training.run.stopping import ProgressMonitor
 
 LOST = 255
 """Exit code of a lost worker."""
@@ -47,7 +47,7 @@ _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", 
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """Implements :class:`training.processes.Worker`."""
+    """Implements :class:`training.run.processes.Worker`."""
 
     link: MachineLink
     assignment: Assignment
@@ -373,7 +373,7 @@ class RemoteWorker:
 
 @dataclass(eq=False)
 class RemoteCoordinator(RemoteWorker):
-    """The coordinator of a run on another machine: a :class:`training.local_engine.CoordinatorHandle`."""
+    """The coordinator of a run on another machine: a :class:`training.run.local_engine.CoordinatorHandle`."""
 
     note: Callable[[Event], object] = lambda event: None
     """Called with events about the connection, which are not the coordinator's own."""

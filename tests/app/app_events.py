@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from training.events import (
+from training.records.events import (
     ErrorEvent,
     EvaluationEvent,
     MachineEvent,

@@ -23,7 +23,7 @@ from app.html_report.comparison import remarks, why_best
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.app.app_events import step, sync
-from training.events import EvaluationEvent, Event, RunEvent
+from training.records.events import EvaluationEvent, Event, RunEvent
 
 CURVE = ((0.0, 4.0), (100.0, 2.0), (200.0, 1.0))
 TRAINABLE = 1_000_000

@@ -14,12 +14,12 @@ from app.report import EndedRun
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
-from training.bounded_fields import LONGEST_LINE
-from training.event_log import follow_lines
-from training.events import ErrorEvent, Event, RunEvent, WarningEvent
-from training.local_plan import plan_local_run
-from training.outcome import write_end
-from training.run_folder import RunFolder
+from training.records.bounded_fields import LONGEST_LINE
+from training.records.event_log import follow_lines
+from training.records.events import ErrorEvent, Event, RunEvent, WarningEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.outcome import write_end
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from distributed.planning.document import Candidate, Choice, Job, MemberForecast
 from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.run_time import FIXED_STEPS
 from tests.app.app_events import step
-from training.events import Event, MemberEvent, PeerPath, RunEvent, WaysEvent
+from training.records.events import Event, MemberEvent, PeerPath, RunEvent, WaysEvent
 
 NAMES = ("pc", "air")
 

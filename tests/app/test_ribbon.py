@@ -12,7 +12,7 @@ from app.ribbon import Ribbon, most_notable, moving_average, rate_of_run, ribbon
 from app.run_series import Series, add
 from app.run_state import RunState, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, rank, step, sync
-from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
+from training.records.events import Event, MemberEvent, RunEvent, SnapshotEvent
 
 
 def lost_and_back() -> RunState:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from app.ribbon import rate_of_run
 from app.run_state import RunState, at_its_end, reduce_events
 from app.timeline import KEPT_NOTICES
-from training.events import Event, MachineEvent, MemberEvent, RunEvent, WarningEvent
+from training.records.events import Event, MachineEvent, MemberEvent, RunEvent, WarningEvent
 
 
 def test_a_step_shows_in_its_member() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.figures import start_line
 from tests.app.app_events import step
-from training.events import TimingEvent
+from training.records.events import TimingEvent
 
 
 def test_the_slowest_machine_stands_for_a_part() -> None:

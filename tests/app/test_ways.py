@@ -19,7 +19,7 @@ from app.timeline import chronological
 from cli_typer import main
 from tests.app.app_events import step
 from tests.report.report_runs import write_run
-from training.events import Event, MemberEvent, PeerPath, WaysEvent
+from training.records.events import Event, MemberEvent, PeerPath, WaysEvent
 
 NAMES = ("studio", "tower", "mini", "air")
 How = Literal["dialled", "came", "relayed"]

@@ -11,10 +11,10 @@ from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import ExitCode
 from tests.app import app_events
 from tests.app.app_events import evaluation, sync
-from training.events import Event, MachineEvent, RunEvent, SnapshotEvent, StepEvent
-from training.outcome import RunOutcome, write_end
-from training.plan import RunPlan, Status
-from training.run_folder import RunFolder
+from training.records.events import Event, MachineEvent, RunEvent, SnapshotEvent, StepEvent
+from training.records.plan import RunPlan, Status
+from training.records.run_folder import RunFolder
+from training.run.outcome import RunOutcome, write_end
 
 DEADLINE = 20.0
 SMALL = {"workers": "2", "dataset_path": "../speech"}

@@ -23,8 +23,8 @@ from distributed.ssh import config
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import profile_from_options
 from tests.waiting import until
-from training.processes import environment
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
+from training.run.processes import environment
 
 Answers = list[str]
 
@@ -275,7 +275,7 @@ def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatc
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")
 def test_a_module_that_lies_here_hides_none_of_a_worker(tmp_path: Path) -> None:
     (tmp_path / "shutil.py").write_text(JOB)
-    subprocess.run([sys.executable, "-m", "training.run_files"], env=environment(1), cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "training.records.run_files"], env=environment(1), cwd=tmp_path, check=True)
     assert not ran(tmp_path)
 
 

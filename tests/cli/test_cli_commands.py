@@ -17,8 +17,8 @@ from app.cli.main import main, run_app
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.errors import ExitCode
 from profiles.options import options
-from training.run_folder import RunFolder
-from training.runs import find_run
+from training.records.run_folder import RunFolder
+from training.records.runs import find_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cli_typer.py"

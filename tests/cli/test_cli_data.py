@@ -18,8 +18,8 @@ from app.cli.main import main
 from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import profile_from_options
-from training.data_findings import check_data
 from training.tasks import published_models
+from training.workers.data_findings import check_data
 
 ROOT = Path(__file__).parents[2]
 FAULTS = {

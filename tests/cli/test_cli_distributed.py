@@ -16,7 +16,7 @@ from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from tests.report.report_runs import write_run
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
 
 Capture = pytest.CaptureFixture[str]
 KEY = HostKeyInfo("studio", "studio.local", "ssh-ed25519", b"key")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from training.plan import RunMetadata
+from training.records.plan import RunMetadata
 
 Capture = pytest.CaptureFixture[str]
 Clips = list[tuple[str, str, str]]

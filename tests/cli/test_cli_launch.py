@@ -15,9 +15,9 @@ import pytest
 from app.cli.main import main
 from app.cli.torchrun import processes_here
 from tests.waiting import until
-from training.events import ErrorEvent, MachineEvent
-from training.processes import processes_of
-from training.run_folder import RunFolder
+from training.records.events import ErrorEvent, MachineEvent
+from training.records.run_folder import RunFolder
+from training.run.processes import processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,7 +13,7 @@ from fake_run import SMALL, FakeRun, finished_run, training
 from app.cli.main import main
 from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import ExitCode
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
 from training.tasks.predictions import read_predictions, write_predictions
 
 Capture = pytest.CaptureFixture[str]

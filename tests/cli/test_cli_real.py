@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.waiting import until
-from training.events import MemberEvent, StepEvent, WarningEvent
-from training.run_folder import RunFolder
+from training.records.events import MemberEvent, StepEvent, WarningEvent
+from training.records.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ from app.cli.main import main
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
-from training.event_log import newest_number
-from training.events import RequestEvent, RunEvent
-from training.processes import BackgroundProcess
-from training.run_folder import RunFolder
+from training.records.event_log import newest_number
+from training.records.events import RequestEvent, RunEvent
+from training.records.run_folder import RunFolder
+from training.run.processes import BackgroundProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

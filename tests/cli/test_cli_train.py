@@ -12,8 +12,8 @@ from fake_run import SMALL, FakeRun, step, training
 from app.cli.train import TrainRequest, distributed_train, plan_of
 from app.cli.trial_run import rehearse
 from profiles.errors import BadInput, ExitCode, RunFailed
-from training import stopping
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
+from training.run import stopping
 from training.strategies.diloco import DiLoCoOptions
 
 Capture = pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ import pytest
 
 from app.cli.main import main
 from distributed.checks.findings import CHECKS, Finding
-from training.self_test import SelfTestRow
+from training.trial.self_test import SelfTestRow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "checking.md"
 Capture = pytest.CaptureFixture[str]
@@ -55,7 +55,7 @@ def test_every_check_is_documented() -> None:
 def test_a_self_test_writes_its_report(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [SelfTestRow("steps in fp32", "1.2 ms a step"), SelfTestRow("steps in bf16", "not supported", ok=False)]
     asked: list[str] = []
-    monkeypatch.setattr("training.self_test.self_test", lambda device, tell: [asked.append(device), *rows][1:])
+    monkeypatch.setattr("training.trial.self_test.self_test", lambda device, tell: [asked.append(device), *rows][1:])
     assert main(["doctor", "--self-test", "--device", "mps", "--out", str(tmp_path / "report.md")]) == 3
     assert asked == ["mps"] and "failed: steps in bf16" in capsys.readouterr().out
     assert "| steps in fp32 | 1.2 ms a step | ok |" in (tmp_path / "report.md").read_text()

@@ -14,7 +14,7 @@ from fake_run import FakeRun, finished_run, training
 from app.cli.main import main
 from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import ExitCode
-from training.runs import list_runs
+from training.records.runs import list_runs
 
 Capture = pytest.CaptureFixture[str]
 

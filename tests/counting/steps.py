@@ -25,16 +25,17 @@ from toy_task import ToyTask, toy_plan  # noqa: E402
 
 from tests.counting.device import DEVICE, counts  # noqa: E402
 from tests.waiting import PATIENCE  # noqa: E402
-from training import optimizers, trainer  # noqa: E402
-from training.events import SyncEvent  # noqa: E402
 from training.exchange.base import Exchange, SoloExchange  # noqa: E402
-from training.exchange.certificates import issue_run_certificates  # noqa: E402
-from training.exchange.coordinator_client import JoinConfig  # noqa: E402
-from training.exchange.coordinator_server import Coordinator  # noqa: E402
-from training.exchange.coordinator_state import CoordinatorConfig  # noqa: E402
-from training.exchange.mesh_member import MeshMember  # noqa: E402
-from training.orders import Control  # noqa: E402
-from training.plan import RunPlan  # noqa: E402
+from training.exchange.group.coordinator_client import JoinConfig  # noqa: E402
+from training.exchange.group.coordinator_server import Coordinator  # noqa: E402
+from training.exchange.group.coordinator_state import CoordinatorConfig  # noqa: E402
+from training.exchange.links.certificates import issue_run_certificates  # noqa: E402
+from training.exchange.mean.mesh_member import MeshMember  # noqa: E402
+from training.loop import trainer  # noqa: E402
+from training.optimization import optimizers  # noqa: E402
+from training.records.events import SyncEvent  # noqa: E402
+from training.records.plan import RunPlan  # noqa: E402
+from training.run.orders import Control  # noqa: E402
 from training.tasks.base import Batch, Progress  # noqa: E402
 
 FIRST, STEPS = 3, 2

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from profiles.resolve import profile_from_options
-from training.events import Event, MemberEvent, RunEvent, StepEvent
-from training.plan import MemberPlan, RunPlan
-from training.run_folder import RunFolder, new_run_id
+from training.records.events import Event, MemberEvent, RunEvent, StepEvent
+from training.records.plan import MemberPlan, RunPlan
+from training.records.run_folder import RunFolder, new_run_id
 
 BEGAN = 1_790_000_000.0
 NAMES = ("studio", "air", "pc")

@@ -12,8 +12,8 @@ from run_folders import live, new_folder, started, steps
 
 from tests.lab.host import REPOSITORY
 from tests.screens.terminal import Terminal
-from training.run_files import is_live
-from training.run_folder import RunFolder
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

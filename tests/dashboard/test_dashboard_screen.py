@@ -19,8 +19,8 @@ from app.dashboard.machines import MachinesPane
 from app.dashboard.one_machine import OneMachine
 from distributed.run.requests import take_requests
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
-from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
-from training.run_folder import RunFolder
+from training.records.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
+from training.records.run_folder import RunFolder
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Sample, Showcase
 

@@ -8,7 +8,7 @@ from run_folders import BEGAN, started, steps
 from app.headline import ending, headline, lag, problems, slowest
 from app.plan_vs_actual import SingleMachinePrediction
 from app.run_state import RunState, reduce_events
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
 

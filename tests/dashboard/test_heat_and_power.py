@@ -20,8 +20,8 @@ from app.run_state import RunState, reduce_events
 from app.trackers.kinds import cell, scalars_of
 from profiles.quantities import energy_text
 from tests.report.report_runs import write_run
-from training.events import Event, MachineEvent, MemberEvent
-from training.run_folder import RunFolder
+from training.records.events import Event, MachineEvent, MemberEvent
+from training.records.run_folder import RunFolder
 
 
 def load(member: int, at: float = BEGAN + 3, **told: Any) -> MachineEvent:

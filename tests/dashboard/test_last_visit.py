@@ -16,7 +16,7 @@ from app.last_visit import MARK, SeenMark, Visit, away_text, read_mark
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
 from tests.screens.pilot import run, text, until_text
 from tests.waiting import until
-from training.events import ENGINE, Event, MemberEvent, RunEvent, SnapshotEvent, TimingEvent
+from training.records.events import ENGINE, Event, MemberEvent, RunEvent, SnapshotEvent, TimingEvent
 
 LEFT = BEGAN + 10
 NOW = LEFT + 7 * 3600 + 12 * 60

@@ -13,7 +13,7 @@ from app.run_state import reduce_events
 from distributed.planning.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
 from tests.app.app_events import sync
-from training.events import PeerPath, SyncEvent, WaysEvent
+from training.records.events import PeerPath, SyncEvent, WaysEvent
 
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0, steps: int = 100) -> Candidate:

@@ -14,9 +14,9 @@ from app.dashboard.ribbons import strips
 from app.headline import headline
 from app.report import evaluation_lines
 from app.run_state import RunState, reduce_events
-from training.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
-from training.plan import LaunchedScript
-from training.run_folder import RunFolder
+from training.records.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
+from training.records.plan import LaunchedScript
+from training.records.run_folder import RunFolder
 
 
 def evaluated(step: int, wer: float) -> EvaluationEvent:

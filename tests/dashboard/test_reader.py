@@ -10,7 +10,7 @@ from run_folders import BEGAN, live, new_folder, started, steps
 from app.dashboard.reader import RunReader
 from app.run_series import of_run
 from tests.waiting import until
-from training.events import ErrorEvent, RunEvent
+from training.records.events import ErrorEvent, RunEvent
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from app.dashboard.ribbons import margin, strips
 from app.headline import headline
 from app.run_state import reduce_events
 from tests.app.test_plan_vs_actual import planning, prediction, ran
-from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
+from training.records.events import Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
 BACK = MemberEvent(member=1, time=BEGAN + 40, status="joined", name="air", message="at step 40")

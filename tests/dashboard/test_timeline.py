@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.run_state import reduce_events
 from app.timeline import FIRST, NEWEST, TimelineEntry, TimelineTrack, chronological
-from training.events import (
+from training.records.events import (
     ErrorEvent,
     Event,
     MemberEvent,

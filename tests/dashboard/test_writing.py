@@ -20,7 +20,7 @@ from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
-from training.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run
 from training.tasks.showcase import Kind, Sample, Showcase
 
 PROMPT = Sample(

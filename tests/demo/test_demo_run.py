@@ -28,9 +28,17 @@ from profiles.errors import BadInput
 from tests.screens.pilot import run as run_app
 from tests.screens.pilot import text, until_text
 from tests.waiting import until
-from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
-from training.run_folder import RunFolder
-from training.runs import list_runs
+from training.records.events import (
+    EvaluationEvent,
+    MemberEvent,
+    RequestEvent,
+    RunEvent,
+    StepEvent,
+    SyncEvent,
+    UnknownEvent,
+)
+from training.records.run_folder import RunFolder
+from training.records.runs import list_runs
 
 pytestmark = pytest.mark.slow
 

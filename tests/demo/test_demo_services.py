@@ -16,7 +16,7 @@ from app.wizard.records import AccessNeed, ItemStatus
 from app.wizard.state import Step, WizardState
 from distributed.run.requests import leave_request
 from tests.waiting import PATIENCE, until_state
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

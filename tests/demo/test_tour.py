@@ -10,8 +10,8 @@ import pytest
 
 from distributed.run.requests import leave_request
 from tests.demo.tmux_terminal import Tmux
-from training.run_files import is_live
-from training.run_folder import RunFolder
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 COPIED = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.waiting import until
-from training.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
+from training.records.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 180.0
@@ -163,4 +163,4 @@ class Muster:
 
 def ours(host: Any) -> list[int]:
     """Return the processes of runs on a host: workers, agents, stubs."""
-    return sorted({*host.pids("training.worker"), *host.pids("agent.py")})
+    return sorted({*host.pids("training.workers.worker"), *host.pids("agent.py")})

@@ -20,7 +20,7 @@ from distributed.machine.agent_files import left
 from distributed.machine.link import AGENT, HereConnection, programs
 from distributed.ssh.errors import RemoteFileError
 from tests.waiting import until
-from training.lease import Lease
+from training.records.lease import Lease
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +190,7 @@ def test_left_over_processes_end_and_a_reused_number_does_not(
 ) -> None:
     root = cache(home)
     place = root / "runs" / "dead" / "0"
-    worker = spawn(home, "training.worker", f"{place}/plan.json")
+    worker = spawn(home, "training.workers.worker", f"{place}/plan.json")
     child = spawn(place, "helper")
     stranger = spawn(home, "somebody else's")
     for number, pid in (("0", child.pid), ("1", stranger.pid)):
@@ -219,7 +219,7 @@ def live(home: Path) -> Iterator[Path]:
     """A cache with an ended run and one that goes on: a real agent with a worker."""
     root = cache(home)
     document = {
-        "argv": ["{python}", "-c", SLEEPER, "training.worker", "{folder}/plan.json"],
+        "argv": ["{python}", "-c", SLEEPER, "training.workers.worker", "{folder}/plan.json"],
         "env": {}, "files": {}, "links": {}, "lease": 60.0, "grace": 0.5,
     }  # fmt: skip
     program = home / AGENT
@@ -247,7 +247,7 @@ def test_a_run_is_alive_where_only_its_coordinator_is(
 ) -> None:
     folder = cache(home) / "runs" / "alive" / "coordinator"
     folder.mkdir(parents=True)
-    coordinator = spawn(folder, "training.exchange.coordinator_main")
+    coordinator = spawn(folder, "training.exchange.group.coordinator_main")
     (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": coordinator.pid}))
     spawn(home, "agent.py", str(folder.parents[2]), "start", "alive", "coordinator")
     left = remove(machine, BLOB, survey(machine, BLOB))

@@ -16,7 +16,7 @@ from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, launc
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
-from training.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_plan_names_what_is_there(inputs: Inputs) -> None:
     assert inputs.plan.profile.model.model_path == "inputs/user/job.py:build"
     assert inputs.plan.profile.data.cache_dir == ""
     assert sorted(inputs.trees["inputs/user"].files) == ["helper.py", "job.py"]
-    assert "training/worker.py" in inputs.trees["inputs/code"].files
+    assert "training/workers/worker.py" in inputs.trees["inputs/code"].files
 
 
 def test_an_optimizer_of_ones_own_travels_beside_the_job(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_travels_with_a_package_or_a_file(tmp_path: Path, monkeypatch: pyte
 
     assert names("pack.deep.a") == ["pack/__init__.py", "pack/deep/a.py"]
     assert names("d") == names(f"{tmp_path}/d.py") == ["d.py", "pack/__init__.py", "pack/deep/a.py"]
-    assert names("torch.nn") == names("training.data") == names("json") == []
+    assert names("torch.nn") == names("training.data.data") == names("json") == []
 
 
 def test_a_folder_full_of_python_is_refused(tmp_path: Path) -> None:

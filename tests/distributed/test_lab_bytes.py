@@ -10,8 +10,8 @@ from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
 from tests.lab.network import Traffic
-from training.events import SyncEvent
 from training.exchange.codecs import codec_by_name
+from training.records.events import SyncEvent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 

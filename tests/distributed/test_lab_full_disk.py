@@ -12,8 +12,8 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
-from training.events import MemberEvent
-from training.run_folder import RunFolder
+from training.records.events import MemberEvent
+from training.records.run_folder import RunFolder
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.waiting import until
-from training.events import MemberEvent, StepEvent
+from training.records.events import MemberEvent, StepEvent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 

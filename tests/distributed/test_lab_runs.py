@@ -13,7 +13,7 @@ from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
 from tests.lab.processes import signal_all
 from tests.waiting import until
-from training.events import StepEvent
+from training.records.events import StepEvent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,7 +53,7 @@ def test_three_hosts_train_to_a_model_and_nothing_is_left(make_lab: MakeLab, sta
     assert not list(folder.glob("secrets")) and not list(lab["a"].files.glob(".cache/muster/runs/*"))
 
 
-@pytest.mark.parametrize(("victim", "engine"), [("training.worker", "mesh"), ("agent.py", "nccl")])
+@pytest.mark.parametrize(("victim", "engine"), [("training.workers.worker", "mesh"), ("agent.py", "nccl")])
 def test_the_others_go_on_without_a_killed_process(make_lab: MakeLab, start: Start, victim: str, engine: str) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)

@@ -24,8 +24,8 @@ from tests.lab.lab import Lab
 from tests.lab.processes import signal_all
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.events import MemberEvent
-from training.exchange.certificates import issue_run_certificates
+from training.exchange.links.certificates import issue_run_certificates
+from training.records.events import MemberEvent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -65,7 +65,7 @@ class Visited:
         """Return the port on which the run's coordinator listens; 0 before it does."""
         for process in psutil.Process(self.muster.supervisor(self.run_id)).children():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if "training.exchange.coordinator_main" in process.cmdline():
+                if "training.exchange.group.coordinator_main" in process.cmdline():
                     connections = process.net_connections()
                     listening = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
                     # The relay listens too, and nobody needs it here.

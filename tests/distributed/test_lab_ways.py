@@ -14,7 +14,7 @@ from tests.lab import processes
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
 from tests.waiting import until
-from training.events import MemberEvent, WarningEvent
+from training.records.events import MemberEvent, WarningEvent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -19,9 +19,9 @@ from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab
 from tests.waiting import until
-from training.events import MachineEvent, MemberEvent
-from training.processes import processes_of
-from training.run_folder import RunFolder
+from training.records.events import MachineEvent, MemberEvent
+from training.records.run_folder import RunFolder
+from training.run.processes import processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -171,7 +171,7 @@ def left(lab: Lab) -> list[int]:
     return [
         pid
         for host in lab
-        for word in ("script_start", "training.script_worker", "agent.py")
+        for word in ("script_start", "training.workers.script_worker", "agent.py")
         for pid in host.pids(word)
     ]
 

@@ -14,7 +14,7 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -132,7 +132,13 @@ def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["measuring/link_probe", "measuring/link_transfer", "system", "machine/agent_files", "../training/resources"],
+    [
+        "measuring/link_probe",
+        "measuring/link_transfer",
+        "system",
+        "machine/agent_files",
+        "../training/hardware/resources",
+    ],
 )
 def test_an_old_python_understands_it(name: str) -> None:
     ast.parse((ROOM / f"{name}.py").read_text(), feature_version=(3, 9))

@@ -36,7 +36,7 @@ from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 from profiles.resolve import load_profile
 from tests.waiting import until
-from training.plan import MemberPlan
+from training.records.plan import MemberPlan
 
 WORKLOAD = Workload(trainable=10, total=20, samples=30)
 SPEED = SpeedFigures(

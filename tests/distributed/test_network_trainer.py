@@ -26,10 +26,10 @@ from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
-from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.run_folder import RunFolder
-from training.simulation import LocalTrainer
+from training.api import LocalTrainer
+from training.records.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from helper_of_job import WIDTH
 
-if sys.argv[0].endswith("training/worker.py"):
+if sys.argv[0].endswith("training/workers/worker.py"):
     def refuse(*arguments, **options):
         raise AssertionError("something was unpickled")
     pickle.loads = pickle.load = torch.load = refuse

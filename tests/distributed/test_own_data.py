@@ -19,10 +19,10 @@ from profiles.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
-from training.data_findings import check_data
-from training.events import EvaluationEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.run_folder import RunFolder
+from training.records.events import EvaluationEvent, StepEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.workers.data_findings import check_data
 
 JOB = """
 from pathlib import Path

@@ -21,9 +21,9 @@ from distributed.workers.remote_worker import RemoteWorker
 from distributed.workers.rendezvous import RendezvousUpdates
 from profiles.schema import Profile
 from tests.waiting import until
-from training.events import MemberEvent, ProgressEvent, RunEvent, WarningEvent
-from training.orders import Command
-from training.plan import LaunchedScript, MemberPlan, RunPlan
+from training.records.events import MemberEvent, ProgressEvent, RunEvent, WarningEvent
+from training.records.plan import LaunchedScript, MemberPlan, RunPlan
+from training.run.orders import Command
 
 
 def links(center: str = "") -> list[MachineLink]:

@@ -19,8 +19,8 @@ from profiles.resolve import load_profile
 from profiles.schema import Profile
 from tests.lab.fixtures import MakeLab
 from tests.waiting import until
-from training.run_files import is_live
-from training.run_folder import RunFolder
+from training.records.run_files import is_live
+from training.records.run_folder import RunFolder
 
 MBIT = 100.0
 WEIGHTS = 500_000

@@ -22,7 +22,7 @@ from distributed.planning.feedback import (
 )
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
-from training.events import Event, MemberEvent, StepEvent
+from training.records.events import Event, MemberEvent, StepEvent
 
 few_examples = settings(max_examples=25, deadline=None)
 ratios = st.floats(0.05, 20)

@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
-COORDINATOR = "training.exchange.coordinator_main"
+COORDINATOR = "training.exchange.group.coordinator_main"
 
 
 @pytest.fixture

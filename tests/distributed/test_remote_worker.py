@@ -26,7 +26,7 @@ from distributed.workers.remote_worker import LOST, RemoteWorker
 from profiles.errors import ExitCode
 from tests.app.app_events import step
 from tests.waiting import until
-from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
+from training.records.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
 
 pytestmark = pytest.mark.slow
 

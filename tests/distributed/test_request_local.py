@@ -12,11 +12,11 @@ from distributed.run.requests import Action, leave_request
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.waiting import until
-from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.outcome import RunOutcome
-from training.run_folder import RunFolder
+from training.records.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.outcome import RunOutcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -17,7 +17,7 @@ from distributed.run.run_machines import all_hosts
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
-from training.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
+from training.records.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _PATIENCE = 300.0
@@ -65,7 +65,7 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     dropped = run.ask("drop", "b")
     assert (dropped.outcome, dropped.machine, dropped.message) == ("done", "b", "left after a synchronisation")
     until(lambda: ours(lab["b"]) == [])
-    os.kill(lab["c"].pids("training.worker")[0], signal.SIGKILL)
+    os.kill(lab["c"].pids("training.workers.worker")[0], signal.SIGKILL)
     until(lambda: any(e.status == "lost" and e.name == "c" for e in members(muster, run_id)))
     alone = run.ask("drop", "a")
     assert (alone.outcome, alone.message) == ("refused", "no machine would be left to train (stop the run instead)")

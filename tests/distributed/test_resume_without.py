@@ -15,8 +15,8 @@ from profiles.errors import BadInput
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
 from tests.training.toy_task import toy_plan
-from training.events import MemberEvent, SnapshotEvent
-from training.plan import MemberPlan
+from training.records.events import MemberEvent, SnapshotEvent
+from training.records.plan import MemberPlan
 
 
 def _links(*machines: Machine) -> list[MachineLink]:

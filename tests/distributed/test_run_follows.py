@@ -12,7 +12,7 @@ from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -17,8 +17,8 @@ from distributed.planning.prediction import Predictor
 from distributed.planning.simulated import ClusterClock, Groups, Machines, choice_of, job_after
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
-from training.local_plan import plan_local_run
-from training.plan import RunPlan
+from training.records.plan import RunPlan
+from training.run.local_plan import plan_local_run
 from training.simulated.clock import clock_of
 from training.strategies.async_diloco import AsyncDiLoCoOptions
 

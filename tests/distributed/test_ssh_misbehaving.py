@@ -31,7 +31,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.login_history import note_answer, seconds_since_answer
 from tests.waiting import PATIENCE
-from training.exchange.dialling import SMALL_SEGMENT
+from training.exchange.links.dialling import SMALL_SEGMENT
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import pytest
 from app.cli.main import main
 from distributed.hosts.file import RUN_HOSTS
 from profiles.resolve import load_profile
-from training.local_plan import plan_local_run
-from training.plan import read_plan
-from training.run_folder import RunFolder
+from training.records.plan import read_plan
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
 
 HOSTS = {"machines": [{"name": "desk", "address": "localhost"}]}
 

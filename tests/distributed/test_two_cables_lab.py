@@ -26,7 +26,7 @@ from tests.lab import network
 from tests.lab.fixtures import MakeLab
 from tests.lab.host import LabHost
 from tests.waiting import until
-from training.run_files import is_live
+from training.records.run_files import is_live
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 

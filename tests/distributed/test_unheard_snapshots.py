@@ -17,10 +17,10 @@ from distributed.machine import agent_files
 from distributed.machine.link import MachineLink
 from tests.distributed.scripted_connection import Says
 from tests.training.toy_task import toy_plan
-from training.checkpoint import Snapshot, SnapshotStore
-from training.events import ErrorEvent, SnapshotEvent
-from training.outcome import NOT_THIS_RUN
-from training.run_folder import RunFolder
+from training.records.events import ErrorEvent, SnapshotEvent
+from training.records.run_folder import RunFolder
+from training.run.outcome import NOT_THIS_RUN
+from training.snapshots.checkpoint import Snapshot, SnapshotStore
 
 
 def _snapshot(step: int, member: int = 0) -> SnapshotEvent:

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from tests.waiting import PATIENCE, until
-from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange.base import MeanResult
-from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
-from training.exchange.coordinator_server import Coordinator
-from training.exchange.coordinator_state import CoordinatorConfig
-from training.exchange.group_membership import GroupMembership
-from training.exchange.mesh_member import MeshMember
-from training.exchange.torch_mean import TorchMember
-from training.exchange.unauthenticated import HANDSHAKE_SECONDS
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.coordinator_state import CoordinatorConfig
+from training.exchange.group.group_membership import GroupMembership
+from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.links.unauthenticated import HANDSHAKE_SECONDS
+from training.exchange.mean.mesh_member import MeshMember
+from training.exchange.stock_torch.torch_mean import TorchMember
+from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 RUN = "test-run"
 

@@ -235,7 +235,7 @@ def leaves(rank: int, world: int) -> None:
     if rank == 0:
         works.append(dist.irecv(torch.ones(3), 1))
     works[0].get_future().then(lambda future: future.value()[0].sum())
-    from training.exchange import group_base
+    from training.exchange.torch_backend import group_base
 
     atexit._clear()  # what else is registered where tests run would end the process before its interpreter ends
     atexit.register(group_base.leave)

@@ -14,7 +14,7 @@ from typing import Any
 import parallel_cases
 import torch
 
-from training.exchange.certificates import issue_run_certificates
+from training.exchange.links.certificates import issue_run_certificates
 
 multiprocessing.set_forkserver_preload(["torch"])
 

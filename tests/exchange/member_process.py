@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from training.exchange import torch_group
 from training.exchange.base import ExchangeDropped, JoiningState
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator_client import JoinConfig
-from training.exchange.mesh_member import MeshMember
-from training.exchange.torch_mean import TorchMember
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.mean.mesh_member import MeshMember
+from training.exchange.stock_torch import torch_group
+from training.exchange.stock_torch.torch_mean import TorchMember
 
 ELEMENTS = 8192
 DEVICE = torch.device("cpu")

@@ -242,7 +242,7 @@ def interleaved(rank: int, world: int) -> Any:
 
 def as_on_mps(rank: int, world: int, case: str) -> Any:
     """Another case, where the device's module has no more than that of MPS."""
-    from training.exchange.mps import complete
+    from training.exchange.torch_backend.mps import complete
 
     whole, lacking = torch.cpu, ModuleType("lacking")
     for name in torch.mps.__all__:
@@ -289,7 +289,7 @@ def run(case: str, backend: str, rank: int, world: int, store: str, certificates
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if Path("/sys/class/net/lo").exists() else "lo0")
     if backend == "muster":
         os.environ.update(MUSTER_CERTIFICATES=f"{certificates}/member-{rank}", MUSTER_RUN_ID="run")
-        import training.exchange.process_group  # noqa: F401 - registers the backend
+        import training.exchange.torch_backend.process_group  # noqa: F401 - registers the backend
     module, name, *arguments = case.split(":") if ":" in case else (__name__, case)
     function = getattr(importlib.import_module(module), name)
     meeting = dist.FileStore(store, world)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from training.exchange.arguments import InvalidArgument, check_root, options_of
+from training.exchange.torch_backend.arguments import InvalidArgument, check_root, options_of
 
 
 def test_positions_are_known_by_their_types() -> None:

@@ -15,7 +15,7 @@ from coordinated_lab import cut, lab, means
 
 from training.exchange.base import ExchangeError, MeanResult, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
-from training.exchange.mesh_member import MeshMember
+from training.exchange.mean.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
 

@@ -17,12 +17,12 @@ from waiting import until
 
 from distributed.planning.memory_model import exchange_bytes, mesh_bytes
 from training.exchange.base import Contribution
-from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
-from training.exchange.mesh_member import MeshMember
-from training.exchange.mesh_operations import MeshMean, Meter
-from training.exchange.outcomes import OperationResult
-from training.exchange.reduction import AT_ONCE, BufferPool
+from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.mean.mesh_member import MeshMember
+from training.exchange.mean.mesh_operations import MeshMean, Meter
+from training.exchange.mean.outcomes import OperationResult
+from training.exchange.mean.reduction import AT_ONCE, BufferPool
 from training.exchange.residuals import MeanResiduals
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,12 @@ from coordinated_lab import RUN, Lab, lab
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
-from training.exchange.certificates import COORDINATOR_NAME, issue_run_certificates
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator_client import JoinConfig
-from training.exchange.coordinator_server import Coordinator
-from training.exchange.coordinator_state import CoordinatorConfig
-from training.exchange.mesh_member import MeshMember
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.coordinator_state import CoordinatorConfig
+from training.exchange.links.certificates import COORDINATOR_NAME, issue_run_certificates
+from training.exchange.mean.mesh_member import MeshMember
 
 
 @pytest.fixture(scope="module")

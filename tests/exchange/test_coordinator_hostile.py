@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.waiting import PATIENCE, until
-from training.exchange import coordinator_server
 from training.exchange.base import ExchangeError
-from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import (
     MAX_LINE,
     PROTOCOL_VERSION,
@@ -28,7 +26,9 @@ from training.exchange.coordinator_protocol import (
     encode_line,
     parse,
 )
-from training.exchange.mesh_member import MeshMember
+from training.exchange.group import coordinator_server
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.mean.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
 

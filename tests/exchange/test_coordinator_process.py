@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from tests.waiting import until
-from training.events import MemberEvent, from_line
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator_client import JoinConfig
-from training.exchange.coordinator_main import main
-from training.exchange.mesh_member import MeshMember
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.coordinator_main import main
+from training.exchange.mean.mesh_member import MeshMember
+from training.records.events import MemberEvent, from_line
 
 CONFIG = {"run_id": "r", "names": ["a"]}
 
@@ -31,7 +31,8 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(write_config(tmp_path))]
+    program = "training.exchange.group.coordinator_main"
+    command = [sys.executable, "-m", program, "--config", str(write_config(tmp_path))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         yield process
@@ -120,8 +121,8 @@ def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.Capt
 
 _EARLY = """
 import sys
-import training.exchange.coordinator_main as entry
-from training.events import MemberEvent
+import training.exchange.group.coordinator_main as entry
+from training.records.events import MemberEvent
 
 class Early:
     group = type("Group", (), {"relay": 0, "all_left": True})

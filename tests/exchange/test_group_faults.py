@@ -10,8 +10,8 @@ from group_members import Members
 from torch._C._distributed_c10d import HashStore
 
 from training.exchange.base import ExchangeTimeout
-from training.exchange.group_base import GroupBase
-from training.exchange.listener import Identity, Listener
+from training.exchange.links.listener import Identity, Listener
+from training.exchange.torch_backend.group_base import GroupBase
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
 from training.exchange.coordinator_protocol import (
     BEAT,
     LEASE,
@@ -18,9 +17,10 @@ from training.exchange.coordinator_protocol import (
     ProtocolError,
     Report,
 )
-from training.exchange.coordinator_state import CoordinatorConfig, Member
-from training.exchange.dialling import Route
-from training.exchange.group_membership import GroupMembership
+from training.exchange.group.coordinator_state import CoordinatorConfig, Member
+from training.exchange.group.group_membership import GroupMembership
+from training.exchange.links.dialling import Route
+from training.records.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
 
 RUN = "r"
 

@@ -9,7 +9,7 @@ import pytest
 from coordinated_lab import lab
 
 from tests.waiting import until
-from training.orders import Command, Control
+from training.run.orders import Command, Control
 
 pytestmark = pytest.mark.slow
 

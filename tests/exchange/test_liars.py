@@ -17,19 +17,19 @@ from test_coordinator_hostile import dial, hello, running, serves  # noqa: F401 
 from test_mesh import Group, at_once
 from waiting import PATIENCE, until
 
-from training.events import MemberEvent
 from training.exchange.base import ExchangeError
-from training.exchange.certificates import issue_run_certificates
-from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, encode_line
-from training.exchange.coordinator_server import Coordinator
-from training.exchange.handover import TAG, JoinStateServer, channel_of, hand_over_missing
-from training.exchange.link import Outgoing, PeerLost
-from training.exchange.mesh import Mesh
-from training.exchange.mesh_member import MeshMember
-from training.exchange.mesh_operations import MeshGather, Meter
-from training.exchange.operation_log import OperationLog
-from training.exchange.unauthenticated import MAX_PER_HOST
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.links.link import Outgoing, PeerLost
+from training.exchange.links.unauthenticated import MAX_PER_HOST
+from training.exchange.mean.handover import TAG, JoinStateServer, channel_of, hand_over_missing
+from training.exchange.mean.mesh import Mesh
+from training.exchange.mean.mesh_member import MeshMember
+from training.exchange.mean.mesh_operations import MeshGather, Meter
+from training.exchange.mean.operation_log import OperationLog
+from training.records.events import MemberEvent
 
 HUGE = struct.pack("<Q", 1 << 39)
 

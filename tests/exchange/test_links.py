@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from waiting import until
 
-from training.exchange import sealing
-from training.exchange.connection import Connection
-from training.exchange.link import MAX_EARLY, Incoming, Outgoing, PeerLost
-from training.exchange.sealing import HEADER, TAG, Opener, Sealer
-from training.exchange.transfer import PendingTransfer
+from training.exchange.links import sealing
+from training.exchange.links.connection import Connection
+from training.exchange.links.link import MAX_EARLY, Incoming, Outgoing, PeerLost
+from training.exchange.links.sealing import HEADER, TAG, Opener, Sealer
+from training.exchange.mean.transfer import PendingTransfer
 
 SECRET = bytes(range(32))
 PATIENCE = 60.0

@@ -28,22 +28,22 @@ from test_mesh import Group, at_once, told
 from waiting import PATIENCE, timed_out, until
 
 from tests.preloaded.python import python_itself
-from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.certificates import issue_run_certificates
-from training.exchange.connection_attempt import MAX_WAITING
-from training.exchange.dialling import Address, DialHistory, first_to_answer, listen_on
-from training.exchange.handshake import PADDING, RECEIVES, SENDS
-from training.exchange.link import MAX_EARLY, Incoming, PeerLost
-from training.exchange.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.mesh import Mesh
-from training.exchange.unauthenticated import MAX_PER_HOST, UnauthenticatedConnections
+from training.exchange.links import link
+from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.links.connection_attempt import MAX_WAITING
+from training.exchange.links.dialling import Address, DialHistory, first_to_answer, listen_on
+from training.exchange.links.handshake import PADDING, RECEIVES, SENDS
+from training.exchange.links.link import MAX_EARLY, Incoming, PeerLost
+from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
+from training.exchange.links.unauthenticated import MAX_PER_HOST, UnauthenticatedConnections
+from training.exchange.mean.mesh import Mesh
 
 pytestmark = pytest.mark.slow
 
 RUN = "run"
 HELLO = struct.Struct("<8sIIBB32sH")
-"""What who dials says first: see :mod:`training.exchange.handshake`."""
+"""What who dials says first: see :mod:`training.exchange.links.handshake`."""
 
 
 @pytest.fixture
@@ -443,8 +443,8 @@ def test_a_frozen_member_is_met_again_when_it_goes_on(certificates: Path) -> Non
 _MEMBER = """
 import sys
 from pathlib import Path
-from training.exchange.listener import Identity, Listener
-from training.exchange.mesh import Mesh
+from training.exchange.links.listener import Identity, Listener
+from training.exchange.mean.mesh import Mesh
 own = Listener("127.0.0.1", Identity("run", 1, Path(sys.argv[1])))
 print(own.address[1], flush=True)
 mesh = Mesh.form(own, "awake", {0: [("127.0.0.1", int(sys.argv[2]))], 1: []})

@@ -79,7 +79,7 @@ class Cluster:
     def _port(self) -> int:
         path = self.folder / "coordinator.json"
         path.write_text(json.dumps(self.config))
-        self.coordinator = self.start("-m", "training.exchange.coordinator_main", "--config", str(path))
+        self.coordinator = self.start("-m", "training.exchange.group.coordinator_main", "--config", str(path))
         return int(until(lambda: self.coordinator.lines)[0]["port"])
 
     def signal(self, rank: int, number: signal.Signals) -> None:

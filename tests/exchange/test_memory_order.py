@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.waiting import until
-from training.exchange.memory_order import MemoryInUse, Use, any_in_common, overlap, span
+from training.exchange.torch_backend.memory_order import MemoryInUse, Use, any_in_common, overlap, span
 
 SPANS = st.lists(
     st.builds(lambda device, start, size: (device, start, start + size), st.sampled_from(["cpu", "mps"]),

@@ -20,13 +20,13 @@ from waiting import until
 from profiles.errors import BadInput
 from profiles.schema import Transport
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.certificates import issue_run_certificates
-from training.exchange.link import MAX_EARLY, PeerLost
-from training.exchange.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.mesh import Mesh
-from training.exchange.point_to_point import PointToPointLinks
-from training.exchange.sealing import MAX_FRAME
-from training.exchange.tensor_operations import Reducer, TensorReduction, view
+from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.links.link import MAX_EARLY, PeerLost
+from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
+from training.exchange.links.sealing import MAX_FRAME
+from training.exchange.mean.mesh import Mesh
+from training.exchange.torch_backend.point_to_point import PointToPointLinks
+from training.exchange.torch_backend.tensor_operations import Reducer, TensorReduction, view
 
 pytestmark = pytest.mark.slow
 

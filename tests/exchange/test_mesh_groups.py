@@ -14,8 +14,8 @@ from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator_protocol import HeldResults
-from training.exchange.handover import holders_of_recomputed, plan_transfers
-from training.exchange.mesh_member import MeshMember
+from training.exchange.mean.handover import holders_of_recomputed, plan_transfers
+from training.exchange.mean.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
 

@@ -17,17 +17,18 @@ from coordinated_lab import RUN, Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import PATIENCE, until
-from training.exchange import coordinator_client, mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
-from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
-from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
-from training.exchange.coordinator_server import Coordinator
-from training.exchange.coordinator_state import Member
-from training.exchange.dialling import SMALL_SEGMENT
-from training.exchange.group_membership import GroupMembership
-from training.exchange.mesh_member import MeshMember
+from training.exchange.group import coordinator_client
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.coordinator_state import Member
+from training.exchange.group.group_membership import GroupMembership
+from training.exchange.links.dialling import SMALL_SEGMENT
+from training.exchange.mean import mesh_operations
+from training.exchange.mean.broadcast import broadcast, broadcasts
+from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.residuals import Residual
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from training.exchange.base import Contribution, ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.mesh_operations import MeshGather, MeshMean, Meter
-from training.exchange.operation_log import OperationLog
-from training.exchange.outcomes import OperationResult, apply_outcome
+from training.exchange.mean.mesh_operations import MeshGather, MeshMean, Meter
+from training.exchange.mean.operation_log import OperationLog
+from training.exchange.mean.outcomes import OperationResult, apply_outcome
 from training.exchange.residuals import MeanResiduals
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.5"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.waiting import PATIENCE
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, MeanResult, Pending
 from training.exchange.codecs import codec_by_name
-from training.exchange.mesh_member import MeshMember
+from training.exchange.mean.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
 

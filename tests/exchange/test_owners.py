@@ -15,11 +15,11 @@ from stream_reference import contribution, stream_means
 from test_mesh import PATIENCE, Group
 
 from training.exchange.base import Contribution, MeanResult
-from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name, roundtrip
-from training.exchange.link import PeerLost
-from training.exchange.mesh import Mesh
-from training.exchange.owners import MeanReduction, SharedMean, share_bounds
+from training.exchange.links.certificates import issue_run_certificates
+from training.exchange.links.link import PeerLost
+from training.exchange.mean.mesh import Mesh
+from training.exchange.mean.owners import MeanReduction, SharedMean, share_bounds
 from training.exchange.residuals import MeanResiduals
 
 pytestmark = pytest.mark.slow

@@ -25,13 +25,13 @@ from waiting import PATIENCE, timed_out, until
 from profiles.errors import BadInput
 from profiles.schema import Transport
 from training.exchange.base import ExchangeTimeout
-from training.exchange.certificates import relay_key
-from training.exchange.dialling import Address
-from training.exchange.link import PeerLost
-from training.exchange.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.mesh import Mesh
-from training.exchange.relay import Relay, connect_through_relay
-from training.exchange.unauthenticated import MAX_PER_HOST
+from training.exchange.links.certificates import relay_key
+from training.exchange.links.dialling import Address
+from training.exchange.links.link import PeerLost
+from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
+from training.exchange.links.relay import Relay, connect_through_relay
+from training.exchange.links.unauthenticated import MAX_PER_HOST
+from training.exchange.mean.mesh import Mesh
 
 pytestmark = pytest.mark.slow
 

@@ -19,19 +19,19 @@ from test_relay import Loop
 from waiting import PATIENCE, until
 
 from tests.lab.network import need_root_and_tools
-from training.events import WaysEvent
-from training.exchange import dialling
 from training.exchange.base import ExchangeTimeout
-from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator_client import JoinConfig
-from training.exchange.coordinator_server import Coordinator
-from training.exchange.coordinator_state import CoordinatorConfig
-from training.exchange.dialling import Address, DialHistory
-from training.exchange.link import PeerLost
-from training.exchange.listener import Identity, Listener
-from training.exchange.mesh import Mesh
-from training.exchange.mesh_member import MeshMember
+from training.exchange.group.coordinator_client import JoinConfig
+from training.exchange.group.coordinator_server import Coordinator
+from training.exchange.group.coordinator_state import CoordinatorConfig
+from training.exchange.links import dialling
+from training.exchange.links.certificates import relay_key
+from training.exchange.links.dialling import Address, DialHistory
+from training.exchange.links.link import PeerLost
+from training.exchange.links.listener import Identity, Listener
+from training.exchange.mean.mesh import Mesh
+from training.exchange.mean.mesh_member import MeshMember
+from training.records.events import WaysEvent
 
 pytestmark = pytest.mark.lab
 T = TypeVar("T")

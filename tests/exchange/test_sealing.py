@@ -9,7 +9,16 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.exchange.sealing import HEADER, MAX_FRAME, TAG, FrameError, Opener, Sealer, faster_cipher, parse_header
+from training.exchange.links.sealing import (
+    HEADER,
+    MAX_FRAME,
+    TAG,
+    FrameError,
+    Opener,
+    Sealer,
+    faster_cipher,
+    parse_header,
+)
 
 SECRET = bytes(range(32))
 

@@ -18,15 +18,15 @@ from waiting import until
 from profiles.resolve import profile_from_options
 from profiles.schema import Transport
 from training.exchange.base import ExchangeError
-from training.exchange.handshake import RECEIVES, SENDS, Handshakes, HandshakeTimeout
-from training.exchange.link import PeerLost
-from training.exchange.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.mesh import Mesh
-from training.exchange.mesh_member import MeshMember
-from training.exchange.sealing import MAX_FRAME
-from training.exchange.tensor_operations import Reducer, TensorReduction
-from training.local_plan import plan_local_run
-from training.worker import Rendezvous, connect
+from training.exchange.links.handshake import RECEIVES, SENDS, Handshakes, HandshakeTimeout
+from training.exchange.links.link import PeerLost
+from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
+from training.exchange.links.sealing import MAX_FRAME
+from training.exchange.mean.mesh import Mesh
+from training.exchange.mean.mesh_member import MeshMember
+from training.exchange.torch_backend.tensor_operations import Reducer, TensorReduction
+from training.run.local_plan import plan_local_run
+from training.workers.worker import Rendezvous, connect
 
 
 @pytest.fixture

@@ -21,16 +21,16 @@ from coordinated_lab import Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import PATIENCE, until
-from training.exchange import torch_group
 from training.exchange.base import Contribution, ExchangeError, JoiningState, MeanResult, weighted_mean
 from training.exchange.codecs import codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
-from training.exchange.link import PeerLost
-from training.exchange.mesh_member import MeshMember
-from training.exchange.mesh_store import MeshStore
+from training.exchange.links.link import PeerLost
+from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.residuals import MeanResiduals, Residual
-from training.exchange.torch_group import TorchGroup, TorchMesh, UnusableMember, choose_backend
-from training.exchange.torch_mean import Attempt
+from training.exchange.stock_torch import torch_group
+from training.exchange.stock_torch.mesh_store import MeshStore
+from training.exchange.stock_torch.torch_group import TorchGroup, TorchMesh, UnusableMember, choose_backend
+from training.exchange.stock_torch.torch_mean import Attempt
 
 pytestmark = pytest.mark.slow
 

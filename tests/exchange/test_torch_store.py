@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
-from training.exchange.store_client import StoreClient
-from training.exchange.store_server import (
+from training.exchange.torch_backend.store_client import StoreClient
+from training.exchange.torch_backend.store_server import (
     MAX_CLIENTS,
     MAX_KEY,
     MAX_LINE,

@@ -65,8 +65,8 @@ def _serve(pipe: Connection, rank: int, meeting: Any, folder: Path) -> None:
     os.environ["RANK"] = str(rank)
     import torch.distributed as dist
 
-    import training.exchange.process_group  # noqa: F401 - registers the backend
-    from training import script_start
+    import training.exchange.torch_backend.process_group  # noqa: F401 - registers the backend
+    from training.script import script_start
 
     torch: Any = sys.modules["torch"]
     torch.set_num_threads(1)

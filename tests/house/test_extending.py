@@ -27,15 +27,15 @@ from profiles.resolve import profile_from_options
 from profiles.schema import Profile, StrategySettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask, toy_plan
-from training.events import EvaluationEvent, Event, SyncEvent
 from training.exchange import codecs
 from training.exchange.codecs import registry as codec_registry
-from training.orders import Control
-from training.plan import RunPlan
+from training.loop.trainer import Trainer
+from training.records.events import EvaluationEvent, Event, SyncEvent
+from training.records.plan import RunPlan
+from training.run.orders import Control
 from training.strategies import registry as strategy_registry
 from training.tasks import registry as task_registry
 from training.tasks.base import Task
-from training.trainer import Trainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
 EXAMPLES = dict(re.findall(r"## A (strategy|codec|task)\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL))

@@ -23,13 +23,13 @@ _HERE = Path(__file__).parent
 _PROGRAM = """#!/bin/bash
 case "$MUSTER_TESTS_COLD$*" in
 *--help*) ;;
-"-m training.exchange.coordinator_main --config /"*/secrets/coordinator.json)
+"-m training.exchange.group.coordinator_main --config /"*/secrets/coordinator.json)
     exec {python} -IS {client} {socket} "$@" ;;
-"-m training.exchange.coordinator_main"*) ;;
+"-m training.exchange.group.coordinator_main"*) ;;
 "-m training."*|"-m distributed."*|"-m app."*|*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
 "-c import ctypes, importlib"*|\\
 {project}/cli_typer.py*|{project}/wizard.py*|{project}/examples/*.py*|{project}/docs/*.py*|{project}/tests/*_process.py*|\\
-/*/training/script_start.py*|/*/pytest-of-*/script/*.py*|/*/pytest-of-*/wizard.py*)
+/*/training/script/script_start.py*|/*/pytest-of-*/script/*.py*|/*/pytest-of-*/wizard.py*)
     exec {python} -IS {client} {socket} "$@" ;;
 esac
 exec -a {program} {python} "$@"

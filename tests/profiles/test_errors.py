@@ -9,7 +9,7 @@ import pytest
 from distributed.ssh.errors import PortClosed
 from profiles.errors import BadInput, MusterError, counted
 from profiles.resolve import profile_from_options
-from training.run_folder import RunFolder
+from training.records.run_folder import RunFolder
 
 
 def test_a_message_begins_with_what_it_is_about_and_a_row_beside_it_need_not() -> None:

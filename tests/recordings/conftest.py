@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from https_site import Site, serving
 
-from training.exchange.certificates import issue_run_certificates
+from training.exchange.links.certificates import issue_run_certificates
 
 
 @pytest.fixture(scope="session")

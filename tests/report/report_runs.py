@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from profiles.resolve import profile_from_options
-from training.events import Event, RunEvent
-from training.local_plan import plan_local_run
-from training.plan import Status
-from training.run_folder import RunFolder
+from training.records.events import Event, RunEvent
+from training.records.plan import Status
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
 
 
 def write_run(

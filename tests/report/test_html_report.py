@@ -24,7 +24,7 @@ from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.web.chromium import Page, chromium, needs_chromium
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.tasks.predictions import BEFORE, Prediction, write_predictions
 from training.tasks.predictions import FOLDER as EVALUATION
 from training.tasks.predictions import NAME as PREDICTIONS

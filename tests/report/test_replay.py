@@ -15,8 +15,8 @@ from cli_typer import main
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step
 from tests.report.report_runs import write_run
-from training.events import ErrorEvent, Event, RunEvent
-from training.run_folder import RunFolder
+from training.records.events import ErrorEvent, Event, RunEvent
+from training.records.run_folder import RunFolder
 
 
 class Clock:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.run_series import Point, coarser, evaluation_series, of_run
 from app.run_state import machine_changes, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
 
 MEMBERS = st.tuples(MEMBER_EVENTS, rank).map(lambda pair: pair[0].model_copy(update={"member": pair[1]}))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from profiles.resolve import profile_from_options
-from training.events import Event, MemberEvent, to_line
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.run_folder import RunFolder
-from training.stopping import ProgressMonitor
+from training.records.events import Event, MemberEvent, to_line
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.stopping import ProgressMonitor
 
 
 class Script:

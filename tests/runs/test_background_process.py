@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import RunFailed
-from training.processes import BackgroundProcess
+from training.run.processes import BackgroundProcess
 
 
 @pytest.fixture

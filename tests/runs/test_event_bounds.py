@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.bounded_fields import LONGEST_LINE, LONGEST_TEXT
-from training.events import ErrorEvent, EvaluationEvent, StepEvent, from_line, to_line
+from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
+from training.records.events import ErrorEvent, EvaluationEvent, StepEvent, from_line, to_line
 
 STEP = {
     "kind": "step", "step": 1, "epoch": 0.5, "loss": 1.0, "learning_rate": 0.1, "samples": 1, "weight": 1.0,

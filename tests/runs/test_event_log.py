@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.event_log import EventLog, read_events
-from training.events import Event, MemberEvent, UnknownEvent, WarningEvent, to_line
+from training.records.event_log import EventLog, read_events
+from training.records.events import Event, MemberEvent, UnknownEvent, WarningEvent, to_line
 
 EVENTS: list[Event] = [MemberEvent(member=n, status="ready", name=f"räum-{n}", time=1.0 * n, seq=n) for n in range(4)]
 BYTES = b"".join((to_line(event) + "\n").encode() for event in EVENTS)
@@ -85,8 +85,8 @@ FILL = """
 import resource, signal, sys
 from pathlib import Path
 from profiles.errors import RunFailed
-from training.event_log import EventLog
-from training.events import WarningEvent
+from training.records.event_log import EventLog
+from training.records.events import WarningEvent
 log = EventLog(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 complaints = []

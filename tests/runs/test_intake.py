@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
-from training import intake
-from training.events import (
+from training.records.events import (
     ErrorEvent,
     Event,
     MemberEvent,
@@ -28,7 +27,8 @@ from training.events import (
     WarningEvent,
     WaysEvent,
 )
-from training.intake import STRIKES, Inbox
+from training.run import intake
+from training.run.intake import STRIKES, Inbox
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
-from training.events import ErrorEvent, MemberEvent, RunEvent, WarningEvent
+from training.records.events import ErrorEvent, MemberEvent, RunEvent, WarningEvent
 
 
 @pytest.fixture

@@ -18,14 +18,14 @@ from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.outcome import NOT_THIS_RUN, RunOutcome, RunTotals, write_end
-from training.plan import RunPlan
-from training.run_folder import RunFolder, remove_run_folder, remove_unused
-from training.runs import summarise
-from training.simulation import failure_of
+from training.api import failure_of
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder, remove_run_folder, remove_unused
+from training.records.runs import summarise
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.outcome import NOT_THIS_RUN, RunOutcome, RunTotals, write_end
 
 
 def new_folder(output: Path) -> RunFolder:

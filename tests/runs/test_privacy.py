@@ -11,9 +11,9 @@ import pytest
 from test_run_folder import make, mode
 
 from distributed.run.requests import leave_request, take_requests
-from training.events import WarningEvent
-from training.exchange.certificates import issue_run_certificates
-from training.run_files import private_file, private_folder
+from training.exchange.links.certificates import issue_run_certificates
+from training.records.events import WarningEvent
+from training.records.run_files import private_file, private_folder
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

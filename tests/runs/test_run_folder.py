@@ -10,9 +10,9 @@ import pytest
 
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import Profile
-from training.events import WarningEvent
-from training.plan import MemberPlan, RunPlan
-from training.run_folder import RUN_ID, RunFolder, folder_name, new_run_id, rerun_script
+from training.records.events import WarningEvent
+from training.records.plan import MemberPlan, RunPlan
+from training.records.run_folder import RUN_ID, RunFolder, folder_name, new_run_id, rerun_script
 
 
 def make_plan(run_id: str = "20261121-013005-ab12", name: str = "demo") -> RunPlan:
@@ -240,5 +240,5 @@ def test_a_folder_open_for_reading_takes_no_events(tmp_path: Path) -> None:
 
 
 def test_importing_the_run_folder_does_not_import_torch() -> None:
-    code = "import sys, training.run_folder; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.records.run_folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

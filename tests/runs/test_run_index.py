@@ -8,9 +8,9 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.installation import RUNS_FOLDER
-from training.model_folders import find_usable_model, is_speech_model
-from training.run_index import other_folders, remember
-from training.runs import find_run, list_all_runs
+from training.records.model_folders import find_usable_model, is_speech_model
+from training.records.run_index import other_folders, remember
+from training.records.runs import find_run, list_all_runs
 
 RUN = "20260921-130000-ab12-talk"
 

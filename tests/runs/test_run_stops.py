@@ -15,9 +15,9 @@ import pytest
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Script, Stage
 from tests.waiting import until
-from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
-from training.local_engine import LocalEngine, StartCoordinator
-from training.stopping import ProgressMonitor
+from training.records.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
+from training.run.local_engine import LocalEngine, StartCoordinator
+from training.run.stopping import ProgressMonitor
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from test_run_folder import make_plan
 
 from profiles.errors import BadInput
-from training.plan import Status
-from training.run_folder import RunFolder
-from training.runs import (
+from training.records.plan import Status
+from training.records.run_folder import RunFolder
+from training.records.runs import (
     RunSummary,
     compare,
     filter_runs,

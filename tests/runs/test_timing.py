@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from training.events import TimingEvent
-from training.processes import PhaseTimer, process_age
+from training.records.events import TimingEvent
+from training.run.processes import PhaseTimer, process_age
 
 
 def test_parts_follow_each_other_without_a_gap() -> None:
@@ -37,7 +37,7 @@ def test_the_cpu_seconds_of_a_part_are_its_own() -> None:
 @pytest.mark.slow
 def test_a_process_knows_its_age() -> None:
     began = time.monotonic()
-    code = "from training.processes import process_age; print(process_age())"
+    code = "from training.run.processes import process_age; print(process_age())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0.0 < float(said.stdout) <= time.monotonic() - began + 0.02  # it is counted in ticks of 10 ms
     assert process_age() > 0.0

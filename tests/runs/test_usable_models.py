@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from training.model_folders import base_model, find_usable_model, model_kind
+from training.records.model_folders import base_model, find_usable_model, model_kind
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 

@@ -36,8 +36,8 @@ from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
 from profiles.options import options_by_name
 from tests.wizard.fake_services import known, locked, pair, refused, stranger, way
-from training.plan import RunMetadata
-from training.runs import RunSummary
+from training.records.plan import RunMetadata
+from training.records.runs import RunSummary
 
 OK, BAD, WARN, WAIT = ItemStatus.OK, ItemStatus.FAILED, ItemStatus.WARNING, ItemStatus.WAITING
 EVIL = "evil\x1b[31m[bold red]mac\u202e"

@@ -21,9 +21,9 @@ from profiles.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
 from tests.wizard.fake_services import FakeServices
-from training.events import RunEvent
-from training.local_plan import plan_local_run
-from training.run_folder import RunFolder
+from training.records.events import RunEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from profiles.schema import StrategySettings
 from tests.strategies.settings import strategy_settings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, JoiningState
-from training.state import prefixed, tensors_under
+from training.loop.state import prefixed, tensors_under
+from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
 from training.strategies.costs import RunSpec, Start, SyncSchedule
 from training.strategies.registry import strategy_class

@@ -10,9 +10,9 @@ import torch
 
 from profiles.declarations import Section, option
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import codec_by_name
+from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, RunSpec, SyncSchedule
 from training.strategies.weights import flatten, unflatten_into, weight_hash

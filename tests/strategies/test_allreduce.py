@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from profiles.errors import RunFailed
 from tests.training.memory_exchange import RoomExchange
-from training.device import Precision
+from training.hardware.device import Precision
 from training.strategies.allreduce import AllReduce
 
 

@@ -17,7 +17,7 @@ from profiles.schema import StrategySettings
 from tests.strategies.small_models import in_a_group
 from tests.training.memory_exchange import RoomExchange
 from tests.waiting import until
-from training.events import SyncEvent
+from training.records.events import SyncEvent
 from training.strategies.async_diloco import AsyncDiLoCo, AsyncDiLoCoOptions
 from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import StrategyContext

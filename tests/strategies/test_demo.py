@@ -17,12 +17,12 @@ from profiles.optimisation import TrainingSettings
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from tests.training.toy_task import ToyTask, toy_plan
-from training.events import StepEvent
 from training.exchange.base import ExchangeError, SoloExchange
-from training.optimizers import plain_steps, set_learning_rate
-from training.orders import Control
+from training.loop.trainer import Trainer
+from training.optimization.optimizers import plain_steps, set_learning_rate
+from training.records.events import StepEvent
+from training.run.orders import Control
 from training.strategies.demo import Chunks, Demo, DemoOptions, signs, transform
-from training.trainer import Trainer
 
 SHAPES = ((20, 13), (6, 3, 2, 2), (17,), (), (1, 5), (0, 4))
 RATE, DECAY = 0.01, 0.1

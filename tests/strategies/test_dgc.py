@@ -15,11 +15,11 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
-from training.events import Event, StepEvent
+from training.api import LocalTrainer
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
-from training.optimizers import build_optimizer
-from training.simulation import LocalTrainer
+from training.optimization.optimizers import build_optimizer
+from training.records.events import Event, StepEvent
 from training.strategies.allreduce import AllReduce
 from training.strategies.base import StrategyContext
 from training.strategies.compressors.dgc import share_at

@@ -20,8 +20,8 @@ from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput
 from profiles.resolve import load_profile, profile_from_options, save_profile
 from profiles.schema import Profile, StrategySettings
-from training.local_plan import plan_local_run
-from training.plan import RunPlan
+from training.records.plan import RunPlan
+from training.run.local_plan import plan_local_run
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.registry import (
     ENTRY_POINTS,

@@ -12,8 +12,8 @@ import torch
 from stand_ins import Half
 from torch import nn
 
-from training.events import Event, SyncEvent, from_line
-from training.simulation import LocalTrainer
+from training.api import LocalTrainer
+from training.records.events import Event, SyncEvent, from_line
 
 pytestmark = pytest.mark.slow
 

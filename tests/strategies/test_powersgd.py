@@ -117,7 +117,7 @@ def test_it_has_the_numbers_of_pytorchs_hook() -> None:
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
-    from training.exchange import process_group
+    from training.exchange.torch_backend import process_group
 
     class Bucket:
         """Of gradients, as the hook is given it."""

@@ -15,9 +15,9 @@ from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
-from training.device import Precision
 from training.exchange.base import SoloExchange
-from training.optimizers import build_optimizer
+from training.hardware.device import Precision
+from training.optimization.optimizers import build_optimizer
 from training.strategies.allreduce import AllReduce
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.weights import flatten

@@ -14,7 +14,7 @@ from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_c
 from torch import nn
 
 from profiles.errors import BadInput
-from training.batches import Samples
+from training.data.batches import Samples
 from training.tasks.registry import task_from_profile
 from training.tasks.whisper import distillation as teacher_outputs
 from training.tasks.whisper import model as whisper_model

@@ -24,8 +24,8 @@ from training.export.export import ExportRequest, export
 from training.export.exporters import CheckResult, Exporter, TranscriptPair, compare
 from training.export.formats import FORMATS, ModelSource, find_format, find_source
 from training.export.ggml_model import q5_0, q8_0
-from training.plan import RunMetadata
-from training.run_files import sha256
+from training.records.plan import RunMetadata
+from training.records.run_files import sha256
 from training.tasks.whisper.model import WhisperModelWrapper
 
 

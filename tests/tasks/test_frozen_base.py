@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
-from training.device import Precision
+from training.hardware.device import Precision
 from training.tasks.frozen_base import with_frozen_base
 from training.tasks.pretrained import add_lora, recompute_activations
 from training.tasks.whisper.model import unwrap

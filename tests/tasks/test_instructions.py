@@ -13,8 +13,9 @@ from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.errors import BadInput
-from training.events import Event, WarningEvent
-from training.local_plan import plan_local_run
+from training.loop.train_member import prepare_data
+from training.records.events import Event, WarningEvent
+from training.run.local_plan import plan_local_run
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.conversations import (
     IGNORED,
@@ -25,7 +26,6 @@ from training.tasks.conversations import (
     tokenise_conversations,
     turns,
 )
-from training.train_member import prepare_data
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

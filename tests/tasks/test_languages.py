@@ -14,16 +14,16 @@ from tiny_speech import Prepared, ProfileMaker, tiny_whisper, write_clips, write
 from profiles.errors import BadInput
 from tests.training.group import OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
-from training.local_plan import plan_local_run
-from training.orders import Control
-from training.plan import RunPlan
+from training.loop.trainer import Trainer
+from training.records.plan import RunPlan
+from training.run.local_plan import plan_local_run
+from training.run.orders import Control
 from training.tasks.error_analysis import by_language
 from training.tasks.predictions import read_predictions
 from training.tasks.whisper import samples
 from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.whisper.task import WhisperTask
 from training.tasks.word_errors import count_errors, normalizer_for
-from training.trainer import Trainer
 
 CODES = ("de", "French", "", "en", "de", "en")
 

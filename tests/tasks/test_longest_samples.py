@@ -12,7 +12,7 @@ from sound_kinds import voice, write
 from distributed.planning.model_size import size_for
 from profiles.resolve import profile_from_options
 from profiles.schema import DataSettings
-from training.data_findings import Longest, longest_clip
+from training.workers.data_findings import Longest, longest_clip
 
 SCRATCH = Path(__file__).parents[2] / "examples" / "scratch_whisper"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from training.name_clashes import refuse_clash
+from training.tasks.name_clashes import refuse_clash
 from training.tasks.user_code import find_factory
 
 

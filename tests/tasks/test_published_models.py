@@ -11,7 +11,7 @@ import pytest
 from profiles.errors import BadInput
 from profiles.resolve import load_profile
 from profiles.schema import Profile
-from training.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run
 from training.tasks import published_models
 from training.tasks.published_models import created_folder, ensure_available, local_folder, usable_profile
 

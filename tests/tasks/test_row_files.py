@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
-from training.data_findings import findings
 from training.tasks.conversations import conversation_files, read_conversations
 from training.tasks.row_files import row_files, rows_of
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import read_texts
+from training.workers.data_findings import findings
 
 ROWS = [{"prompt": f"say {number}", "response": f"    {number}\n"} for number in range(3)]
 

@@ -12,10 +12,10 @@ import torch
 from tiny_speech import Prepared
 
 from profiles.optimisation import EvaluationSettings
-from training.batches import Samples
-from training.device import Precision
-from training.evaluation import Evaluator
+from training.data.batches import Samples
 from training.exchange.base import SoloExchange
+from training.hardware.device import Precision
+from training.loop.evaluation import Evaluator
 from training.tasks.audio import MP3_RATE, as_mp3, decode
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Showcase, read_showcase

@@ -16,7 +16,7 @@ from tiny_speech import RATE, WORDS, tone
 
 from app.cli.main import main
 from profiles.errors import BadInput
-from training.device import select_device
+from training.hardware.device import select_device
 from training.tasks.sound_file import Samples
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech

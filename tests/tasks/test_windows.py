@@ -19,8 +19,8 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
-from training.batches import BatchSource, Samples
-from training.data import Cursor, SampleSchedule
+from training.data.batches import BatchSource, Samples
+from training.data.data import Cursor, SampleSchedule
 from training.tasks.whisper.encoder import encode_window
 from training.tasks.whisper.features import Windows
 from training.tasks.whisper.task import WhisperTask

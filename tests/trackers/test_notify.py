@@ -18,7 +18,7 @@ from app.trackers.tracking import Tracking
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation
 from tests.report.report_runs import write_run
-from training.events import Event, MemberEvent
+from training.records.events import Event, MemberEvent
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from profiles.trackers import TRACKERS
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.waiting import until
-from training.events import Event, KnownEvent, MachineEvent, RunEvent
-from training.run_folder import RunFolder
+from training.records.events import Event, KnownEvent, MachineEvent, RunEvent
+from training.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from torch import nn
 
 from profiles.errors import ExitCode
-from training.events import Event
 from training.exchange.base import Exchange
-from training.exchange.mesh_member import MeshMember
-from training.orders import Control
-from training.plan import RunPlan
+from training.exchange.mean.mesh_member import MeshMember
+from training.loop.trainer import Trainer
+from training.loop.uneven_trainer import trainer_class
+from training.records.events import Event
+from training.records.plan import RunPlan
+from training.run.orders import Control
 from training.tasks.base import Progress, Task
-from training.trainer import Trainer
-from training.uneven_trainer import trainer_class
 
 Connect = Callable[[int], MeshMember]
 """Connects a rank."""

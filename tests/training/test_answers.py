@@ -13,9 +13,9 @@ from torch import nn
 from profiles.optimisation import EvaluationSettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask
-from training.batches import Samples
-from training.device import Precision
-from training.evaluation import Evaluator, from_payloads, to_payload
+from training.data.batches import Samples
+from training.hardware.device import Precision
+from training.loop.evaluation import Evaluator, from_payloads, to_payload
 from training.tasks.base import Answer, Batch
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from toy_task import ToyTask
 
-from training.batches import BatchSource, Samples
-from training.data import Cursor, SampleSchedule
-from training.device import pin
+from training.data.batches import BatchSource, Samples
+from training.data.data import Cursor, SampleSchedule
+from training.hardware.device import pin
 from training.tasks.base import Batch
 
 

@@ -14,11 +14,11 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import RunFailed
 from profiles.schema import DataSettings
 from tests.strategies.settings import strategy_settings
-from training.batches import Samples
-from training.events import EvaluationEvent, Event, WarningEvent
-from training.orders import Control
-from training.plan import RunPlan
-from training.trainer import Trainer
+from training.data.batches import Samples
+from training.loop.trainer import Trainer
+from training.records.events import EvaluationEvent, Event, WarningEvent
+from training.records.plan import RunPlan
+from training.run.orders import Control
 
 
 class Damaged:

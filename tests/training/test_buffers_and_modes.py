@@ -12,9 +12,9 @@ from test_trainer import train
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
-from training.device import evaluating, start_training
-from training.events import EvaluationEvent, WarningEvent
-from training.state import synchronise_buffers
+from training.hardware.device import evaluating, start_training
+from training.loop.state import synchronise_buffers
+from training.records.events import EvaluationEvent, WarningEvent
 
 
 class Normed(ToyTask):

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from profiles.errors import BadInput, RunFailed
-from training.checkpoint import (
+from training.numerics.randomness import restore_rng, rng_state
+from training.snapshots.checkpoint import (
     DamagedSnapshot,
     Snapshot,
     SnapshotStore,
     load_optimizer,
     optimizer_tensors,
 )
-from training.randomness import restore_rng, rng_state
 
 CPU = torch.device("cpu")
 
@@ -178,8 +178,8 @@ def test_a_snapshot_of_another_plan_is_bad_input(store: SnapshotStore) -> None:
 KILLED = """
 import itertools, sys, torch
 from pathlib import Path
-from training.checkpoint import Snapshot, SnapshotStore
-from training.snapshot_writer import SnapshotWriter
+from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_writer import SnapshotWriter
 folder, in_background = Path(sys.argv[1]), sys.argv[2] == "beside"
 tell = lambda event: print(event.step, flush=True)
 writer = SnapshotWriter(SnapshotStore(folder, keep=2), torch.device("cpu"), "studio", tell, folder)

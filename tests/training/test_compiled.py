@@ -18,11 +18,11 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 from toy_task import ToyTask, toy_plan
 
-from training import compiled
-from training.compiled import CompiledBlocks, blocks_of, should_compile
-from training.events import Event, WarningEvent
-from training.orders import Control
-from training.trainer import Trainer
+from training.loop.trainer import Trainer
+from training.model import compiled
+from training.model.compiled import CompiledBlocks, blocks_of, should_compile
+from training.records.events import Event, WarningEvent
+from training.run.orders import Control
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from training.events import AnswerEvent
-from training.orders import Command, Control
+from training.records.events import AnswerEvent
+from training.run.orders import Command, Control
 
 
 def taken(control: Control, step: int) -> list[str]:

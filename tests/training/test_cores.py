@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training import resources
-from training.resources import Quota, quota, threads
+from training.hardware import resources
+from training.hardware.resources import Quota, quota, threads
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.data import Cursor, SampleSchedule, apportion, evaluation_slice, group_by_length, shares_to_batch_sizes
+from training.data.data import (
+    Cursor,
+    SampleSchedule,
+    apportion,
+    evaluation_slice,
+    group_by_length,
+    shares_to_batch_sizes,
+)
 
 Batches = list[list[int]]
 groups = st.dictionaries(st.integers(0, 9), st.integers(1, 7), min_size=1, max_size=4)

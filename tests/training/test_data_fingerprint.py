@@ -14,14 +14,14 @@ from test_trainer import train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
-from training import data_fingerprint
-from training import device as precision_module
-from training.batches import Samples
-from training.data_fingerprint import check_same, check_unchanged, describe, describe_difference
-from training.device import Precision
-from training.events import WarningEvent
-from training.orders import Command, Control
-from training.trainer import Trainer
+from training.data.batches import Samples
+from training.hardware import device as precision_module
+from training.hardware.device import Precision
+from training.loop import data_fingerprint
+from training.loop.data_fingerprint import check_same, check_unchanged, describe, describe_difference
+from training.loop.trainer import Trainer
+from training.records.events import WarningEvent
+from training.run.orders import Command, Control
 
 
 def described(data: Any, warnings: list[str] | None = None) -> Any:

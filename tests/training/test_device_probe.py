@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from training import device_probe
-from training.device import select_precision
-from training.device_probe import TINY, ProbeSteps, TimedSteps, bf16_gains, copy_speeds, product_speed
+from training.hardware import device_probe
+from training.hardware.device import select_precision
+from training.hardware.device_probe import TINY, ProbeSteps, TimedSteps, bf16_gains, copy_speeds, product_speed
 
 CPU, MPS = torch.device("cpu"), torch.device("mps")
 

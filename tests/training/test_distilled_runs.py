@@ -13,11 +13,11 @@ from profiles.resolve import profile_from_options
 from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
 from tests.training.group import Member, OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
-from training.events import StepEvent
 from training.exchange.base import Exchange, SoloExchange
-from training.local_plan import plan_local_run
-from training.orders import Command, Control
-from training.plan import RunPlan
+from training.records.events import StepEvent
+from training.records.plan import RunPlan
+from training.run.local_plan import plan_local_run
+from training.run.orders import Command, Control
 from training.tasks.whisper.distillation import DistillationTask
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from training.evaluation import add_sums
-from training.position import EarlyStopping
+from training.loop.evaluation import add_sums
+from training.loop.position import EarlyStopping
 
 
 def test_stops_after_patience_results_without_progress() -> None:

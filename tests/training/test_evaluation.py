@@ -11,10 +11,10 @@ import torch
 from profiles.optimisation import EvaluationSettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask
-from training.batches import Samples
-from training.device import Precision
-from training.evaluation import Evaluator
-from training.events import EvaluationEvent
+from training.data.batches import Samples
+from training.hardware.device import Precision
+from training.loop.evaluation import Evaluator
+from training.records.events import EvaluationEvent
 
 CPU = torch.device("cpu")
 LIAR = 1

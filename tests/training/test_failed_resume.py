@@ -10,12 +10,12 @@ import torch
 
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
-from training.events import SnapshotEvent, StepEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.outcome import RunOutcome
-from training.plan import RunPlan
-from training.run_folder import RunFolder
+from training.records.events import SnapshotEvent, StepEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.outcome import RunOutcome
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from torch import nn
 from toy_task import ToyTask, toy_plan
 
 from tests.runs.run_stage import Stage
-from training.events import RunEvent, StepEvent, WarningEvent
-from training.gradient_norms import GradientNorms
+from training.numerics.gradient_norms import GradientNorms
+from training.records.events import RunEvent, StepEvent, WarningEvent
 
 
 def warned(norms: list[list[float]]) -> list[tuple[int, int]]:

@@ -15,11 +15,11 @@ from memory_exchange import Room, RoomExchange
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
-from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import SoloExchange
-from training.exchange.mesh_member import MeshMember
-from training.orders import Command, Control
-from training.plan import RunPlan
+from training.exchange.mean.mesh_member import MeshMember
+from training.records.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
+from training.records.plan import RunPlan
+from training.run.orders import Command, Control
 from training.strategies.weights import weight_hash
 
 pytestmark = pytest.mark.slow

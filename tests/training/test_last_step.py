@@ -19,15 +19,15 @@ from profiles.errors import ExitCode
 from tests.distributed.muster_runs import Muster
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.events import SnapshotEvent, StepEvent
 from training.exchange.base import Exchange, ExchangeError
-from training.last_step import LastStep
-from training.orders import Command, Control
-from training.plan import RunPlan
-from training.processes import processes_of
-from training.run_folder import RunFolder
+from training.loop.last_step import LastStep
+from training.loop.train_member import train
+from training.records.events import SnapshotEvent, StepEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.run.orders import Command, Control
+from training.run.processes import processes_of
 from training.strategies.registry import strategy_class
-from training.train_member import train
 
 ALL = ["allreduce", "diloco", "local_sgd", "streaming_diloco", "sparta", "noloco", "fedavg", "zero1"]
 

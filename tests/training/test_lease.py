@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.lease import LEASE, Lease, held_elsewhere, holder, this_machine
-from training.run_files import FolderLock, is_live
+from training.records.lease import LEASE, Lease, held_elsewhere, holder, this_machine
+from training.records.run_files import FolderLock, is_live
 
 HERE = "a/boot-1/pid:[7]"
 

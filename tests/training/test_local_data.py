@@ -20,19 +20,19 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from profiles.schema import DataSettings
-from training.data import Cursor, SampleSchedule
-from training.events import EvaluationEvent, Event, RunEvent, StepEvent, WarningEvent
+from training.api import LocalTrainer
+from training.data.data import Cursor, SampleSchedule
 from training.exchange.base import SoloExchange
-from training.local_data import LocalSchedule, schedule_for
-from training.local_plan import plan_local_run
-from training.orders import Command, Control
-from training.plan import MemberPlan, RunPlan
-from training.simulation import LocalTrainer
+from training.loop.local_data import LocalSchedule, schedule_for
+from training.loop.train_member import prepare_data
+from training.loop.trainer import Trainer
+from training.records.events import EvaluationEvent, Event, RunEvent, StepEvent, WarningEvent
+from training.records.plan import MemberPlan, RunPlan
+from training.run.local_plan import plan_local_run
+from training.run.orders import Command, Control
 from training.tasks.base import Answer, GroupPosition
 from training.tasks.custom import CustomTask
 from training.tasks.predictions import Prediction
-from training.train_member import prepare_data
-from training.trainer import Trainer
 
 
 class Own(ToyTask):

@@ -23,12 +23,12 @@ from profiles.schema import Profile
 from tests.distributed.muster_runs import JOB
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.outcome import RunOutcome
-from training.run_folder import RunFolder
-from training.simulation import OBJECTS, LocalTrainer, write_objects
+from training.api import OBJECTS, LocalTrainer, write_objects
+from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.outcome import RunOutcome
 from training.tasks.custom import CustomJob
 
 pytestmark = pytest.mark.slow
@@ -213,7 +213,7 @@ def test_a_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
     coordinator = next(
         child
         for child in psutil.Process().children(True)
-        if child.status() != psutil.STATUS_ZOMBIE and "training.exchange.coordinator_main" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE and "training.exchange.group.coordinator_main" in child.cmdline()
     )
     coordinator.kill()
     until(lambda: any("started again" in e.message for e in run.events if isinstance(e, WarningEvent)))
@@ -324,7 +324,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script" / "script.py"
     script.parent.mkdir()
     script.write_text(
-        "import torch\nfrom training.simulation import LocalTrainer\ndata = [(torch.ones(2), torch.ones(1))] * 4\n"
+        "import torch\nfrom training.api import LocalTrainer\ndata = [(torch.ones(2), torch.ones(1))] * 4\n"
         "LocalTrainer(torch.nn.Linear(2, 1), data, loss=torch.nn.functional.mse_loss, workers=1).fit(max_steps=1)\n"
     )
     where = {**os.environ, "PYTHONPATH": str(SPIRALS.parents[2])}

@@ -17,12 +17,12 @@ import torch
 from toy_task import ToyTask, toy_plan
 
 from tests.waiting import PATIENCE
-from training import machine_load, sensors
-from training.events import MachineEvent, MemberEvent, from_line, to_line
-from training.machine_load import MachineLoad, machine_events
-from training.orders import Control
-from training.sensors import Claim, Gpu, Packages
-from training.worker import run_worker
+from training.hardware import machine_load, sensors
+from training.hardware.machine_load import MachineLoad, machine_events
+from training.hardware.sensors import Claim, Gpu, Packages
+from training.records.events import MachineEvent, MemberEvent, from_line, to_line
+from training.run.orders import Control
+from training.workers.worker import run_worker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 UUID = "7b2a7a1e-0000-4a6c-9f6e-9d7e0c5a1b11"
@@ -254,8 +254,8 @@ def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(
 REAL = """
 import sys, torch
 from pathlib import Path
-from training.events import EventSink
-from training.machine_load import machine_events
+from training.records.events import EventSink
+from training.hardware.machine_load import machine_events
 # A busy machine takes its time, and who does not wait for the thread breaks it off.
 with machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1]), patience=60.0):
     pass

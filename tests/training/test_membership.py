@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from toy_task import toy_plan
 
 from profiles.errors import BadInput, ExitCode
-from training.events import Event, MemberEvent
-from training.membership import Membership, WorkerHandle
-from training.orders import Command, Control
-from training.plan import MemberPlan
+from training.records.events import Event, MemberEvent
+from training.records.plan import MemberPlan
+from training.run.membership import Membership, WorkerHandle
+from training.run.orders import Command, Control
 
 
 class Silent:

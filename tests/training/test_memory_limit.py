@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from training.resources import free_memory, memory_limit, total_memory
+from training.hardware.resources import free_memory, memory_limit, total_memory
 
 
 def write_groups(root: Path, group: str, files: dict[str, str]) -> None:

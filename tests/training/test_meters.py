@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.sensors import LONGEST_GAP, MOST_WATTS, Counter, Integral
+from training.hardware.sensors import LONGEST_GAP, MOST_WATTS, Counter, Integral
 
 READINGS = st.lists(st.tuples(st.floats(0.1, 60.0), st.floats(0.0, 400.0)), min_size=1, max_size=40)
 """Seconds since the reading before, and the power meanwhile."""

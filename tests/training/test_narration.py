@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from profiles.resolve import profile_from_options
-from training.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
-from training.narration import INTERVAL, RunNarrator
+from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
+from training.run.narration import INTERVAL, RunNarrator
 
 
 class Told:

@@ -13,10 +13,10 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput, RunFailed
 from profiles.optimisation import OPTIMIZERS, TrainingSettings
-from training.checkpoint import load_optimizer, optimizer_tensors
-from training.events import StepEvent
 from training.exchange.base import SoloExchange
-from training.optimizers import build_optimizer, set_learning_rate, state_bytes
+from training.optimization.optimizers import build_optimizer, set_learning_rate, state_bytes
+from training.records.events import StepEvent
+from training.snapshots.checkpoint import load_optimizer, optimizer_tensors
 
 OWN = '''
 import torch

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.events import AnswerEvent
-from training.group_orders import GroupOrders
-from training.orders import Command, MemberOrders
+from training.records.events import AnswerEvent
+from training.run.group_orders import GroupOrders
+from training.run.orders import Command, MemberOrders
 
 
 class Trainer:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from training.sensors import OtherLoad, RunProcesses, slows
+from training.hardware.sensors import OtherLoad, RunProcesses, slows
 
 
 class Times(SimpleNamespace):

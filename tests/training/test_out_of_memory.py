@@ -13,10 +13,10 @@ from test_trainer import losses, steps, train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
-from training.device import is_out_of_memory
-from training.events import EvaluationEvent, Event, WarningEvent
-from training.orders import Command, Control
-from training.trainer import Trainer
+from training.hardware.device import is_out_of_memory
+from training.loop.trainer import Trainer
+from training.records.events import EvaluationEvent, Event, WarningEvent
+from training.run.orders import Command, Control
 
 
 class Tight(ToyTask):

@@ -12,7 +12,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.resolve import profile_from_options
 from tests.training.memory_exchange import Room, RoomExchange
-from training.events import EvaluationEvent
+from training.records.events import EvaluationEvent
 from training.strategies.weights import flatten
 
 

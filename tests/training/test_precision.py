@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.device import Precision, select_precision
+from training.hardware.device import Precision, select_precision
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.processes import WAITING, SubprocessWorker, environment
+from training.run.processes import WAITING, SubprocessWorker, environment
 
 
 @pytest.fixture(autouse=True)

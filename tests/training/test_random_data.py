@@ -13,11 +13,11 @@ import torch
 from test_trainer import losses, train
 from toy_task import ToyTask, toy_plan
 
-from training import randomness
-from training.batches import BatchSource, Samples
-from training.data import Cursor, SampleSchedule
-from training.orders import Command, Control
-from training.randomness import Closed, Turns
+from training.data.batches import BatchSource, Samples
+from training.data.data import Cursor, SampleSchedule
+from training.numerics import randomness
+from training.numerics.randomness import Closed, Turns
+from training.run.orders import Command, Control
 
 
 class _Augmented:

@@ -23,14 +23,14 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from tests.waiting import until
-from training import batches as batches_module
-from training import reading
-from training.batches import BatchSource, Samples
-from training.data import Cursor, SampleSchedule
-from training.events import StepEvent
-from training.orders import Command, Control
-from training.plan import RunPlan
-from training.reading import batch_source
+from training.data import batches as batches_module
+from training.data import reading
+from training.data.batches import BatchSource, Samples
+from training.data.data import Cursor, SampleSchedule
+from training.data.reading import batch_source
+from training.records.events import StepEvent
+from training.records.plan import RunPlan
+from training.run.orders import Command, Control
 from training.tasks.base import Batch
 from training.tasks.custom import CustomTask
 
@@ -59,7 +59,7 @@ class Pairs:
 def told(event):
     if event.kind in ("warning", "error"): print(event.message)
 if __name__ == "__main__":
-    from training.simulation import LocalTrainer
+    from training.api import LocalTrainer
     fitted = dict(loss=nn.functional.mse_loss, output_dir=sys.argv[1], workers=1, on_event=told)
     LocalTrainer(nn.Linear(4, 1), Pairs(), **fitted).fit(max_steps=3, batch_size=4, data_workers=2)
 """

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import toy_plan
-from training.checkpoint import Snapshot, SnapshotStore
 from training.exchange.base import SoloExchange
-from training.plan import RunPlan, read_plan
-from training.position import EarlyStopping, Position
-from training.resuming import Agreed, agree_on_snapshot
+from training.loop.position import EarlyStopping, Position
+from training.loop.resuming import Agreed, agree_on_snapshot
+from training.records.plan import RunPlan, read_plan
+from training.snapshots.checkpoint import Snapshot, SnapshotStore
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from tests.training.group import run_member
-from training.events import WarningEvent
-from training.orders import Control
+from training.records.events import WarningEvent
+from training.run.orders import Control
 
 
 class OneFullDisk(ToyTask):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiles.optimisation import TrainingSettings
 from profiles.schema import Profile
-from training.schedule import (
+from training.numerics.schedule import (
     AskedRule,
     ScalingRule,
     Schedule,

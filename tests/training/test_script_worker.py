@@ -13,10 +13,10 @@ import pytest
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
-from training.plan import LaunchedScript, MemberPlan, RunPlan
-from training.script_start import backend_for
-from training.script_worker import environment, file_stamps, interface_variables, listen_address
-from training.worker import Rendezvous
+from training.records.plan import LaunchedScript, MemberPlan, RunPlan
+from training.script.script_start import backend_for
+from training.workers.script_worker import environment, file_stamps, interface_variables, listen_address
+from training.workers.worker import Rendezvous
 
 JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"

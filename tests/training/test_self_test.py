@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training import self_test as parts
-from training.device_probe import TINY
-from training.self_test import SelfTestRow, report, self_test
+from training.hardware.device_probe import TINY
+from training.trial import self_test as parts
+from training.trial.self_test import SelfTestRow, report, self_test
 
 
 def test_a_processor_is_measured_and_every_part_holds() -> None:

@@ -12,11 +12,11 @@ from torch import nn
 from profiles.optimisation import EvaluationSettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask
-from training.batches import Samples
-from training.device import Precision
-from training.evaluation import Evaluator
+from training.data.batches import Samples
 from training.exchange.base import Exchange, SoloExchange
-from training.showcase_sampling import ShowcaseSampler
+from training.hardware.device import Precision
+from training.loop.evaluation import Evaluator
+from training.loop.showcase_sampling import ShowcaseSampler
 from training.tasks.base import Batch
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, SampleOutput, Showcase, read_showcase

@@ -15,14 +15,14 @@ from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.training.turns import in_turns
-from training.events import ErrorEvent, Event, RunEvent, StepEvent
+from training.api import LocalTrainer
 from training.exchange.codecs import codec_by_name
-from training.local_plan import plan_local_run
-from training.local_run import RunController
-from training.run_folder import RunFolder
+from training.records.events import ErrorEvent, Event, RunEvent, StepEvent
+from training.records.run_folder import RunFolder
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
 from training.simulated.baton import Baton
 from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
-from training.simulation import LocalTrainer
 
 CPU = torch.device("cpu")
 

@@ -17,15 +17,15 @@ from test_out_of_memory import Tight
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
-from training import checkpoint, tensor_file
-from training.checkpoint import Snapshot, SnapshotStore
-from training.events import Event, MemberEvent, SnapshotEvent, StepEvent
 from training.exchange.base import SoloExchange
-from training.orders import Command, Control
-from training.snapshot_writer import SnapshotWriter
-from training.state import check_finite
-from training.tensor_file import DTYPES, HostCopy, TensorFile
-from training.trainer import Trainer
+from training.loop.state import check_finite
+from training.loop.trainer import Trainer
+from training.records.events import Event, MemberEvent, SnapshotEvent, StepEvent
+from training.run.orders import Command, Control
+from training.snapshots import checkpoint, tensor_file
+from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_writer import SnapshotWriter
+from training.snapshots.tensor_file import DTYPES, HostCopy, TensorFile
 
 CPU = torch.device("cpu")
 PATIENCE = 60.0

@@ -20,11 +20,11 @@ from profiles.declarations import OptionError
 from profiles.errors import BadInput, ExitCode
 from profiles.schema import DataSettings, Profile
 from profiles.split import DataSplit, split_of
-from training.data import Cursor, SampleSchedule
-from training.events import StepEvent
-from training.orders import Command, Control
-from training.plan import RunPlan
-from training.split import SplitSchedule, deal_samples, schedule_of
+from training.data.data import Cursor, SampleSchedule
+from training.data.split import SplitSchedule, deal_samples, schedule_of
+from training.records.events import StepEvent
+from training.records.plan import RunPlan
+from training.run.orders import Command, Control
 from training.tasks.custom import CustomJob, CustomTask
 
 LABELS = st.lists(st.sampled_from("abcdefgh"), min_size=30, max_size=150).filter(lambda found: len(set(found)) > 5)

@@ -14,9 +14,9 @@ from torch import nn
 from toy_task import ToyTask, toy_plan
 
 from profiles.resolve import profile_from_options
-from training import short_run, short_run_start
-from training.local_plan import plan_local_run
-from training.short_run import LEAST_STEPS, MORE_SECONDS, MOST_SECONDS, WARM_UP, StepTime, StepTimer
+from training.run.local_plan import plan_local_run
+from training.trial import short_run, short_run_start
+from training.trial.short_run import LEAST_STEPS, MORE_SECONDS, MOST_SECONDS, WARM_UP, StepTime, StepTimer
 
 
 def taken(steps: Iterator[float], period: float = 0.0) -> tuple[StepTime, int]:

@@ -12,8 +12,8 @@ import pytest
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
-from training.events import ErrorEvent, EvaluationEvent, Event, StepEvent
-from training.plan import RunPlan
+from training.records.events import ErrorEvent, EvaluationEvent, Event, StepEvent
+from training.records.plan import RunPlan
 from training.simulated.members import run_members
 
 

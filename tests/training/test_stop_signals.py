@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from training.stopping import StopSignals
+from training.run.stopping import StopSignals
 
 
 class Run:

@@ -12,13 +12,13 @@ from torch import nn
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
-from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent
 from training.exchange.base import SoloExchange
-from training.orders import Command, Control
-from training.outcome import newest_complete_step, progress_text
-from training.stopping import LEAST_PATIENCE, ProgressMonitor
+from training.loop.trainer import Trainer
+from training.records.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent
+from training.run.orders import Command, Control
+from training.run.outcome import newest_complete_step, progress_text
+from training.run.stopping import LEAST_PATIENCE, ProgressMonitor
 from training.tasks.base import Batch
-from training.trainer import Trainer
 
 
 class Member:

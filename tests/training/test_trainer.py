@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput, ExitCode, RunFailed
-from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.exchange.base import SoloExchange
-from training.orders import Command, Control
-from training.plan import RunPlan
-from training.trainer import Trainer
+from training.loop.trainer import Trainer
+from training.records.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.plan import RunPlan
+from training.run.orders import Command, Control
 
 
 def train(

@@ -11,13 +11,13 @@ from group import Serve, run_group
 from test_trainer import losses, train
 from toy_task import ToyTask, toy_plan
 
-from training.events import MachineEvent, WarningEvent
-from training.machine_load import MachineLoad
-from training.orders import Command, Control
-from training.short_run import facts, peak_memory
+from training.hardware.machine_load import MachineLoad
+from training.records.events import MachineEvent, WarningEvent
+from training.run.orders import Command, Control
+from training.snapshots.tensor_file import HostCopy, TensorFile
 from training.strategies.registry import strategies
 from training.tasks.base import Batch
-from training.tensor_file import HostCopy, TensorFile
+from training.trial.short_run import facts, peak_memory
 
 pytestmark = [
     pytest.mark.slow,

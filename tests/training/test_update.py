@@ -12,12 +12,12 @@ from torch import nn
 
 from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
-from training.device import Precision, read
 from training.exchange.base import SoloExchange
-from training.last_step import LastStep
+from training.hardware.device import Precision, read
+from training.loop.last_step import LastStep
+from training.loop.update import Update
 from training.strategies.base import StrategyContext
 from training.strategies.registry import strategy_class
-from training.update import Update
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from torch import nn
 from profiles.optimisation import EvaluationSettings, SnapshotSettings, TrainingSettings
 from profiles.schema import Profile, RunSettings
 from tests.strategies.settings import strategy_settings
-from training.local_plan import plan_local_run
-from training.plan import RunPlan
+from training.records.plan import RunPlan
+from training.run.local_plan import plan_local_run
 from training.tasks.base import Batch, Progress, Task
 
 

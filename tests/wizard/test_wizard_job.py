@@ -16,8 +16,8 @@ from distributed.planning.model_size import size_for
 from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
-from training.data_findings import findings
 from training.tasks.published_models import created_folder
+from training.workers.data_findings import findings
 
 ROOT = Path(__file__).parents[2]
 DEMO = JobAnswers("demo")

@@ -19,8 +19,8 @@ from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
 from profiles.split import DATA_STAY
 from tests.wizard.fake_services import ANNA, HERE
-from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
-from training.plan import MemberPlan, RunPlan
+from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
+from training.records.plan import MemberPlan, RunPlan
 
 CONFIG = "[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\ncoordinator_port = 4711\n"
 STEP = StepEvent(step=1, epoch=0.1, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0)

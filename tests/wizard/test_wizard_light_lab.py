@@ -22,8 +22,8 @@ from profiles.resolve import load_profile
 from tests.distributed.muster_runs import JOB, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until_state
-from training.plan import read_plan
-from training.run_folder import RunFolder
+from training.records.plan import read_plan
+from training.records.run_folder import RunFolder
 
 PROFILE = """# Mine.
 [profile:tiny]

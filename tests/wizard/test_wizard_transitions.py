@@ -55,8 +55,8 @@ from tests.wizard.fake_services import (
     refused,
     stranger,
 )
-from training.plan import RunMetadata
-from training.runs import RunSummary
+from training.records.plan import RunMetadata
+from training.records.runs import RunSummary
 
 KEYS = st.sampled_from(["here", ANNA.key, BERT.key, "typed:ada@c", "nobody", ""])
 TEXT = st.text(max_size=12)

@@ -10,8 +10,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from training.bounded_fields import first_problem
-from training.events import MOST_WAYS, PeerPath
+from training.records.bounded_fields import first_problem
+from training.records.events import MOST_WAYS, PeerPath
 
 PROTOCOL_VERSION = 6
 MAX_LINE = 64 << 10

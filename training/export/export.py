@@ -29,8 +29,8 @@ from training.export.exporters import (
     transcribe,
 )
 from training.export.formats import Format, ModelSource
-from training.plan import document, finite, utc_now, versions_of
-from training.run_files import atomic_folder, sha256, write_atomically
+from training.records.plan import document, finite, utc_now, versions_of
+from training.records.run_files import atomic_folder, sha256, write_atomically
 from training.tasks.whisper.model import WhisperModelWrapper
 
 MANIFEST = "manifest.json"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
-from training.plan import RunMetadata, read_metadata
-from training.run_files import sha256
-from training.runs import find_model
+from training.records.plan import RunMetadata, read_metadata
+from training.records.run_files import sha256
+from training.records.runs import find_model
 
 
 @dataclass(frozen=True)

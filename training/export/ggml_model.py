@@ -22,7 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput, RunFailed
 from training.export.exporters import CheckClip, Exporter, MergedWhisper
-from training.processes import environment
+from training.run.processes import environment
 from training.tasks.whisper.model import WhisperModelWrapper
 
 NAME = "ggml-model.bin"

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
 from training.recordings.recording import Exclusion, ExclusionReason, Recording
-from training.run_files import explain, write_atomically
+from training.records.run_files import explain, write_atomically
 from training.tasks.language_codes import code_of
 from training.tasks.speech_clips import SILENCE, SPLITS
 from training.tasks.tables import write_table

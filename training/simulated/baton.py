@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from training.randomness import preserved_generators
+from training.numerics.randomness import preserved_generators
 
 
 class Baton:

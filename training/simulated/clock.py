@@ -1,7 +1,7 @@
 """Simulated time of a run on machines that are described in a file, and their failures.
 
-The cost of a step comes from a :class:`Clock`, which the plan names (:class:`training.plan.ClockPlan`), since the cost
-model is in a package above this one.
+The cost of a step comes from a :class:`Clock`, which the plan names (:class:`training.records.plan.ClockPlan`), since
+the cost model is in a package above this one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from training.events import Event, RunEvent, StepEvent, SyncEvent
 from training.exchange.base import ExchangeDropped
-from training.orders import Command, Control
-from training.plan import RunPlan
+from training.records.events import Event, RunEvent, StepEvent, SyncEvent
+from training.records.plan import RunPlan
+from training.run.orders import Command, Control
 
 
 @dataclass(frozen=True)

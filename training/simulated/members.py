@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from profiles.errors import ExitCode, RunFailed
-from training.events import Emit, Event, MemberEvent, StepEvent
 from training.exchange.base import Exchange, SoloExchange
-from training.orders import Command, Control
-from training.plan import RunPlan
-from training.randomness import seed_everything
-from training.run_folder import RunFolder
+from training.loop.train_member import prepare_data, prepared, run_to_exit_code, train
+from training.numerics.randomness import seed_everything
+from training.records.events import Emit, Event, MemberEvent, StepEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.run.orders import Command, Control
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
 from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
-from training.train_member import prepare_data, prepared, run_to_exit_code, train
 
 if TYPE_CHECKING:
     from training.tasks.base import Task

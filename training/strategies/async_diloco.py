@@ -40,10 +40,10 @@ from pydantic import field_validator
 
 from profiles.declarations import OptionError, Section, option
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, RunSpec, Start, SyncSchedule

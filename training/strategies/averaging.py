@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 from profiles.declarations import Section, option
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, Group, MeanResult
 from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, RunSpec, SyncSchedule, interpolate, merge_efficiency
 from training.strategies.outer_costs import IntervalCosts, diloco_learning

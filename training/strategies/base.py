@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.costs import CostModel, Start, SyncSchedule
 from training.strategies.weights import NonFiniteCounter, trainable
 
@@ -42,7 +42,7 @@ def sync_event(
     """Return the event of a synchronisation with this traffic; the trainer adds step and compression.
 
     Args:
-        drift: see :class:`~training.events.SyncEvent`.
+        drift: see :class:`~training.records.events.SyncEvent`.
         delta_norm: see there.
         correlation: see there; 1 if the weights do not differ.
     """

@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
 from training.strategies.registry import Form, check_strategy, register_form, strategies, strategy_class

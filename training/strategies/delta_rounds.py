@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from training.exchange.base import Exchange, ExchangeError
-from training.exchange.broadcast import broadcasts
 from training.exchange.codecs import Codec, all_finite, chunk_bounds
+from training.exchange.mean.broadcast import broadcasts
 from training.exchange.untimed import untimed
 from training.lazy import torch
 

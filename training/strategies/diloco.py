@@ -30,8 +30,8 @@ from pydantic import model_validator
 
 from profiles.declarations import OptionError, Section, option
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
 from training.strategies.costs import SyncSchedule
 from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
@@ -122,7 +122,7 @@ class DiLoCo(OuterStrategy):
             is_final: no inner step follows, so the member takes the anchor itself.
 
         Returns:
-            the drift to report, see :class:`~training.events.SyncEvent`.
+            the drift to report, see :class:`~training.records.events.SyncEvent`.
         """
         if is_final:
             drift = fragment.merge(_anchor_of, self.final_merge_is_mean)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from training.events import SyncEvent
 from training.exchange.base import MAX_FLAGS, Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.weights import difference_warning, non_finite_parameter, sync_weights
 

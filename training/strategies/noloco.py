@@ -34,9 +34,9 @@ from pydantic import model_validator
 
 from profiles.declarations import OptionError, option
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.averaging import AveragingOptions, RoundStrategy, islands, shuffled
 from training.strategies.base import CODEC_FOR_DIFFERENCES, StrategyContext, sync_event
 from training.strategies.costs import ONLY_TEXTS, Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import Codec, codec_by_name
 from training.lazy import nn, torch
+from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.outer import OuterOptimizer
 from training.strategies.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean

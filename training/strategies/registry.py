@@ -15,7 +15,7 @@ from profiles.locations import user_code_in
 from profiles.options import hint_for
 from profiles.schema import StrategySettings
 from training.exchange.codecs import example_codecs
-from training.schedule import AskedRule, scaling_rule
+from training.numerics.schedule import AskedRule, scaling_rule
 from training.strategies.base import Strategy
 from training.strategies.checked_costs import CheckedCosts
 from training.strategies.costs import BATCH_SOURCE, CostModel, Start

@@ -32,11 +32,11 @@ from pydantic import model_validator
 
 from profiles.declarations import OptionError, OptionsByOwner, Section, option
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import codec_by_name
 from training.exchange.staging import to_device
 from training.lazy import nn, np, torch
+from training.records.events import SyncEvent
 from training.strategies.base import CODEC_FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
 from training.strategies.costs import (
     Compute,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError, MeanResult
-from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
+from training.exchange.mean.broadcast import broadcast
 from training.exchange.staging import device_accessible, is_asynchronous, to_host, wait_for_device
 from training.lazy import lazy, nn, torch
 
@@ -50,7 +50,7 @@ def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> 
 
 
 class Differences(NamedTuple):
-    """How a member's flat vector differs from a mean; the names are those of :class:`~training.events.SyncEvent`."""
+    """How a member's flat vector differs from a mean; names as in :class:`~training.records.events.SyncEvent`."""
 
     drift: float
     delta_norm: float

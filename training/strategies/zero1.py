@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from profiles.schema import StrategySettings
-from training.events import SyncEvent
 from training.exchange.base import (
     LARGEST_WEIGHT,
     MAX_GATHER_BYTES,
@@ -41,10 +40,11 @@ from training.exchange.base import (
     combine_flags,
     weighted_mean,
 )
-from training.exchange.broadcast import broadcast
 from training.exchange.codecs import all_finite, codec_by_name
+from training.exchange.mean.broadcast import broadcast
 from training.exchange.staging import to_device, to_host
 from training.lazy import lazy, nn, torch
+from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
 from training.strategies.costs import CostModel, Learning, RunSpec, SyncSchedule
 from training.strategies.gradients import Bucket, GradientStrategy
@@ -52,10 +52,10 @@ from training.strategies.registry import register
 from training.strategies.weights import flatten, unflatten_into
 
 if TYPE_CHECKING:
-    from training import checkpoint
     from training.exchange import payloads
+    from training.snapshots import checkpoint
 else:
-    checkpoint, payloads = lazy("training.checkpoint"), lazy("training.exchange.payloads")
+    checkpoint, payloads = lazy("training.snapshots.checkpoint"), lazy("training.exchange.payloads")
 
 _MAX_IN_FLIGHT = 4
 """Pieces that are in flight at the same time."""

@@ -22,7 +22,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
-from training.run_files import add_file, explain_full_disk
+from training.records.run_files import add_file, explain_full_disk
 
 logger = logging.getLogger("muster.data")
 

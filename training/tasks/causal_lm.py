@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from profiles.errors import BadInput, counted
 from profiles.schema import QUANTISED, Profile
-from training.bounded_fields import LONGEST_TEXT
+from training.records.bounded_fields import LONGEST_TEXT
 from training.tasks.base import Batch, Progress, Task
 from training.tasks.cache import cache_root
 from training.tasks.chat_template import PLAIN_TEMPLATE

@@ -19,7 +19,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import QUANTISED, ModelSettings
-from training.device import Precision
+from training.hardware.device import Precision
 
 _INSTALL = "install it on every machine: pip install -c constraints.txt -e '.[eight-bit]'; or set base_precision = auto"
 _OUTLIER = 6.0

@@ -17,8 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
 from profiles.errors import BadInput
-from training.device import select_device
-from training.model_folders import holds_tokenizer
+from training.hardware.device import select_device
+from training.records.model_folders import holds_tokenizer
 from training.tasks.chat_template import renderer_of
 from training.tasks.message_rows import Message
 from training.tasks.pretrained import adapter_folder, base_of, from_pretrained, read_with_adapters

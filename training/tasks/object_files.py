@@ -21,8 +21,8 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.randomness import seed_everything
-from training.run_files import sha256
+from training.numerics.randomness import seed_everything
+from training.records.run_files import sha256
 from training.tasks.base import GroupPosition
 from training.tasks.custom import CustomJob, check_data
 from training.tasks.sample_file import SampleFile, write_samples

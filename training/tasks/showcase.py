@@ -12,8 +12,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.bounded_fields import Count, Measured, Name, Step, Text
-from training.run_files import write_atomically
+from training.records.bounded_fields import Count, Measured, Name, Step, Text
+from training.records.run_files import write_atomically
 from training.tasks.predictions import Prediction
 
 NAME = "showcase.json"

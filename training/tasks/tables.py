@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
-from training.run_files import explain_errors, write_atomically
+from training.records.run_files import explain_errors, write_atomically
 from training.tasks.faults import Faults
 from training.tasks.transcript_text import plain_text
 

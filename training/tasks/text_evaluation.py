@@ -12,8 +12,8 @@ from transformers import AutoConfig
 
 from profiles.errors import BadInput
 from profiles.schema import CAUSAL_LM, DataSettings, ModelSettings, Profile
-from training.device import Precision, move, select_device, select_precision
-from training.plan import read_plan
+from training.hardware.device import Precision, move, select_device, select_precision
+from training.records.plan import read_plan
 from training.tasks.base import Progress
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.pretrained import adapter_folder, base_of, from_pretrained

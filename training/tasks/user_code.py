@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from profiles.errors import BadInput, MusterError, where_it_failed
-from training.name_clashes import refuse_clash
 from training.tasks.base import GroupPosition
+from training.tasks.name_clashes import refuse_clash
 
 
 def find_factory(path: str, title: str = "model_path") -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from training.recordings.segments.cutting import SegmentOptions
 from training.recordings.segments.recording import Segment, SegmentedRecording, batches, segment_recording
 from training.recordings.segments.transcribing import TimedTranscriber
 from training.recordings.segments.transcript import ENDINGS, read_transcript
-from training.run_files import write_atomically
+from training.records.run_files import write_atomically
 from training.tasks.audio import RATE
 from training.tasks.base import Progress
 from training.tasks.path_resolution import without_hidden

@@ -18,7 +18,7 @@ import torch
 
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile
-from training.device import select_device
+from training.hardware.device import select_device
 from training.tasks.base import Progress
 from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip

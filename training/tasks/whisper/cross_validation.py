@@ -24,7 +24,7 @@ from typing import Any
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.run_files import explain_errors, write_atomically
+from training.records.run_files import explain_errors, write_atomically
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_with_validation

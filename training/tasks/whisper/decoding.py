@@ -23,7 +23,7 @@ from torch import nn
 from transformers import LogitsProcessor
 
 from profiles.schema import ModelSettings
-from training.device import evaluating, select_device
+from training.hardware.device import evaluating, select_device
 from training.tasks.sound_file import Samples
 from training.tasks.whisper.model import TIMESTAMP_STEP, WhisperModelWrapper
 

@@ -26,7 +26,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.device import Precision, release_memory, select_precision
+from training.hardware.device import Precision, release_memory, select_precision
 from training.tasks.base import Batch, Progress
 from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
 from training.tasks.packing import unpacked

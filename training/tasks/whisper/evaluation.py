@@ -11,7 +11,7 @@ from torch import nn
 
 from profiles.optimisation import EvaluationSettings
 from profiles.schema import DataSettings, ModelSettings, Profile
-from training.device import Precision, move, select_device, select_precision
+from training.hardware.device import Precision, move, select_device, select_precision
 from training.tasks.base import Answer, Progress
 from training.tasks.predictions import Prediction
 from training.tasks.speech_dataset import clips_of_split, split_to_evaluate

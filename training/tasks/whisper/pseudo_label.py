@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from profiles.errors import BadInput
-from training.run_files import add_file, explain
+from training.records.run_files import add_file, explain
 from training.tasks.audio import contains_speech, decode
 from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 
 from profiles.errors import BadInput, counted
-from training.device import release_memory
-from training.model_folders import find_usable_model
-from training.resources import whole_cores
+from training.hardware.device import release_memory
+from training.hardware.resources import whole_cores
+from training.records.model_folders import find_usable_model
 from training.tasks.audio import as_mp3, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_files

@@ -17,7 +17,7 @@ from torch import nn
 
 from profiles.errors import BadInput, counted
 from profiles.schema import AUTO_LANGUAGE, Profile
-from training.device import evaluating
+from training.hardware.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
 from training.tasks.language_codes import language_code

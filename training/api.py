@@ -1,0 +1,269 @@
+"""Training from Python: ``LocalTrainer`` uses several workers of this machine, ``NetworkTrainer``
+(:mod:`distributed.network_trainer`) those of other machines, through the same trainer, exchange and strategies.
+
+::
+
+    trainer = LocalTrainer(model, train_dataset, val_dataset, workers=2)
+    model = trainer.fit(strategy="diloco", epochs=3, learning_rate=1e-3)
+"""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import pickle
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
+from profiles.installation import program
+from profiles.schema import Profile
+from training.records.events import Event
+from training.records.plan import RunPlan
+from training.records.run_files import explain_errors, private_file
+from training.records.run_folder import RunFolder, has_snapshots
+from training.records.runs import USUAL, find_run, plan_to_resume
+from training.run.local_plan import plan_local_run
+from training.run.local_run import RunController
+from training.run.narration import RunNarrator
+from training.run.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
+from training.run.stopping import stopped_by
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from training.strategies.base import Strategy
+    from training.tasks.base import SizedDataset
+    from training.tasks.custom import CustomJob
+
+CALLER, OBJECTS = "caller.pickle", "objects.pt"
+"""Files for the workers of a :class:`LocalTrainer` in the private folder of their run: how to find the classes of the
+caller's script, and the job."""
+_WORKER = "training.workers.api_worker"
+
+_CLUSTER = 'write LocalTrainer(..., simulate=4, cluster=Machines.read(Path("machines.json")))'
+
+_ERRORS: dict[ExitCode, type[MusterError]] = {
+    kind.exit_code: kind for kind in (BadInput, MachinesNotReady, StoppedByUser)
+}
+
+
+class TimedMachines(Protocol):
+    """Machines that are simulated."""
+
+    def with_clock(self, plan: RunPlan) -> RunPlan:
+        """Return the plan of a simulated run with the clock of these machines."""
+        ...
+
+
+class ObjectTrainer(ABC):
+    """Trains a model given as Python objects.
+
+    Args:
+        model: a module, or a function (also as text, ``module:name``) that takes nothing and returns one. Its forward
+            gives a loss (a scalar, ``output.loss``, ``{"loss": ...}``), or ``loss`` is given.
+        train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch, or a function (also
+            as text) that takes nothing and returns one. With ``local_data=True`` one of a :class:`LocalTrainer` may
+            take ``rank`` and ``world_size``, and return the data of one worker.
+        val_dataset: evaluated before, at intervals, and after.
+        loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
+        collate: makes a batch of a list of samples, or ``module:name``.
+        output_dir: folder of the run folders.
+        on_event: called with every event of the run; default: warnings and progress are written to standard error.
+    """
+
+    profile_name: ClassVar[str]
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module] | str,
+        train_dataset: SizedDataset | Callable[[], SizedDataset] | str,
+        val_dataset: SizedDataset | Callable[[], SizedDataset] | str | None = None,
+        *,
+        loss: Callable[..., Any] | str | None = None,
+        collate: Callable[..., Any] | str | None = None,
+        output_dir: Path | str = USUAL,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.outcome: RunOutcome | None = None
+        self._job_arguments: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
+        self._job_arguments["collate"] = collate
+        self._output_dir = Path(output_dir)
+        self._listener = on_event
+        self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
+
+    def fit(
+        self,
+        strategy: str | type[Strategy] | Strategy | Sequence[str | type[Strategy] | Strategy] = "auto",
+        *,
+        resume: Path | str = "",
+        **options: Any,
+    ) -> nn.Module:
+        """Train and return the model with its new weights; ``options`` are those of a profile.
+
+        Args:
+            strategy: a name, a class (one of your own stands at the top level of its file), an instance, whose options
+                are taken, or a list of these, which are used at once. ``auto`` is ``allreduce`` among workers of this
+                machine, where links cost nothing, and what was measured to be fastest on several machines.
+            resume: folder, id or beginning of the id of a run of such a trainer that did not come to its end. It goes
+                on from its newest snapshot exactly as it was planned: with its strategy, options and members.
+
+        Raises:
+            BadInput: an unknown option or strategy, objects that cannot be used, or a run that cannot be resumed.
+            MachinesNotReady: a machine cannot take part.
+            RunFailed: the run failed; the message names the first cause.
+            StoppedByUser: the user stopped it.
+        """
+        if getattr(sys.modules["__main__"].__spec__, "name", "") == _WORKER:
+            hint = 'put what calls fit() under: if __name__ == "__main__":'
+            raise BadInput("a worker imports the script, which calls fit() again", hint)
+        from profiles.resolve import profile_from_options
+        from training.strategies.user_strategy import settings_for
+        from training.tasks.custom import CustomJob
+        from training.tasks.object_files import check_given, load_result, make_model
+
+        name, strategy_options = settings_for(strategy)
+        usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._settings}
+        chosen = {**usual, **strategy_options, **options}
+        earlier = self._earlier(resume, name, options) if resume else None
+        profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
+        self._on_event = self._listener or RunNarrator(profile)
+        job = CustomJob(self.model, **self._job_arguments)
+        check_given(job)
+        self._check(job)
+        model = make_model(self.model, profile.training.seed)
+        self.outcome = self._resume(*earlier, job) if earlier else self._run(profile, job)
+        if self.outcome.status != "completed":
+            raise failure_of(self.outcome)
+        load_result(model, self.outcome.run_dir / "model")
+        self.model = model
+        return model
+
+    def _earlier(self, reference: Path | str, strategy: str, options: dict[str, Any]) -> tuple[Path, RunPlan]:
+        """Return folder and plan of the run to resume.
+
+        Raises:
+            BadInput: no such run, one of another trainer, a completed one, one without a snapshot, or other options.
+        """
+        changes = [*(["strategy"] if strategy != "auto" else []), *(name for name in options if name != "output_dir")]
+        if changes:
+            message = f"a resumed run continues as planned and takes no other {', '.join(changes)}"
+            raise BadInput(message, "leave it out, or start a new run")
+        path = find_run(Path(options.get("output_dir", self._output_dir)), str(reference))
+        plan = plan_to_resume(path)
+        if plan.profile.name != self.profile_name:
+            message = f"run {plan.run_id} is of profile '{plan.profile.name}', not of a {type(self).__name__}"
+            raise BadInput(message, f"resume it with: {program('distributed-train', '--resume', plan.run_id)}")
+        return path, plan
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Options that the trainer was constructed with."""
+        return {}
+
+    @abstractmethod
+    def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
+        """Carry out a new run and return its outcome."""
+
+    @abstractmethod
+    def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
+        """Resume the run in ``path`` and return its outcome."""
+
+    def _check(self, job: CustomJob) -> None:
+        """Raise BadInput for a job that can never work, before anything is made."""
+
+
+class LocalTrainer(ObjectTrainer):
+    """Train with several workers of this machine.
+
+    Model and data sets travel to the workers by pickle, as with any ``multiprocessing`` child: define their classes at
+    module level and guard the script with ``if __name__ == "__main__":``.
+
+    Args:
+        model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
+        workers: how many processes train together; a resumed run has as many as it began with.
+        simulate: if not 0, so many members train in one process that takes turns, with the same result.
+        cluster: machines whose time a simulated run computes
+            (``distributed.planning.simulated.Machines.read(Path("machines.json"))``).
+    """
+
+    profile_name = "local"
+
+    def __init__(
+        self,
+        model: Any,
+        train_dataset: Any,
+        val_dataset: Any = None,
+        *,
+        workers: int = 2,
+        simulate: int = 0,
+        cluster: TimedMachines | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, train_dataset, val_dataset, **settings)
+        self.workers = workers
+        self.simulate = simulate
+        self._cluster = cluster
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"workers": self.workers}
+
+    def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
+        if profile.run.cluster:
+            raise BadInput("fit() takes no file of machines", f"{_CLUSTER}, or without")
+        simulated = self.simulate or profile.run.simulate
+        if self._cluster is not None and not simulated:
+            raise BadInput("only a simulation has the time of other machines", _CLUSTER)
+        plan = plan_local_run(profile, simulated or profile.run.workers, simulated=simulated > 0)
+        if self._cluster is not None:
+            plan = self._cluster.with_clock(plan)
+        return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
+
+    def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
+        return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), job)
+
+    def _carry_out(self, folder: RunFolder, job: CustomJob) -> RunOutcome:
+        def say(text: str) -> None:
+            print(text, file=sys.stderr, flush=True)
+
+        with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
+            write_objects(job, folder.secrets)
+            run = RunController(folder.plan(), folder, self._on_event, worker=_WORKER)
+            try:
+                run.start()
+                stop.watch(run)
+                return run.wait()
+            finally:
+                for handle in run.members.workers.values():
+                    handle.process.exit_code()  # nothing is left of them, where this process goes on
+
+
+def failure_of(outcome: RunOutcome) -> MusterError:
+    """Return the error that :meth:`ObjectTrainer.fit` raises, with a hint to resume if there is a snapshot."""
+    hints = [outcome.hint] if outcome.hint else []
+    if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:
+        hints.append(f'resume with: fit(resume="{outcome.run_dir}")')
+    return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
+
+
+def write_objects(job: CustomJob, folder: Path) -> None:
+    """Write the job for the run's workers. Storage that tensors share is written once, which plain pickle does not
+    do."""
+    import torch
+
+    caller = multiprocessing.spawn.get_preparation_data("worker")
+    del caller["authkey"]  # for connections that are not used
+    with explain_errors(folder, kind=RunFailed):
+        with open(folder / CALLER, "wb", opener=private_file) as file:
+            pickle.dump(caller, file)
+        with open(folder / OBJECTS, "wb", opener=private_file) as file:
+            try:
+                torch.save(job, file)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                hint = "define its classes and functions at module level, and open files and locks where they are used"
+                raise BadInput(f"the model or the data cannot reach the workers: {error}", hint) from error

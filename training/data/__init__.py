@@ -1,0 +1,1 @@
+"""Which samples a member takes, and how they become batches."""

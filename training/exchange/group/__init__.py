@@ -1,0 +1,1 @@
+"""The coordinator, and a member's connection to it."""

@@ -1,0 +1,177 @@
+"""The coordinator's configuration and its records of members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from training.exchange.coordinator_protocol import (
+    LEASE,
+    MAX_RANKS,
+    GroupStatus,
+    Hello,
+    MeshStart,
+    Peer,
+    Report,
+    StateOrder,
+)
+from training.records.events import PeerPath, WarningEvent, WaysEvent
+
+
+class CoordinatorConfig(BaseModel):
+    """Configuration of a coordinator; also the document of ``--config``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str = Field(min_length=1, max_length=128)
+    names: tuple[str, ...] = Field(min_length=1, max_length=MAX_RANKS)
+    """Machine names by rank, one for each member."""
+    spare: int = Field(0, ge=0, le=64)
+    """Ranks after those of ``names`` for members that join during the run."""
+    absent: frozenset[int] = frozenset()
+    """Ranks that the group starts without; they may join later."""
+    local: frozenset[int] = frozenset()
+    """Ranks on the coordinator's machine: they are lost when their connections end, not by silence."""
+    address: str = "127.0.0.1"
+    """Literal address to listen on; ``0.0.0.0`` or ``::`` for all."""
+    port: int = Field(0, ge=0, le=65535)
+    relay_port: int = Field(0, ge=0, le=65535)
+    """Port of the relay; 0: any free one."""
+    certificates: Path | None = None
+    """Folder ``coordinator/`` of the run's certificates; without one all traffic is in clear, on loopback only."""
+    quorum: float = Field(1.0, ge=0, le=1)
+    round_deadline: float = Field(60.0, gt=0)
+    give_up: float = Field(900.0, gt=0)
+    """Seconds after which members that do not reach an operation are dropped."""
+    standstill: float = Field(30.0, gt=0)
+    """Seconds without a byte, while all members wait, after which the mesh is formed anew; doubled each time."""
+    lease: float = Field(LEASE, gt=0)
+    """Seconds of silence after which a member is lost."""
+
+
+_SMALL_PACKETS_ONLY = (
+    "small packets pass, large ones are lost on the way (a VPN's MTU, jumbo frames that a switch refuses); "
+    "only small ones are sent there"
+)
+_RELAYED_ONLY = "too many packets are lost on the way, the large ones at least; what goes there is relayed"
+
+
+class LastReportedRoutes:
+    """The routes that members reported last: one report for each mesh, so that no member can flood the log."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[int, int] = {}
+        self._reported: dict[tuple[int, int], PeerPath] = {}
+        self._lossy: set[frozenset[int]] = set()
+
+    def changes(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
+        """Yield events for changed routes in a member's report."""
+        rank, report = member.rank, member.report
+        if not report.ways or report.mesh <= self._meshes.get(rank, 0):
+            return
+        self._meshes[rank] = report.mesh
+        others = {path.peer: path for path in report.ways if path.peer in report.members and path.peer != rank}
+        fresh = tuple(path for peer, path in others.items() if self._reported.get((rank, peer)) != path)
+        self._reported.update({(rank, path.peer): path for path in fresh})
+        if fresh:
+            yield WaysEvent(member=rank, ways=fresh)
+        for path in fresh:
+            pair = frozenset((rank, path.peer))
+            if path.loses_large and pair not in self._lossy:
+                self._lossy.add(pair)
+                ends = " - ".join(members[end].hello.name for end in sorted(pair) if end in members)
+                yield WarningEvent(message=f"{ends}: {_RELAYED_ONLY if path.how == 'relayed' else _SMALL_PACKETS_ONLY}")
+
+
+Order = TypeVar("Order", MeshStart, StateOrder)
+Role = Literal["waiting", "live", "late", "newcomer"]
+"""Waiting for the group to start; in the mesh; left behind, but with the state; without the state."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One connected member as the coordinator sees it.
+
+    Args:
+        send: sends it a :class:`GroupStatus`; must not block.
+        close: ends its connection after everything was sent.
+        seen: its address; ``through``: the coordinator's address on the same connection.
+    """
+
+    hello: Hello
+    send: Callable[[GroupStatus], None]
+    close: Callable[[], None]
+    seen: str = "127.0.0.1"
+    through: str = "127.0.0.1"
+    role: Role = "waiting"
+    report: Report = field(default_factory=Report)
+    silent: float = 0.0
+    frozen: bool = False
+    """Its lease has expired; it is taken back when it answers."""
+
+    @property
+    def rank(self) -> int:
+        return self.hello.rank
+
+    @property
+    def waits(self) -> bool:
+        """Whether an operation that it has started has no result yet."""
+        return self.report.started > self.report.full
+
+    def peer(self, viewer: Member) -> Peer:
+        """Return where member ``of`` can dial this one: locally, as announced, and as seen."""
+        hosts = list(self.hello.hosts)
+        if self.seen == viewer.seen:
+            hosts.insert(0, viewer.seen if _is_loopback(viewer.seen) else "127.0.0.1")
+        else:  # on the coordinator's machine: the address at which others dial that
+            hosts.append(viewer.through if _is_loopback(self.seen) else self.seen)
+        addresses = tuple((host, self.hello.port) for host in dict.fromkeys(hosts))
+        return Peer(name=self.hello.name, addresses=addresses)
+
+
+def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) -> Order | None:
+    """Return an order with the addresses from one of its members' point of view; ``None`` for all other members."""
+    if order is None or member.rank not in order.peers:
+        return None
+    peers = {rank: members[rank].peer(member) for rank in order.peers if rank in members}
+    return order.model_copy(update={"peers": peers})
+
+
+def mesh_start(members: Collection[Member], away: bool) -> MeshStart:
+    """Return how a mesh of ``members`` begins; ``away``: other members with the state may return later."""
+    stand = max(member.report.full for member in members)
+    complete = [member for member in members if member.report.full == stand]
+    return MeshStart(
+        peers={member.rank: member.peer(member) for member in members},
+        stand=stand,
+        donor=min(complete, key=lambda member: (member.report.kept, member.rank)).rank,
+        behind={member.rank: member.report.full for member in members if member.report.full < stand},
+        away=away,
+    )
+
+
+def progress_of(members: Collection[Member], orphaned: bool) -> dict[str, int]:
+    """Return the progress of members that have the state, as fields of
+    :class:`~training.exchange.coordinator_protocol.GroupStatus`.
+
+    Args:
+        orphaned: the supervisor that started the group is gone.
+    """
+    reports = [member.report for member in members]
+    most_results = max((report.full for report in reports), default=0)
+    waiting = (member.report.full for member in members if member.waits and not member.frozen)
+    halts = [member.report.halt for member in members if member.role == "live"] if orphaned else []
+    return {
+        "settled": min((report.full for report in reports), default=0),
+        "closed": min(waiting, default=most_results),
+        "halting": max(halts, default=-1) >= 0,
+        "halt": max(halts) if min(halts, default=-1) >= 0 else -1,
+    }
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,400 @@
+"""Group membership as the coordinator decides it: its members, when the mesh is formed anew, and newcomers. No I/O.
+
+A group goes from mesh to mesh; each has a number, its epoch. A mesh ends when a member is lost, a link between two
+members breaks, a member joins, or a late member is left behind. The live members then give it up and report their
+progress. Operations whose result any member has stand (it is handed to members that miss it); all others are repeated
+on the next mesh. So a result is held either by all members or by none.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+from training.exchange.coordinator_protocol import (
+    BEAT,
+    LAST_EPOCH,
+    LEASE,
+    GroupStatus,
+    MeshStart,
+    ProtocolError,
+    Report,
+    StateOrder,
+)
+from training.exchange.group import coordinator_state, verdicts
+from training.exchange.group.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role
+from training.records.events import MemberEvent, WarningEvent, WaysEvent
+
+Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
+_BANNED = "it was dropped from the run"
+_MODEL_SHARE = 0.8
+"""Of the time after which an operation is given up: how long a member may build its model while the others wait."""
+_STATE_PATIENCE = 4  # times that, for a newcomer to take the state
+_MAX_EPOCHS_AHEAD = 1000
+"""Meshes that a member may have heard of and a coordinator that was started again has not."""
+_RETURN_SECONDS = 2 * LEASE
+"""Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
+
+
+class GroupMembership:
+    """All members of a run and the mesh they are in. Thread-safe.
+
+    Args:
+        log: receives events of members that join and leave, and of the routes between them.
+    """
+
+    def __init__(self, config: CoordinatorConfig, log: Log) -> None:
+        self._config, self._log = config, log
+        self._lock = threading.RLock()
+        self.members: dict[int, Member] = {}
+        self._banned, self._left = set[int](), set[int]()
+        self.relay = 0
+        """Port of the relay for pairs of members that cannot dial one another."""
+        self.started, self.epoch, self.orphaned = False, 0, False
+        """Whether the group has begun, the number of its mesh, and whether the supervisor of this process is gone."""
+        self.form: MeshStart | None = None
+        self._state_order: StateOrder | None = None
+        self._last_order, self._building = 0, 0.0
+        self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), LastReportedRoutes()
+        self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
+        self._last_mesh: MeshStart | None = None  # as formed by this coordinator
+        self._bounds: dict[int, int] = {}
+        """By rank of an absent member: the operations that stood when the first mesh without it was formed."""
+        self._now = self._given_up_since = self._since_status = 0.0
+        self._awaited: tuple[int, float] = (0, 0.0)
+        """An operation that not all members have reached, and since when."""
+        self._standstill = verdicts.Standstill(config.standstill)
+        self._resuming_until: float | None = None
+
+    # -- members that join and leave ---------------------------------------------------------------------------------
+
+    def register(self, member: Member) -> None:
+        """Register a connected member. If its report names a mesh, it reconnects, or this coordinator was restarted.
+
+        Raises:
+            ProtocolError: it does not belong to this run, was dropped, or no member with the state is left.
+        """
+        with self._lock:
+            verdicts.check_hello(member.hello, self._config, self.started)
+            running = self.started and self._resuming_until is None
+            verdicts.check_report(member.rank, member.report, self.epoch + _MAX_EPOCHS_AHEAD if running else LAST_EPOCH)
+            if member.rank in self._banned:
+                raise ProtocolError(_BANNED)
+            previous, is_news = self.members.get(member.rank), True
+            if previous is not None and previous.hello.incarnation != member.hello.incarnation:
+                self._drop(previous, "lost", "came back on a new connection")
+                previous = None
+            if previous is not None:
+                member.role, is_news = previous.role, previous.frozen
+                previous.close()
+                if member.seen != previous.seen and self.form is not None and member.rank in self.form.peers:
+                    self.form, self._given_up_since = None, self._now  # its links have ended like its old connection
+            elif member.report.epoch:
+                self._take_back(member)
+            elif self.started:
+                if not self._in_role("live", "late"):
+                    raise ProtocolError("no machine has the training state; resume the run from its newest snapshot")
+                member.role = "newcomer"
+            self._left.discard(member.rank)
+            self.members[member.rank] = member
+            if is_news:
+                new = "joins a running group" if member.role == "newcomer" else ""
+                self._log_event(member, "joined", "is back" if member.report.epoch else new)
+            self._settle()
+
+    def on_report(self, member: Member, report: Report) -> None:
+        """Process a member's report.
+
+        Raises:
+            ProtocolError: the report is inconsistent.
+        """
+        with self._lock:
+            if self.members.get(member.rank) is not member:
+                return
+            verdicts.check_report(member.rank, report, self.epoch)
+            member.silent, member.report = 0.0, report
+            for news in self._reported_routes.changes(member, self.members):
+                self._log(news)
+            if member.frozen:
+                member.frozen = False
+                self._log_event(member, "joined", "answers again")
+            if report.leaves:
+                self._drop(member, "left", "")
+                self._left.add(member.rank)
+            if report.leaves or self._advance() or any(m.report.is_going for m in self.members.values()):
+                self._settle()
+
+    def lose(self, member: Member, reason: str) -> None:
+        """Drop a member whose connection is gone, or that has broken the protocol."""
+        with self._lock:
+            if self.members.get(member.rank) is member:
+                self._drop(member, "lost", reason)
+                self._settle()
+
+    def ban(self, rank: int) -> None:
+        """Drop a member and refuse it from now on."""
+        with self._lock:
+            self._banned.add(rank)
+            if rank in self.members:
+                self._drop(self.members[rank], "lost", _BANNED)
+                self._settle()
+
+    def admit(self, rank: int) -> None:
+        """Revoke a ban."""
+        with self._lock:
+            self._banned.discard(rank)
+
+    def tick(self, elapsed: float) -> None:
+        """Enforce leases and deadlines; call it a few times a second.
+
+        Args:
+            elapsed: seconds since the last call, at most a few ticks, so that a coordinator that slept drops no member.
+        """
+        with self._lock:
+            self._now += elapsed
+            for member in list(self.members.values()):
+                member.silent += elapsed
+                if member.silent > self._config.lease and member.rank not in self._config.local and not member.frozen:
+                    self._freeze(member)
+            self._building += elapsed if self.started else 0.0
+            for member in self._in_role("live") if self._building > _MODEL_SHARE * self._config.give_up else ():
+                if member.report.elements < 0:
+                    self._drop(member, "lost", "has not reported its model")
+            self._since_status += elapsed
+            if self._advance() or self._since_status >= BEAT:
+                self._settle()
+
+    def close(self, reason: str) -> None:
+        """End all connections."""
+        with self._lock:
+            for member in list(self.members.values()):
+                member.send(GroupStatus(failed=reason))
+                member.close()
+
+    @property
+    def all_left(self) -> bool:
+        """Whether all members have left."""
+        return self._left >= set(range(len(self._config.names))) and not self.members
+
+    def missing(self) -> list[str]:
+        """Return, in words, which members have not connected yet, before the start."""
+        absent, names = self._config.absent, enumerate(() if self.started else self._config.names)
+        return [f"rank {rank} ({name})" for rank, name in names if rank not in self.members and rank not in absent]
+
+    def _take_back(self, member: Member) -> None:
+        """Resume with a member that has state: its connection was lost, or this coordinator was restarted."""
+        if not self.started:
+            self.started, self._resuming_until, self._last_mesh = True, self._now + _RETURN_SECONDS, None
+            for early in self._in_role("waiting"):  # it has connected to a group that existed before
+                early.role = "newcomer"
+        member.role = "late" if self._resuming_until is None else "live"
+        if member.report.epoch > self.epoch:
+            self.epoch, self.form, self._given_up_since = member.report.epoch, None, self._now
+
+    def _freeze(self, member: Member) -> None:
+        """Mark a silent member as lost for now: the others go on, and it is taken back when it answers."""
+        why = f"silent for {self._config.lease:g} s"
+        if member.role in ("waiting", "newcomer"):
+            return self._drop(member, "lost", why)
+        member.frozen, member.role = True, "late"
+        self._log_event(member, "lost", why)
+
+    def _drop(self, member: Member, status: Literal["left", "lost"], reason: str, may_return: bool = False) -> None:
+        del self.members[member.rank]
+        failed = f"dropped from the group: {reason}" if reason else "it has left"
+        member.send(GroupStatus(failed=failed, again=may_return))
+        member.close()
+        self._log_event(member, status, reason)
+
+    def _log_event(self, member: Member, status: Literal["joined", "left", "lost", "ready"], message: str) -> None:
+        self._log(MemberEvent(member=member.rank, name=member.hello.name, status=status, message=message))
+
+    def _in_role(self, *roles: Role) -> list[Member]:
+        return [member for _, member in sorted(self.members.items()) if member.role in roles]
+
+    # -- from mesh to mesh ---------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Advance as far as the members' reports allow, and send every member its status."""
+        while self._advance():
+            pass
+        self._send_status()
+
+    def _advance(self) -> bool:
+        """Make one transition that the members' reports allow; return whether there was one."""
+        if not self.started:
+            return self._begin()
+        if self._resuming_until is not None and not self._resumed():
+            return False
+        too_far_behind = verdicts.too_far_behind(self._in_role("live"), self._in_role("late"))
+        if self._drop_all(too_far_behind, may_return=True) or self._drop_all(self._unsuitable()) or self._order_state():
+            return True
+        if self.form is None:
+            return self._form_next()
+        if not self._is_over(self.form):
+            return False
+        self.form, self._given_up_since = None, self._now
+        return True
+
+    def _begin(self) -> bool:
+        if self.missing():
+            return False
+        self.started = True
+        self._new_epoch([member for _, member in sorted(self.members.items())])
+        return True
+
+    def _resumed(self) -> bool:
+        """Whether all members of the mesh are back, or the time for that is over."""
+        live = self._in_role("live")
+        expected = {rank for member in live for rank in member.report.members}
+        if expected - set(self.members) and self._now < (self._resuming_until or 0.0):
+            return False
+        self._resuming_until, self._last_order = None, 1000 * self.epoch  # above all earlier numbers
+        self._drop_all(verdicts.left_behind(live), may_return=True)
+        return True
+
+    def _is_over(self, form: MeshStart) -> bool:
+        """Whether the mesh under way must end."""
+        present = [member for member in self._in_role("live") if member.rank in form.peers]
+        broken = [member for member in present if member.report.epoch == self.epoch and not member.report.up]
+        if broken:
+            self._link_faults.record_break(broken[0], form.peers)
+            return True
+        gone = set(form.peers) - {member.rank for member in present}
+        if gone - self._left or (gone and any(member.waits for member in present)) or not present:
+            return True
+        is_stalled = self._state_order is None and self._standstill.judge(present, self._now)
+        return bool(self._entering()) or self._leave_behind(present) or is_stalled
+
+    def _entering(self) -> list[Member]:
+        """Return the members that can join the next mesh: they have the others' state, or lag little behind it."""
+        late = [member for member in self._in_role("late") if not member.frozen]
+        returning = [member for member in late if member.waits and not member.report.up]
+        joiners = self._joiners()
+        if self._state_order is None or any(member.report.taken != self._state_order.number for member in joiners):
+            return returning
+        fewest_results = min((member.report.full for member in self._in_role("live")), default=0)
+        return returning + [member for member in joiners if member.report.full <= fewest_results]
+
+    def _joiners(self) -> list[Member]:
+        """Return the newcomers to which the joining state is being handed."""
+        ordered = self._state_order.peers if self._state_order is not None else {}
+        return [member for member in self._in_role("newcomer") if member.rank in ordered and member.report.ready]
+
+    def _leave_behind(self, present: list[Member]) -> bool:
+        """Mark members as late that have not reached an operation the others wait for; return whether any changed."""
+        number, config = min(member.report.full for member in present) + 1, self._config
+        absent = [member for member in present if member.report.started < number]
+        joiners, building = self._joiners(), any(member.report.elements < 0 for member in present)
+        if building or not (absent or joiners) or len(absent) == len(present):
+            self._awaited = 0, 0.0
+            return False
+        self._awaited = self._awaited if self._awaited[0] == number else (number, self._now)
+        waited = self._now - self._awaited[1]
+        if not absent:
+            late = joiners if waited >= _STATE_PATIENCE * config.give_up else ()
+            return self._drop_all([(m.rank, f"did not take the training state within {waited:.0f} s") for m in late])
+        if waited >= config.give_up:
+            return self._drop_all([(m.rank, f"did not reach exchange {number} within {waited:.0f} s") for m in absent])
+        enough = len(present) - len(absent) >= max(1, math.ceil(config.quorum * len(present)))
+        if not enough or waited < config.round_deadline:
+            return False
+        for member in absent:
+            member.role = "late"
+            self._log(WarningEvent(message=f"{member.hello.name} is late; exchange {number} goes on without it"))
+        return True
+
+    def _form_next(self) -> bool:
+        """Form the next mesh once all live members have given up the last one."""
+        live = self._in_role("live") or [m for m in self._in_role("late") if not self._still_holds_mesh(m)]
+        slow = [member for member in live if self._still_holds_mesh(member)]
+        if slow and self._now - self._given_up_since > _RETURN_SECONDS:
+            for member in slow:  # its threads hang: it is taken back when they end
+                member.role = "late"
+                self._log(WarningEvent(message=f"{member.hello.name} does not let go of a group that has ended"))
+            return True
+        if slow or not live:
+            return False
+        if self._mismatch.is_undecided and len({member.report.full for member in live}) == 1:
+            return False  # repeating it would be in vain, and no member lacks an earlier result
+        if not self._mismatch.is_undecided and (verdict := self._link_faults.judge(live)) is not None:
+            return self._drop_all([verdict])
+        entering = [member for member in self._entering() if member not in live]
+        group = live + entering
+        holders = [member for member in group if member.role != "newcomer"]
+        if self._drop_all(verdicts.holders_of_recomputed(holders, self._bounds), may_return=True):
+            return True
+        if (false_claim := verdicts.find_false_claim(holders, self._last_mesh)) is not None:
+            return self._drop_all([false_claim])
+        stand = max(member.report.full for member in group)
+        oldest_kept = min(min(m.report.kept, verdicts.joint_result(m.report)) for m in group if m.report.full == stand)
+        too_far_behind = [(m.rank, "it is too far behind the others") for m in group if m.report.full < oldest_kept]
+        if self._drop_all(too_far_behind, may_return=True):
+            return True
+        for member in (m for m in entering if m.role == "newcomer"):
+            self._log_event(member, "ready", "has the training state")
+            self._state_order = None
+        self._new_epoch(group)
+        return True
+
+    def _still_holds_mesh(self, member: Member) -> bool:
+        """Whether a member has, as far as is known, not given up the mesh that has ended."""
+        return member.frozen or member.report.up or member.report.epoch != self.epoch
+
+    def _unsuitable(self) -> list[verdicts.Verdict]:
+        """Return members with another model or other operations than the majority, or that wait for a lost state."""
+        with_state = self._in_role("live", "late")
+        if not with_state:
+            return [(member.rank, "no machine has the training state") for member in self._in_role("newcomer")]
+        building = any(member.report.elements < 0 for member in self._in_role("live"))
+        return self._mismatch.judge(with_state, self._now) or self._size.deviating(with_state, building)
+
+    def _drop_all(self, judged: list[verdicts.Verdict], may_return: bool = False) -> bool:
+        for rank, why in judged:
+            self._drop(self.members[rank], "lost", why, may_return)
+        return bool(judged)
+
+    def _new_epoch(self, members: list[Member]) -> None:
+        away = any(member not in members for member in self._in_role("live", "late"))
+        self.form = self._last_mesh = form = coordinator_state.mesh_start(members, away)
+        self.epoch += 1
+        gone = set(range(len(self._config.names) + self._config.spare)) - set(form.peers)
+        self._bounds = {rank: min(form.stand, self._bounds.get(rank, form.stand)) for rank in gone}
+        self._awaited = 0, 0.0
+        for member in members:
+            member.role = "live"
+
+    def _order_state(self) -> bool:
+        """Order the joining state to be handed to newcomers that are ready; return whether the order changed."""
+        ready = [member for member in self._in_role("newcomer") if member.report.ready]
+        live, order = self._in_role("live"), self._state_order
+        donates = order is not None and any(member.rank == order.donor for member in live)
+        if order is not None and donates and any(member.rank in order.peers for member in ready):
+            return False
+        if not ready or not live:
+            self._state_order = None
+            return order is not None
+        self._last_order += 1
+        peers = {member.rank: member.peer(member) for member in (live[0], *ready)}
+        self._state_order = StateOrder(number=self._last_order, donor=live[0].rank, peers=peers)
+        return True
+
+    def _send_status(self) -> None:
+        """Send every member the group's status from its point of view."""
+        self._since_status, missing = 0.0, tuple(self.missing())
+        live = tuple(member.rank for member in self._in_role("live"))
+        for member in list(self.members.values()):
+            status = GroupStatus(
+                epoch=0 if self._resuming_until is not None else self.epoch,
+                form=coordinator_state.seen_by(member, self.form, self.members),
+                started=self.started,
+                newcomer=member.role == "newcomer",
+                members=live,
+                missing=missing,
+                **coordinator_state.progress_of(self._in_role("live", "late"), self.orphaned),
+                joining=coordinator_state.seen_by(member, self._state_order, self.members),
+                relay=self.relay,
+            )
+            member.send(status)

@@ -1,0 +1,1 @@
+"""Connections of two members: dialled, authenticated, sealed, kept full."""

@@ -1,0 +1,183 @@
+"""A member's contribution to a mean, copied, and the outcome of an operation in the form that is handed to others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
+from training.exchange.codecs import CHUNK_ELEMENTS
+from training.exchange.mean.reduction import BufferPool
+from training.exchange.staging import fetch_as_decoded
+
+OUTCOME = struct.Struct("<d")
+"""Sum of the weights in a piece; bit masks of the contributing and the refused ranks follow, then the flags."""
+_MAX_NAME = 40
+
+
+def copy_contribution(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
+    """Return a checked contribution whose values are copied to the CPU and belong to the operation alone."""
+    values, codec = contribution.values, contribution.codec
+    if values.device.type != "cpu":
+        return replace(contribution, values=fetch_as_decoded(values, codec)).checked()
+    values_copy, finite = float_buffer(buffer_pool, values.numel()), True
+    for start in range(0, values.numel(), CHUNK_ELEMENTS):  # copy and check while they are in the cache
+        chunk = values_copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
+        finite = finite and codec.carries(chunk)
+    return replace(contribution, values=values_copy).checked(finite)
+
+
+def describe_operation(kind: str, name: str, contribution: Contribution | None = None) -> str:
+    """Describe an operation: the same text on all its members, unless they are at different ones."""
+    short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
+    if contribution is None:
+        return f"the {kind} '{short}'"
+    flags = f" with {len(contribution.flags)} bytes of flags" if contribution.flags else ""
+    return f"the {kind} '{short}' of {contribution.values.numel()} numbers as {contribution.codec.name}{flags}"
+
+
+def description_crc(description: str) -> int:
+    """Return the number that travels with an operation's data in place of its description."""
+    return zlib.crc32(description.encode())
+
+
+@dataclass(frozen=True)
+class OperationResult:
+    """The result of an operation as it arrived: the same bytes on all members, so any of them can hand it to
+    another."""
+
+    members: tuple[int, ...]
+    pieces: tuple[tuple[int, int, memoryview], ...]
+    """Of a mean: start, stop and message of every piece. Of a gather: the rank twice, and its payload."""
+    group: Group = ()
+    """The group whose operation it was, lost members included."""
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Total bytes of its pieces."""
+        return sum(len(data) for *_, data in self.pieces)
+
+    def to_bytes(self) -> bytes:
+        """Serialise it, to be handed over."""
+        head = {
+            "members": self.members,
+            "group": self.group,
+            "parts": [[start, stop, len(data)] for start, stop, data in self.pieces],
+        }
+        return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.pieces)))
+
+    @classmethod
+    def from_bytes(cls, data: bytearray) -> OperationResult:
+        """Parse what :meth:`to_bytes` wrote.
+
+        Raises:
+            ExchangeError: it is invalid.
+        """
+        try:
+            end = data.index(b"\n")
+            head = json.loads(data[:end])
+            members = tuple(int(rank) for rank in head["members"])
+            group = tuple(int(rank) for rank in head.get("group", ()))
+            bounds = [(int(start), int(stop), int(size)) for start, stop, size in head["parts"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise ExchangeError(f"a result that was handed over cannot be read: {error}") from error
+        if not members or list(members) != sorted(set(members)) or members[0] < 0:
+            raise ExchangeError("a result that was handed over cannot be read: it names no valid members")
+        sizes = [size for *_, size in bounds]
+        if min(sizes, default=0) < 0 or end + 1 + sum(sizes) != len(data):
+            raise ExchangeError("a result that was handed over cannot be read: its parts do not fit its size")
+        starts = itertools.accumulate(sizes, initial=end + 1)
+        view = memoryview(data)
+        pieces = tuple((a, b, view[at : at + size]) for (a, b, size), at in zip(bounds, starts))
+        return cls(members, pieces, group)
+
+
+def apply_outcome(contribution: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
+    """Write the outcome of a mean over the contribution's values, and return the result for member ``rank``.
+
+    Args:
+        decode: ``False`` if the values are decoded already.
+
+    Raises:
+        ExchangeError: the outcome does not belong to such a contribution.
+    """
+    weight, flags, refused, left_out, at = 0.0, b"", set[int](), list[tuple[int, int]](), 0
+    mask = -(-len(outcome.members) // 8)
+    for number, (start, stop, message) in enumerate(outcome.pieces):
+        split = len(message) - OUTCOME.size - 2 * mask - len(contribution.flags)
+        if split < 0 or start != at or not start <= stop <= contribution.values.numel():
+            raise ExchangeError(
+                f"the outcome of '{contribution.name}' is not one of {contribution.values.numel()} values"
+            )
+        if stop > start and decode:
+            decode_outcome(contribution, message[:split], contribution.values[start:stop])
+        masks = bytes(message[split + OUTCOME.size :])
+        refused |= _ranks(outcome.members, masks[mask : 2 * mask])
+        if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
+            left_out.append((start, stop))
+        if not number:
+            weight, flags = OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
+            if not 0.0 <= weight < math.inf:
+                raise ExchangeError(f"the outcome of '{contribution.name}' has the weight {weight:g}")
+        at = stop
+    if at != contribution.values.numel() or not outcome.pieces:
+        raise ExchangeError(f"the outcome of '{contribution.name}' has {at} of {contribution.values.numel()} values")
+    return MeanResult(
+        contribution.values,
+        weight,
+        outcome.members,
+        tuple(left_out),
+        tuple(sorted(refused)),
+        flags,
+        contribution.is_finite,
+    )
+
+
+def outcome_tail(
+    weight: float, members: Sequence[int], contributors: Sequence[int], refused: Sequence[int], flags: bytes
+) -> bytes:
+    """Return what follows the values of an outcome, as :func:`apply_outcome` reads it."""
+    masks = (sum(1 << members.index(rank) for rank in ranks) for ranks in (contributors, refused))
+    return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
+
+
+def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Tensor) -> None:
+    """Decode what an owner sent.
+
+    Raises:
+        ExchangeError: it is invalid.
+    """
+    try:
+        contribution.codec.reply.decode_into(as_tensor(data), into)
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise ExchangeError(f"the outcome of '{contribution.name}' cannot be decoded: {error}") from error
+
+
+def float_buffer(buffer_pool: BufferPool, elements: int) -> torch.Tensor:
+    """Return a buffer for so many fp32 numbers."""
+    return torch.frombuffer(buffer_pool.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
+
+
+def gather_buffer(size: int) -> memoryview:
+    """Return a buffer for a member's message; its pages are allocated as they are filled, for most payloads are
+    short."""
+    data: memoryview = torch.empty(size, dtype=torch.uint8).numpy().data
+    return data
+
+
+def _ranks(members: Sequence[int], mask: bytes) -> set[int]:
+    bits = int.from_bytes(mask, "little")
+    return set(itertools.compress(members, (bits >> index & 1 for index in range(len(members)))))
+
+
+def as_tensor(data: memoryview) -> torch.Tensor:
+    """Return a flat uint8 tensor that shares the memory of ``data``."""
+    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""Engine ``nccl``: means over a process group of stock torch, in addition to the mesh."""

@@ -1,0 +1,1 @@
+"""The loop of one member: steps, evaluation, newcomers, its complete state."""

@@ -1,0 +1,140 @@
+"""The position of a run: the same on every member, part of every snapshot and of every newcomer's joining state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.data.data import Cursor
+from training.loop.state import persistent_buffers, prefixed, tensors_under
+
+_BEST = "best"
+MOST_CUT_SHORT = 3
+"""Evaluations in a row that members may cut short: an honest member that does so stops before its next step."""
+MOST_ATTEMPTS = 1000
+"""Attempts of a run that its snapshots record."""
+_CPU = torch.device("cpu")
+
+
+@dataclass
+class Position:
+    """Steps done, cursor in the data, and results of the evaluations so far."""
+
+    stopping: EarlyStopping
+    step: int = 0
+    """Optimizer steps done."""
+    cursor: Cursor = Cursor()
+    next_evaluation: int = 0
+    cut_short: int = 0
+    """Evaluations in a row without a result, because a member stopped."""
+    cut_short_at: int = -1
+    """The step after which the last of them was."""
+    batch_sizes: dict[int, int] = field(default_factory=dict)
+    """Micro-batch of every live member by rank."""
+    attempts: list[tuple[int, int]] = field(default_factory=list)
+    """Attempts that led here, each with the step at which it began. An attempt that resumed before the beginning of an
+    earlier one replaces it."""
+
+    def begin(self, attempt: int) -> None:
+        """Record that an attempt begins here."""
+        before = [(number, step) for number, step in self.attempts if step < self.step]
+        self.attempts = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
+
+    def note_cut_short(self) -> None:
+        """Record that a stopping member has cut the evaluation after this step short."""
+        self.cut_short, self.cut_short_at = self.cut_short + 1, self.step
+
+    @property
+    def evaluation_is_pending(self) -> bool:
+        """Whether the members met after this step, but their evaluation had no result."""
+        return self.cut_short_at == self.step
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able part for a snapshot."""
+        return {
+            "step": self.step,
+            "cursor": asdict(self.cursor),
+            "next_evaluation": self.next_evaluation,
+            "cut_short": self.cut_short,
+            "cut_short_at": self.cut_short_at,
+            "stopping": self.stopping.to_state(),
+            "live": list(self.batch_sizes),
+            "course": self.attempts,
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Tensor part for a snapshot."""
+        return prefixed(_BEST, self.stopping.best_state)
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], absent: Collection[int] = ()) -> None:
+        """Restore from :meth:`state` and :meth:`tensors`; ``batch_sizes`` holds all possibly live members, of which
+        ``absent`` ones are left out unless no others were live."""
+        self.step = int(state["step"])
+        self.cursor = Cursor(**state["cursor"])
+        self.next_evaluation = int(state["next_evaluation"])
+        self.cut_short, self.cut_short_at = int(state["cut_short"]), int(state["cut_short_at"])
+        self.stopping.load(state["stopping"], tensors_under(_BEST, tensors))
+        self.attempts = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
+        live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
+        self.batch_sizes = {rank: size for rank, size in live.items() if rank not in absent} or live
+
+
+@dataclass
+class EarlyStopping:
+    """Stops after ``patience`` evaluations in a row without a better result; smaller is better."""
+
+    patience: int
+    min_delta: float
+    best: float | None = None
+    best_step: int = -1
+    waited: int = 0
+    best_state: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Trained weights and buffers of the best evaluation, on the CPU; empty where early stopping is off."""
+
+    def update(self, value: float, step: int) -> bool:
+        """Record a result; return whether it is the best so far."""
+        if self.best is None or value < self.best - self.min_delta:
+            self.best, self.best_step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+    def note(self, value: float | None, step: int, model: nn.Module) -> None:
+        """Record the result of an evaluation of ``model``; keep its state if it is the best so far."""
+        if value is not None and self.update(value, step) and self.patience:
+            self.best_state = {name: value.detach().to(_CPU, copy=True) for name, value in _state(model).items()}
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module) -> None:
+        """Give ``model`` the best state, if one was kept."""
+        state = _state(model)
+        for name, value in self.best_state.items():
+            state[name].copy_(value)
+
+    @property
+    def best_in_words(self) -> str:
+        """Words on when it was best."""
+        return f"was best at step {self.best_step} ({self.best:.4g})"
+
+    @property
+    def should_stop(self) -> bool:
+        return 0 < self.patience <= self.waited
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able state for a snapshot."""
+        return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
+
+    def load(self, state: Mapping[str, Any], best_state: Mapping[str, torch.Tensor]) -> None:
+        """Restore from :meth:`to_state` and :attr:`best_state`."""
+        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
+        self.best_state = dict(best_state)
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state that training changes: trained weights and persistent buffers, whose names are disjoint."""
+    trained: dict[str, torch.Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return trained | persistent_buffers(model)

@@ -1,0 +1,110 @@
+"""Training as one member of a run, in a process of its own or beside others."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
+from training.records.events import Emit, ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
+from training.records.plan import RunPlan
+from training.run.orders import Control
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.exchange.base import Exchange
+    from training.tasks.base import Task
+
+
+@contextmanager
+def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) -> Iterator[torch.device]:
+    """Prepare this process and the data for a member's training; report the load of the machine meanwhile."""
+    import torch
+
+    from training.hardware.device import select_device
+    from training.hardware.machine_load import machine_events
+    from training.hardware.resources import threads
+
+    seat = plan.seats[rank]
+    torch.set_num_threads(threads(seat.threads, torch.get_num_threads()))
+    device = task.device = select_device(seat.device, seat.device_index)
+    with machine_events(emit, device, secrets, run_id=plan.run_id):
+        prepare_data(plan, rank, task, emit)
+        yield device
+
+
+def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
+    """Prepare a member's data, and report progress and remarks.
+
+    Raises:
+        BadInput: they cannot be used; the message names the member if each has its own.
+    """
+    from training.tasks.base import throttled
+
+    try:
+        task.prepare(throttled(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+    except BadInput as error:
+        if not plan.profile.data.local_data:
+            raise
+        raise BadInput(f"{plan.seats[rank].name}: {error.message}", error.hint) from error
+    if rank == 0 or plan.profile.data.local_data:  # else all members have the same remarks
+        for remark in task.remarks:
+            emit(WarningEvent(message=remark))
+
+
+def train(
+    plan: RunPlan,
+    rank: int,
+    task: Task,
+    join: Callable[[], Exchange],
+    run_dir: Path,
+    emit: Emit,
+    control: Control,
+) -> ExitCode:
+    """Train as one member, which joins again if the others went on without it.
+
+    Raises:
+        MusterError: the training failed.
+    """
+    from training.exchange.base import ExchangeDropped, ExchangeError
+    from training.loop.uneven_trainer import trainer_class
+
+    name, trainer = plan.seats[rank].name, trainer_class(plan)
+    while True:
+        exchange = join()
+        member = trainer(plan, rank, task, exchange, emit, control, run_dir)
+        control.serve(exchange)
+        try:
+            return member.run()
+        except ExchangeDropped as error:
+            emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
+        except ExchangeError as error:
+            alone = not exchange.shares_process  # else it is the failure of another member, whose turn it may be
+            if alone and member.keep_last_step() and (reason := control.stop_reason):
+                emit(MemberEvent(status="left", name=name, message=reason))
+                return ExitCode.STOPPED
+            raise RunFailed(f"{name}: {error}", "resume the run from its newest snapshot") from error
+        finally:
+            exchange.close()
+
+
+def run_to_exit_code(trained: Callable[[], ExitCode], name: str, emit: Emit) -> ExitCode:
+    """Run a member's training and return its exit code; every failure becomes one ``error`` event."""
+    try:
+        ending = trained()
+    except MusterError as error:
+        emit(ErrorEvent.of(error))
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the process boundary: whatever it is, the run must hear of it
+        traceback.print_exc()
+        line = " ".join(str(error).split()) or "no message"
+        message = f"{name}: {error.__class__.__name__}: {line:.500}"
+        emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {name}", machine=name))
+        return ExitCode.RUN_FAILED
+    if ending is ExitCode.DONE:
+        emit(MemberEvent(status="done", name=name))
+    return ending

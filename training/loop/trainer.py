@@ -1,0 +1,400 @@
+"""The loop: batch -> loss -> backward -> strategy -> optimizer -> events, evaluation, snapshots.
+
+:class:`Trainer` is one member of a run. It reads from top to bottom: :meth:`Trainer.run` prepares, takes its starting
+state (fresh, from a snapshot, or from the group as a newcomer), trains to the last step, and finishes.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from profiles.errors import ExitCode
+from training.data.batches import Samples, StepBatches
+from training.data.reading import batch_source
+from training.exchange.base import Exchange, JoiningState, Traffic
+from training.hardware.device import Precision, select_device, select_precision
+from training.loop.data_fingerprint import check_same, check_unchanged, describe, precision_warning
+from training.loop.evaluation import Evaluator
+from training.loop.last_step import LastStep
+from training.loop.local_data import LocalSchedule, schedule_for
+from training.loop.position import MOST_CUT_SHORT, EarlyStopping, Position
+from training.loop.resuming import agree_on_snapshot, hand_over, take_over
+from training.loop.state import (
+    TrainingState,
+    check_finite,
+    longest_vector,
+    prefixed,
+    synchronise_buffers,
+    tensors_under,
+)
+from training.loop.update import StepFigures, Update
+from training.model.model_building import build_model
+from training.model.saved_model import save_copy, save_model
+from training.numerics.compression import Compression
+from training.numerics.randomness import seed_everything
+from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
+from training.optimization.backward import Backward, refuse_loss
+from training.optimization.optimizers import build_optimizer, plain_steps, set_learning_rate
+from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
+from training.records.plan import RunPlan
+from training.run.orders import Control
+from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_writer import SnapshotWriter
+from training.strategies.base import Strategy, StrategyContext
+from training.strategies.costs import start_of
+from training.strategies.registry import strategy_class
+from training.strategies.user_strategy import load_user_strategy
+from training.strategies.weights import sync_weights, trainable
+from training.tasks.base import Task
+
+
+class Trainer:
+    """One member of a run.
+
+    Args:
+        run_dir: run folder on this machine; the model and the snapshots go there.
+    """
+
+    def __init__(
+        self, plan: RunPlan, rank: int, task: Task, exchange: Exchange, emit: Emit, control: Control, run_dir: Path
+    ) -> None:
+        self.plan, self.rank, self.task, self.run_dir = plan, rank, task, run_dir
+        self.exchange, self.emit, self.control = exchange, emit, control
+        self.profile, self.settings, self.member = plan.profile, plan.profile.training, plan.seats[rank]
+        self.device = select_device(self.member.device, self.member.device_index)
+        precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
+        self.precision = Precision(precision, self.device)
+        folder, keep = run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep
+        self.store = SnapshotStore(folder, keep, shared=plan.world_size > 1)
+        self.writer = SnapshotWriter(self.store, self.device, self.member.name, emit, run_dir)
+        evaluation = plan.profile.evaluation
+        self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
+        self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
+
+    # ------------------------------------------------------------------------------------------------- life of a run
+
+    def run(self) -> ExitCode:
+        """Train to the end or to a stop.
+
+        Raises:
+            RunFailed: the loss is not finite, a snapshot cannot be written, ...
+            ExchangeError: the group cannot go on.
+            BadInput: the data or the model cannot be used.
+        """
+        self._set_up()
+        try:
+            self._take_starting_state()
+            self.emit(MemberEvent(status="ready", name=self.member.name, device=str(self.device)))
+            if self.position.step == 0 and self.profile.evaluation.eval_before:
+                self._evaluate(self.evaluator.splits)
+            ending = self._train()
+            return self._finish() if ending is ExitCode.DONE else ending
+        finally:
+            self.source.close()
+            self.writer.close()
+
+    def _set_up(self) -> None:
+        seed_everything(self.settings.seed)
+        self.model: nn.Module = build_model(self.task, self.profile.model, self.precision)
+        self.parameters = trainable(self.model)
+        self.compression = Compression(self.parameters, self.exchange)
+        self.exchange.expect_model(longest_vector(self.model))
+        strategy = load_user_strategy(self.profile.strategy)
+        kind = strategy_class(strategy.strategy)
+        strategy = kind.settings_for_resume(strategy) if self.plan.resume else strategy
+        settings = self.settings
+        if kind.replaces_optimizer:  # the strategy is the optimizer as well
+            self.optimizer = plain_steps(self.model, settings, kind.name)
+        else:
+            self.optimizer = build_optimizer(self.model, settings)
+        self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
+        self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
+        self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
+        self._warm_up = warm_up_of(settings, self.total_steps)
+        reference_batch = settings.batch_size * settings.gradient_accumulation
+        start, norm = start_of(self.profile), settings.max_grad_norm
+        rule = scaling_rule(settings.lr_scaling, start in kind.scales_learning_rate)
+        self.peak_rate = scaled_learning_rate(settings.learning_rate, rule, self.plan.global_batch, reference_batch)
+        context = StrategyContext(strategy, self.total_steps, settings.seed, self._warn, start, norm)
+        self.strategy: Strategy = kind(context)
+        self.strategy.set_optimizer(self.optimizer)
+        broken = self.profile.data.max_broken_share
+        self.samples = Samples(self.task, settings.seed, self.device, broken, self.member.name)
+        ahead = not self.exchange.shares_process
+        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
+        self.backward = Backward(
+            self.task, self.model, self.precision, self.writer.release, settings.compile, self.total_steps
+        )
+        evaluation, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
+        self.evaluator = Evaluator(
+            self.samples, self.model, self.precision, self.exchange, evaluation, batch, stops, self._warn, self.run_dir,
+            self._name_of, self.local,
+        )  # fmt: skip
+        self.state = TrainingState(self.model, self.optimizer, self.precision)
+        self.last_step = LastStep(self.model, self.device, kind)
+        self.update = Update(
+            self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm
+        )
+        # Dropout must differ between members; weights were made before this line.
+        seed_everything(self.settings.seed * 1000 + self.rank)
+
+    def _take_starting_state(self) -> None:
+        seed, precision, split = self.settings.seed, self.precision.name, self.schedule.fingerprint
+        self.data = describe(self.task, self.model, self.samples, seed, self._warn, precision, split)
+        self.shared_data = self.data.without_samples() if self.local else self.data
+        arrived = self.local.arrived if self.local else None
+        if arrived is not None or self.exchange.is_newcomer:
+            return self._join(arrived or self.exchange.fetch_state())
+        check_same(self.shared_data, self.exchange, self._name_of, self._warn)
+        agreed = None
+        if self.plan.resume:
+            alike = strategy_class(self.profile.strategy.strategy).has_equal_snapshots(self.profile.strategy)
+            settings = self.plan.hash(), self._name_of, alike, list(map(self._name_of, self.plan.absent))
+            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
+        if agreed is None:  # a new run
+            sync_weights(self.parameters, self.exchange, "weights/start")
+            self.strategy.attach(self.model, self.exchange)
+            self.position.next_evaluation = self.profile.evaluation.eval_interval
+            self.position.begin(self.plan.attempt)
+        elif self.rank in agreed.holders:
+            self.strategy.attach(self.model, self.exchange)
+            self._restore(self.store.load(agreed.step, self.plan.hash()))
+            self.position.begin(self.plan.attempt)
+            hand_over(agreed, self.exchange, self._joining)
+        else:
+            self._join(take_over(agreed, self.exchange))
+        self.control.arrive(self.position.step)
+        details = {"step": self.position.step, "tables": self.shared_data.tables, "trainable": self.compression.weights}
+        self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
+        if self.position.step and (self.strategy.synchronised or self.position.evaluation_is_pending):
+            self._evaluate_if_due()  # a stop may have cut it short
+
+    def _train(self) -> ExitCode:
+        at_sync = True
+        while True:
+            done = self.position.step >= self.total_steps or self.stopping.should_stop
+            # A member that is dropped after the last step stays to the end: the others may need it to save the model.
+            if self._carry_out_orders(at_sync and not done) is ExitCode.STOPPED:
+                return ExitCode.STOPPED
+            if done:
+                self.writer.wait()
+                return ExitCode.DONE
+            self.writer.check()
+            report = self._step()
+            if report is not None:
+                self.emit(self.compression.complete_report(report, self.position.step))
+            at_sync = self.strategy.meets(report)
+            if at_sync:
+                self._at_synchronisation_point()
+            interval = self.profile.snapshot.snapshot_interval
+            if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
+                self._snapshot()
+
+    def _finish(self) -> ExitCode:
+        report = self.strategy.finish()
+        if report is not None:
+            self.emit(self.compression.complete_report(report, self.position.step))
+        with self.strategy.consensus():
+            synchronise_buffers(self.model, self.exchange, "finish")
+            if self.stopping.should_stop:
+                self.stopping.restore(self.model)
+            attempt = 0
+            while not self._evaluate(self.evaluator.splits, attempt):
+                if self._carry_out_orders(at_sync=False, finishing=True) is ExitCode.STOPPED:
+                    return ExitCode.STOPPED
+                attempt += 1  # another member stopped
+            if self.rank == min(self.strategy.members):
+                save_model(self.task, self.model, self.run_dir)
+            elif self.plan.own_folders and (problem := save_copy(self.task, self.model, self.run_dir)):
+                self._warn(f"{self.member.name} {problem}")
+        return ExitCode.DONE
+
+    # --------------------------------------------------------------------------------------------------- one step
+
+    def _step(self) -> SyncEvent | None:
+        start, before = time.monotonic(), self.exchange.traffic.copy()
+        batches = self._batches(self.backward.max_micro_batch)
+        shape, decay = self.settings.lr_schedule, self.settings.lr_decay_share
+        factor = learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
+        rate = self.peak_rate * factor
+        set_learning_rate(self.optimizer, rate)
+        self.last_step.begin()
+        self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
+        batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
+        with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
+            figures = self.update.run(losses, functools.partial(self._refuse_loss, losses, batches))
+            self.optimizer.zero_grad(set_to_none=True)
+        if self._evaluates_local_weights:
+            start += self._evaluate_local_weights()
+        self.last_step.stage = "ending"
+        self.position.step, self.position.cursor = self.position.step + 1, batches.cursor
+        with self.source.turns.lent():
+            report = self.strategy.end_step()
+        self.last_step.stage = "between"
+        self._emit_step(batches, figures, rate, time.monotonic() - start, self.exchange.traffic.since(before))
+        return report
+
+    def _refuse_loss(self, losses: list[torch.Tensor], batches: StepBatches, loss: float) -> None:
+        refuse_loss(loss, losses, batches, self.member.name, self.position.step + 1, self.writer.newest_in_words)
+
+    @property
+    def _evaluates_local_weights(self) -> bool:
+        asked = self.profile.evaluation.eval_local
+        return asked == "on" or (asked == "auto" and self.strategy.equal == "never" and len(self.exchange.members) > 1)
+
+    def _evaluate_local_weights(self) -> float:
+        """Evaluate this member's own weights before the strategy ends a step, if their average is evaluated next.
+
+        Between two synchronisations of a strategy such as DiLoCo the members' weights differ: whether averaging helps
+        shows here. After the last step all splits are evaluated, as with the averaged weights.
+
+        Returns:
+            The seconds that it took, which belong to no step.
+        """
+        start, step, wait = time.monotonic(), self.position.step + 1, self.strategy.steps_to_average
+        is_last = step >= self.total_steps
+        if is_last or (wait is not None and 0 < self.position.next_evaluation <= step + wait):
+            for event in self.evaluator.evaluate_alone(step, all_splits=is_last):
+                self.emit(event)
+        return time.monotonic() - start
+
+    def _batches(self, max_micro_batch: int) -> StepBatches:
+        """Return this member's batches of the step; ``max_micro_batch`` 0: as large as its batch size."""
+        remaining_steps = self.total_steps - self.position.step - 1
+        batches = self.source.take(self.position.cursor, self.position.batch_sizes, remaining_steps, max_micro_batch)
+        for message in self.samples.take_warnings():
+            self._warn(message)
+        return batches
+
+    def _emit_step(
+        self, batches: StepBatches, figures: StepFigures, rate: float, seconds: float, traffic: Traffic
+    ) -> None:
+        epoch = self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes)
+        self.compression.step(traffic.bytes_sent)
+        self.emit(
+            StepEvent(
+                step=self.position.step, epoch=epoch, loss=figures.loss, learning_rate=rate, grad_norm=figures.norm,
+                own_norm=figures.own_norm, samples=batches.samples, weight=batches.weight,
+                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds, data=self.source.waited(),
+                transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------- what happens between steps
+
+    def _at_synchronisation_point(self) -> None:
+        """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
+        self.plan = self.control.with_announced(self.plan)
+        live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
+        if live:  # losses are reported by the supervisor, and joins by the members that join
+            self.position.batch_sizes = live
+        if live and self.local:
+            for line in self.local.follow(self.plan, list(live), self.exchange, self.position.step):
+                if self.rank == min(live):
+                    self._warn(line)
+        self._evaluate_if_due()
+        if self.exchange.must_publish_state:  # true only on the member that publishes it
+            with self.strategy.for_newcomer():
+                self.exchange.publish_state(self._joining())
+
+    def _evaluate_if_due(self) -> None:
+        interval = self.profile.evaluation.eval_interval
+        is_last = self.position.step >= self.total_steps
+        if interval and self.position.step >= self.position.next_evaluation and not is_last:
+            with self.strategy.consensus():
+                synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
+                if self._evaluate([split for split in self.evaluator.splits if split == "validation"]):
+                    self.position.next_evaluation = (self.position.step // interval + 1) * interval
+                    self.position.cut_short = 0
+                else:
+                    self.position.note_cut_short()
+
+    def _evaluate(self, splits: list[str], attempt: int = 0) -> bool:
+        """Evaluate; return whether the evaluation was completed, which means that no member stopped meanwhile."""
+        for split in splits:
+            heeds = self.position.cut_short < MOST_CUT_SHORT
+            members = {rank: self.position.batch_sizes.get(rank, 1) for rank in self.strategy.members}
+            event = self.evaluator.evaluate(split, self.position.step, members, attempt, heeds)
+            if event is None:
+                return False
+            if self.rank == min(self.strategy.members):
+                self.emit(event)
+            if split == "validation" and 0 < self.position.step < self.total_steps and not self.stopping.should_stop:
+                self.stopping.note(event.metrics.get(self.task.monitor), event.step, self.model)
+                if self.stopping.should_stop and self.rank == min(self.strategy.members):
+                    self._warn(f"early stop at step {event.step}: {self.task.monitor} {self.stopping.best_in_words}")
+        return True
+
+    def _carry_out_orders(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
+        """Carry out the commands that are due; the finish after the last step counts as one more step."""
+        while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
+            match command.command:
+                case "pause":
+                    self.emit(RunEvent(status="paused", message=command.reason))
+                case "resume":
+                    self.emit(RunEvent(status="running", total_steps=self.total_steps))
+                case "snapshot":
+                    self._snapshot(wait=True)
+                case "stop":
+                    if command.snapshot and self.position.step:
+                        self._snapshot(wait=True)
+                    self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
+                    return ExitCode.STOPPED
+        return None
+
+    def _name_of(self, rank: int) -> str:
+        return self.control.with_announced(self.plan).seats[rank].name
+
+    def _warn(self, message: str) -> None:
+        self.emit(WarningEvent(message=message, step=self.position.step))
+
+    # ------------------------------------------------------------------------------------------- snapshots, newcomers
+
+    def _snapshot(self, wait: bool = False) -> None:
+        """Save everything this member needs to go on as if it had never stopped; ``wait`` until it is on the disk."""
+        if self.position.step != self.store.current:
+            check_finite(self.parameters, self.member.name, self.position.step, self.writer.newest_in_words)
+            tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
+            state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
+            state["most"] = self.backward.max_micro_batch
+            in_background = not self.exchange.shares_process
+            self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
+        if wait:
+            self.writer.wait()
+
+    def keep_last_step(self) -> bool:
+        """Write a snapshot of the last step after the loss of the group; return whether that was possible."""
+        return self.position.step > 0 and self.last_step.keep(lambda: self._snapshot(wait=True), self._warn)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        check_unchanged(snapshot.state["data"], self.data, "the run began with", self.member.name if self.local else "")
+        if message := precision_warning(snapshot.state["data"], self.data):
+            self._warn(message)
+        self.state.restore(snapshot)
+        self.backward.max_micro_batch = int(snapshot.state["most"])
+        self.position.load(snapshot.state, snapshot.tensors, self.plan.absent)
+        self.position.cut_short = 0  # by the stop before this start
+        self.strategy.load(tensors_under("strategy", snapshot.tensors), snapshot.state["strategy"])
+
+    def _joining(self) -> JoiningState:
+        tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
+        state = {**self.position.state(), "strategy": self.strategy.newcomer_state()}
+        state["data"] = self.shared_data.model_dump()
+        state["holdings"] = self.local.state() if self.local else {}
+        return self.state.joining(tensors, state)
+
+    def _join(self, joining: JoiningState) -> None:
+        state = joining.state
+        check_unchanged(state["data"], self.shared_data, "the others have")
+        self.state.adopt(joining)
+        self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.with_announced(self.plan).seats}
+        self.position.load(state, joining.tensors)
+        self.strategy.attach(self.model, self.exchange)
+        if (tensors := tensors_under("strategy", joining.tensors)) or state["strategy"]:
+            self.strategy.load(tensors, state["strategy"])
+        self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.position.step}"))

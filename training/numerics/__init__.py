@@ -1,0 +1,1 @@
+"""Schedules, random generators and norms: small functions of numbers."""

@@ -1,0 +1,1 @@
+"""Gradients of a step and the optimizers that apply them."""

@@ -1,0 +1,114 @@
+"""The plan of a run on this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from profiles.errors import BadInput, counted
+from profiles.schema import Profile
+from profiles.split import split_of
+from training.data.data import shares_to_batch_sizes
+from training.hardware.resources import count_gpus, whole_cores
+from training.records.plan import JOB_FACTORY, MemberPlan, RunPlan
+from training.records.run_folder import new_run_id
+from training.strategies.costs import start_of
+from training.strategies.registry import (
+    check_settings,
+    check_strategy,
+    default_strategy,
+    scaling_rule_of,
+    segment_steps_of,
+)
+from training.tasks.published_models import with_local_model
+
+logger = logging.getLogger("muster.plan")
+
+
+def plan_local_run(
+    profile: Profile,
+    workers: int,
+    *,
+    on_this_machine: bool = True,
+    simulated: bool = False,
+    count: Callable[[], int] = count_gpus,
+) -> RunPlan:
+    """Return the plan of a run of ``workers`` workers, on this machine or (not ``on_this_machine``) on another one.
+
+    Args:
+        simulated: whether they are one process and take turns.
+        count: returns the number of GPUs of this machine.
+
+    Raises:
+        BadInput: zero workers, shares that do not fit, or a strategy that is unknown or incompatible with the data or
+            with other settings.
+    """
+    if workers < 1:
+        raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
+    text = profile.run.shares
+    shares = [float(part) for part in text.split(",")] if text else [1.0] * workers
+    if len(shares) != workers:
+        message = f'shares = "{text}" does not fit {counted(workers, "worker")}'
+        raise BadInput(message, "set one positive number per worker, or leave it empty")
+    batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
+    threads = profile.training.threads or max(1, whole_cores() // (1 if simulated else workers))
+    strategy = profile.strategy
+    name = default_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
+    rule = scaling_rule_of(profile.training.lr_scaling, name, start_of(profile))
+    update = {
+        "strategy": strategy.model_copy(update={"strategy": name}),
+        "training": profile.training.model_copy(update={"lr_scaling": rule}),
+    }
+    chosen = with_local_model(profile).model_copy(update=update)
+    if workers > 1:
+        check_settings(chosen.strategy)
+    if workers > 1 and segment_steps_of(chosen.strategy):
+        _check_own_pace(chosen)
+    devices = (
+        _device_indices(profile.training.device, workers, count) if on_this_machine and not simulated else [0] * workers
+    )
+    return RunPlan(
+        run_id=new_run_id(),
+        profile=chosen,
+        members=tuple(
+            MemberPlan(
+                rank=rank,
+                name=f"worker-{rank}",
+                device=profile.training.device,
+                device_index=devices[rank],
+                batch_size=size,
+                threads=threads,
+                local=True,
+                data=own_data(chosen, rank),
+            )
+            for rank, size in enumerate(batch_sizes)
+        ),
+        engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
+    )
+
+
+def _check_own_pace(profile: Profile) -> None:
+    """Raise ``BadInput`` for settings that make no sense if members do not make the same steps."""
+    name, data = profile.strategy.strategy, profile.data
+    if data.local_data or split_of(data.split).kind != "global":
+        hint = "leave out split and local_data, or take another strategy"
+        raise BadInput(f"with {name} no part of the data belongs to one machine: it takes what is next", hint)
+    if profile.evaluation.eval_local == "on":
+        hint = "set eval_local = auto"
+        raise BadInput(f"with {name} weights are not averaged all at once, so eval_local means nothing", hint)
+
+
+def own_data(profile: Profile, rank: int, folder: str = "") -> str:
+    """Return the path of a member's own data: ``folder``, or else the profile's path, with the member's rank for
+    ``{rank}``; empty if data do not stay on machines."""
+    if not profile.data.local_data or profile.model.model_path == JOB_FACTORY:
+        return ""
+    return (folder or profile.data.dataset_path).replace("{rank}", str(rank))
+
+
+def _device_indices(device: str, workers: int, count: Callable[[], int]) -> list[int]:
+    """Give each worker a GPU of its own; where there are too few, they take turns."""
+    gpus = count() if workers > 1 and device in ("auto", "cuda") else 0
+    if 0 < gpus < workers:
+        logger.warning("%s share %s", counted(workers, "worker"), counted(gpus, "GPU"))
+    return [rank % gpus if gpus else 0 for rank in range(workers)]

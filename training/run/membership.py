@@ -1,0 +1,210 @@
+"""The members of a run: its workers as seen by the process that started them, and which of them come and go."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from profiles.errors import BadInput, ExitCode
+from training.records.events import ErrorEvent, MemberEvent
+from training.records.plan import MemberPlan, RunPlan
+from training.run.local_engine import SPARE
+from training.run.processes import Worker
+
+_ANOTHER = "stop the run and start it again with the machines that you want"
+
+
+@dataclass
+class WorkerHandle:
+    """A worker's process and its state as far as the run knows it."""
+
+    process: Worker
+    step: int = 0
+    exit_code: int | None = None
+    error: ErrorEvent | None = None
+
+    def kill(self) -> None:
+        """Kill it, unless it is known to have ended."""
+        if self.exit_code is None:
+            self.process.signal(signal.SIGKILL)
+
+
+class Membership:
+    """The workers of one run by rank.
+
+    Used by the thread that merges events and by the one that carries out requests.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+        """The plan, with the members that were added later."""
+        self._gate = threading.Lock()
+        self._over = False
+        self.workers: dict[int, WorkerHandle] = {}
+        self.lost: list[int] = list(plan.absent)
+        self.detached: set[int] = set()
+        """Members that do not count: lost to the coordinator, asked to leave, or joining."""
+        self.joining: set[int] = set()
+        """Those of them that are joining."""
+        self.leaving: set[int] = set()
+        """Those of them that were asked to leave."""
+        self.aware_members: dict[str, set[int]] = {}
+        """Members that know of an announced member, by its name."""
+        self.left: set[int] = set()
+        """Members that have left the group."""
+        self.done: set[int] = set()
+        """Members that have reported that they trained to the end."""
+        self._reported_gone: set[int] = set(plan.absent)
+        """Members whose loss is in the run's events."""
+
+    def name(self, rank: int) -> str:
+        return self.plan.seats[rank].name
+
+    def announce(self, member: MemberPlan) -> None:
+        """Add a member that was not planned to the plan; it has the next rank.
+
+        Raises:
+            BadInput: the run cannot take another member.
+        """
+        self.check_changeable()
+        with self._gate:
+            if member.rank != len(self.plan.seats):
+                raise BadInput("two machines tried to join at once", "try again")
+            if len(self.plan.added) == SPARE:
+                raise BadInput(f"{SPARE} machines have joined this run, and no more can", _ANOTHER)
+            self.plan = self.plan.model_copy(update={"added": (*self.plan.added, member)})
+            self.aware_members[member.name] = set()
+
+    def unaware(self, rank: int) -> list[int]:
+        """Return the training members that do not know yet of an announced member."""
+        knowing = self.aware_members.get(self.name(rank))
+        return [] if knowing is None else sorted(set(self.active_ranks) - knowing)
+
+    @property
+    def active_ranks(self) -> list[int]:
+        """Ranks of the members that train."""
+        return [r for r, worker in self.workers.items() if worker.exit_code is None and r not in self.detached]
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to every worker, joining ones included."""
+        for worker in self.workers.values():
+            worker.process.send(message)
+
+    def kill(self) -> None:
+        """Kill every worker."""
+        for worker in self.workers.values():
+            worker.kill()
+
+    def is_running(self) -> bool:
+        """Whether a worker is still running; once this is false, no member can join."""
+        with self._gate:
+            self._over = all(worker.exit_code is not None for worker in self.workers.values())
+            return not self._over
+
+    @property
+    def error_messages(self) -> list[str]:
+        """The errors of members that could not continue."""
+        return [worker.error.message for worker in self.workers.values() if worker.error is not None]
+
+    def all_done(self) -> bool:
+        """Whether all counting members have trained to the end."""
+        return {w.exit_code for rank, w in self.workers.items() if rank not in self.detached} == {ExitCode.DONE}
+
+    def can_continue_without(self, rank: int) -> bool:
+        """Whether another member trains or has trained to the end."""
+        others = [(r, w.exit_code) for r, w in self.workers.items() if r != rank and r not in self.lost]
+        return any(code == ExitCode.DONE or (code is None and r not in self.detached) for r, code in others)
+
+    def only_joining_left(self) -> bool:
+        """Whether only joining members are left, which no member could let in."""
+        return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.joining)
+
+    def note(self, source: int, event: MemberEvent) -> bool:
+        """Record that a member came or went; return whether that is not in the run's events yet.
+
+        A loss is recorded once, from the coordinator or from the end of the worker: the first of them knows the cause.
+        """
+        rank = event.member
+        if rank is None:
+            return True
+        if event.status == "done":
+            self.done.add(rank)
+        if event.status == "left":
+            news = source == rank or rank not in self.left  # the member itself reports why
+            self.left.add(rank)
+            return news
+        if event.status == "lost":
+            if rank not in self.left:
+                self.detached.add(rank)
+            return self.note_gone(rank)
+        if event.status == "joined" and source == rank:
+            self.joining.discard(rank)
+            self.detached.discard(rank)
+            self._reported_gone.discard(rank)
+        return True
+
+    def note_gone(self, rank: int) -> bool:
+        """Record that a member is gone; return whether that is not in the run's events yet."""
+        before = rank in self._reported_gone or rank in self.left
+        news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
+        self._reported_gone.add(rank)
+        return news
+
+    def mark_leaving(self, ranks: Collection[int]) -> None:
+        """Record that members were asked to leave.
+
+        Raises:
+            BadInput: they do not take part, or no member would be left.
+        """
+        self.check_changeable()
+        for rank in ranks:
+            if rank not in self.active_ranks:
+                raise BadInput(f"{self.name(rank)} does not take part")
+        if not set(self.active_ranks) - set(ranks):
+            raise BadInput("no machine would be left to train", "stop the run instead")
+        self.detached.update(ranks)
+        self.leaving.update(ranks)
+
+    def is_ending(self, rank: int) -> bool:
+        """Whether a worker that does not count any more still runs."""
+        is_running = rank in self.workers and self.workers[rank].exit_code is None
+        return is_running and rank in self.detached - self.joining
+
+    def add_worker(self, rank: int, worker: Worker) -> None:
+        """Enter the worker of a member that comes back.
+
+        Raises:
+            BadInput: see :meth:`check_can_join`; the worker is not entered.
+        """
+        with self._gate:
+            self.check_can_join(rank)
+            self.lost = [member for member in self.lost if member != rank]
+            self.left.discard(rank)
+            self.leaving.discard(rank)
+            self._reported_gone.discard(rank)
+            self.detached.add(rank)
+            self.joining.add(rank)
+            self.workers = {**self.workers, rank: WorkerHandle(worker)}
+
+    def check_can_join(self, rank: int) -> None:
+        """Check that a member may come back.
+
+        Raises:
+            BadInput: it takes part, or the run's members stay as they are.
+        """
+        self.check_changeable()
+        if self._over or not self.active_ranks:
+            raise BadInput("no machine is training that could let it join")
+        if rank in self.workers and self.workers[rank].exit_code is None:
+            going = self.is_ending(rank)
+            raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'already takes part'}")
+
+    def check_changeable(self) -> None:
+        """Raise ``BadInput`` if the members of this run cannot change."""
+        if self.plan.world_size == 1:
+            raise BadInput("a run that started with one machine takes no others", _ANOTHER)
+        if not self.plan.has_coordinator:
+            raise BadInput("the machines of a launched script cannot change", _ANOTHER)

@@ -1,0 +1,1 @@
+"""Snapshots on disk: written in the background, hashed, whole or not at all."""

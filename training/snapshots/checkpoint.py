@@ -1,0 +1,336 @@
+"""Snapshots of one member: atomic, complete, and checked by hash.
+
+::
+
+    checkpoints/member-0/
+        step-00000120/
+            state.safetensors      every tensor by name (model/..., optimizer/..., strategy/..., rng/...)
+            manifest.json          step, plan, JSON state, size and SHA-256 of the files, library versions
+        .writing-00000160/         a snapshot being written; a leftover of a killed process is swept by the next save
+        .replaced-00000040/        one that is being removed; likewise
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from profiles.errors import BadInput, RunFailed
+from training.records.run_files import explain_full_disk, sha256
+from training.snapshots.tensor_file import TensorFile
+
+SNAPSHOT_VERSION = 1
+_TENSORS = "state.safetensors"
+_MANIFEST = "manifest.json"
+_COMPLETE = re.compile(r"step-(\d{8,})")
+_LEFTOVER = re.compile(r"\.(writing|replaced)-\d+")
+
+
+class DamagedSnapshot(RunFailed):
+    """A snapshot is missing, incomplete, or not what was written."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything one member needs to go on as if it had never stopped."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any] = field(default_factory=dict)
+    """JSON-able; floats come back bit for bit."""
+
+
+class SnapshotStore:
+    """The snapshots of one member.
+
+    Args:
+        directory: folder of this member's snapshots; made on the first save.
+        keep: how many are kept.
+        shared: whether other members write snapshots of the same steps. Members save one after another, so each keeps
+            at least 2 to be sure of a common one; and the oldest is removed only when the next is begun: a member
+            that has come so far has all but its newest one on the disk.
+    """
+
+    def __init__(self, directory: Path, keep: int, shared: bool = False) -> None:
+        self.directory = directory
+        self.keep = max(1 + shared, keep)
+        self._shared = shared
+        self.current: int | None = None
+        """The step that was saved or loaded last. Folders of other steps may belong to an abandoned attempt."""
+
+    def save(self, snapshot: Snapshot, plan_hash: str) -> tuple[Path, int]:
+        """Write a snapshot from its tensors, see :meth:`write`."""
+        return self.write(snapshot.step, TensorFile(snapshot.tensors).pieces(), snapshot.state, plan_hash)
+
+    def write(
+        self, step: int, pieces: Iterable[memoryview], state: Mapping[str, Any], plan_hash: str
+    ) -> tuple[Path, int]:
+        """Write a snapshot and return its folder and its bytes.
+
+        It appears whole or not at all. Afterwards older ones beyond ``keep`` are removed, and so are those of later
+        steps: they belong to an attempt that was abandoned when the run was resumed from an earlier step.
+
+        Args:
+            pieces: of the file of its tensors.
+            state: JSON-able.
+
+        Raises:
+            RunFailed: the disk is full or read-only; nothing half-written is left.
+        """
+        writing = self.directory / f".writing-{step:08d}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            self._drop(self._earlier(step)[self.keep :])
+            size = _write(writing, step, pieces, state, plan_hash)
+            folder = self._publish(writing, step)
+            self._drop(old for old in self.steps() if old > step)
+            self._drop(self._earlier(step)[self.keep - (not self._shared) :])
+        except OSError as error:
+            reason, hint = _explain(error, self.directory)
+            message = f"the snapshot of step {step} cannot be written to {self.directory}: {reason}"
+            raise RunFailed(message, hint) from error
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+        self.current = step
+        return folder, size
+
+    def steps(self) -> list[int]:
+        """Return the steps of the snapshots that look complete, newest first."""
+        files = (_MANIFEST, _TENSORS)
+        return [step for step in self._steps_on_disk() if all((self._folder(step) / file).is_file() for file in files)]
+
+    def newest_in_words(self) -> str:
+        """Return a sentence on the newest snapshot."""
+        steps = self.steps()
+        return f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
+
+    def verified_steps(self) -> tuple[list[int], list[str]]:
+        """Check every snapshot by hash; return the sound ones, newest first, and a line about each damaged one."""
+        sound, problems = list[int](), list[str]()
+        for step in self._steps_on_disk():
+            try:
+                _check(self._folder(step))
+                sound.append(step)
+            except DamagedSnapshot as error:
+                problems.append(error.message)
+        return sound, problems
+
+    def _steps_on_disk(self) -> list[int]:
+        """Return the steps that have a folder, newest first."""
+        folders = self.directory.iterdir() if self.directory.is_dir() else ()
+        names = (_COMPLETE.fullmatch(folder.name) for folder in folders)
+        return sorted((int(name[1]) for name in names if name), reverse=True)
+
+    def foreign(self, steps: Iterable[int], plan_hash: str) -> dict[int, str]:
+        """Return the steps whose sound snapshots were made with another plan, with a line about each.
+
+        Raises:
+            DamagedSnapshot: one cannot be read.
+        """
+        folders = {step: self._folder(step) for step in steps}
+        others = {step: folder for step, folder in folders.items() if _read_manifest(folder)["plan_hash"] != plan_hash}
+        return {step: f"{folder} was made with different settings" for step, folder in others.items()}
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the JSON-able part of the snapshot of ``step``.
+
+        Raises:
+            DamagedSnapshot: it cannot be read.
+        """
+        return dict(_read_manifest(self._folder(step))["state"])
+
+    def load(self, step: int, plan_hash: str) -> Snapshot:
+        """Return the snapshot of ``step``, its tensors on the CPU.
+
+        Raises:
+            DamagedSnapshot: missing, incomplete, or changed since it was written.
+            BadInput: it was made with another plan.
+        """
+        folder = self._folder(step)
+        manifest = _check(folder)
+        if manifest["plan_hash"] != plan_hash:
+            raise BadInput(f"{folder} was made with different settings", OTHER_SETTINGS)
+        try:
+            tensors = load_file(folder / _TENSORS)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DamagedSnapshot(f"{folder / _TENSORS} cannot be read: {error}", _PASS_OVER) from error
+        self.current = step
+        return Snapshot(manifest["step"], tensors, manifest["state"])
+
+    def _folder(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def _publish(self, writing: Path, step: int) -> Path:
+        folder, replaced = self._folder(step), self.directory / f".replaced-{step:08d}"
+        if folder.exists():
+            # Another course of the run was here; a folder that holds files cannot be replaced in one call.
+            folder.rename(replaced)
+        writing.rename(folder)
+        _sync_folder(self.directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return folder
+
+    def _earlier(self, step: int) -> list[int]:
+        return [old for old in self.steps() if old < step]
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            going = self.directory / f".replaced-{step:08d}"
+            self._folder(step).rename(going)  # first, so that a kill leaves no half of a snapshot that looks damaged
+            shutil.rmtree(going)
+
+    def _sweep(self) -> None:
+        for folder in self.directory.iterdir():
+            if _LEFTOVER.fullmatch(folder.name):
+                shutil.rmtree(folder)
+
+
+_PASS_OVER = "resume from an earlier snapshot"
+OTHER_SETTINGS = "resume with the settings the run began with"
+
+
+def _write(folder: Path, step: int, pieces: Iterable[memoryview], state: Mapping[str, Any], plan_hash: str) -> int:
+    """Write and fsync one snapshot; return its bytes."""
+    folder.mkdir()
+    size, digest = _write_hashed(folder / _TENSORS, pieces)
+    body = {
+        "version": SNAPSHOT_VERSION,
+        "step": step,
+        "plan_hash": plan_hash,
+        "state": state,
+        "files": {_TENSORS: {"bytes": size, "sha256": digest}},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    manifest = json.dumps({"sha256": _body_hash(body), **body}, indent=1).encode()
+    size += _write_hashed(folder / _MANIFEST, [memoryview(manifest)])[0]
+    _sync_folder(folder)
+    return size
+
+
+def _write_hashed(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
+    """Write and fsync a file; return its bytes and its SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb", buffering=0) as stream:
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            while len(piece):  # the system writes 2 GiB at once at most
+                piece = piece[stream.write(piece) :]
+        os.fsync(stream.fileno())
+    return size, digest.hexdigest()
+
+
+def _check(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a snapshot whose files are as they were written."""
+    manifest = _read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        try:
+            size, digest = file.stat().st_size, sha256(file)
+        except OSError as error:
+            raise DamagedSnapshot(f"{file}: {error.strerror}", _PASS_OVER) from error
+        if size != expected["bytes"]:
+            raise DamagedSnapshot(f"{file} is damaged: {size} bytes, not {expected['bytes']}", _PASS_OVER)
+        if digest != expected["sha256"]:
+            raise DamagedSnapshot(f"{file} is damaged: its SHA-256 differs from the recorded one", _PASS_OVER)
+    return manifest
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / _MANIFEST
+    try:
+        body = json.loads(path.read_bytes())
+        expected = body.pop("sha256")
+    except OSError as error:
+        raise DamagedSnapshot(f"{path}: {error.strerror}", _PASS_OVER) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedSnapshot(f"{path} is damaged: not a manifest", _PASS_OVER) from error
+    if _body_hash(body) != expected:
+        raise DamagedSnapshot(f"{path} is damaged: its SHA-256 differs from the recorded one", _PASS_OVER)
+    if body["version"] != SNAPSHOT_VERSION:
+        raise DamagedSnapshot(
+            f"{path} has version {body['version']}, this program reads {SNAPSHOT_VERSION}", _PASS_OVER
+        )
+    return dict(body)
+
+
+def _body_hash(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(error: OSError, folder: Path) -> tuple[str, str]:
+    """Return reason and hint."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason, cure = explain_full_disk(error.errno, folder)
+        return reason, f"{cure}, then resume the run"
+    return error.strerror or str(error), "make the folder writable, then resume the run"
+
+
+_NUMBERS: dict[str, type[bool] | type[int] | type[float]] = {"bool": bool, "int": int, "float": float}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of any torch optimizer as ``<parameter number>/<name>``, numbers in it as tensors too.
+
+    What an optimizer changes in its groups of parameters is not in it.
+
+    Raises:
+        RunFailed: its state holds something else, which no snapshot can hold.
+    """
+    tensors: dict[str, Tensor] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{name}"] = value
+            elif isinstance(value, (int, float)):
+                kind = next(name for name, number_type in _NUMBERS.items() if isinstance(value, number_type))
+                tensors[f"{index}/{name}:{kind}"] = torch.tensor(
+                    value, dtype=torch.float64 if kind == "float" else None
+                )
+            elif value is not None:
+                message = (
+                    f"{type(optimizer).__name__} keeps '{name}', a {type(value).__name__}: no snapshot can hold it"
+                )
+                raise RunFailed(message, "keep tensors and numbers for each weight, or take another optimizer")
+    return tensors
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimizer over the same parameters the state of another, bit for bit; its hyper-parameters stay.
+
+    Args:
+        optimizer: its parameters are in the same order and have the same shapes.
+        tensors: from :func:`optimizer_tensors`.
+    """
+    document = optimizer.state_dict()
+    document["state"] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split("/", 1)
+        name, _, kind = name.partition(":")
+        state = document["state"].setdefault(int(index), {})
+        state[name] = _NUMBERS[kind](tensor.item()) if kind else tensor.clone()
+    optimizer.load_state_dict(document)

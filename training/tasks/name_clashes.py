@@ -1,0 +1,66 @@
+"""User modules with the name of one of Muster's packages, which Python would import in their place.
+
+Their files are read, not run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from profiles.errors import BadInput
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("app", "distributed", "profiles", "training")
+
+
+def refuse_clash(module: str, option: str) -> None:
+    """Refuse a module (``name``, from the current folder, or ``path/to/file.py``) that is hidden by a package of
+    Muster, or imports one that is, itself or through modules beside it.
+
+    Raises:
+        BadInput: names the module that is hidden.
+    """
+    file = Path(module).expanduser().resolve() if module.endswith(".py") else None
+    root = file.parent if file is not None else Path.cwd()
+    if root == _REPOSITORY:
+        return
+    waiting, seen = ([file] if file is not None else _files_of(module, root, option)), set[Path]()
+    while waiting:
+        source = waiting.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        for name in _imports(source, root):
+            waiting += _files_of(name, root, option)
+
+
+def _files_of(module: str, root: Path, option: str) -> list[Path]:
+    """Return the files below ``root`` that importing a module runs."""
+    names = module.split(".")
+    files: list[Path] = []
+    for count in range(1, len(names) + 1):
+        path = root.joinpath(*names[:count])
+        files = [*files, *(file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())]
+    if names[0] in PACKAGES and files and files[-1] in (path.with_suffix(".py"), path / "__init__.py"):
+        hidden = next(path for path in (root / f"{names[0]}.py", root / names[0]) if path.exists())
+        problem = f"{hidden} has the name of a package of Muster, which is imported in its place"
+        raise BadInput(problem, "rename it, and what imports it", option=option, place=option)
+    return files
+
+
+def _imports(file: Path, root: Path) -> Iterator[str]:
+    """Yield the names of the modules that a file imports anywhere, relative ones as they are seen from ``root``."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # importing it will report why
+    package = file.relative_to(root).parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            parent = ".".join([*base, *([node.module] if node.module else [])])
+            yield from filter(None, [parent, *(f"{parent}.{alias.name}".strip(".") for alias in node.names)])

@@ -1,0 +1,1 @@
+"""Short runs that measure a task, or a device."""

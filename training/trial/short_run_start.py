@@ -1,0 +1,37 @@
+"""A short run that waits for a line on standard input before it computes: ``python -m training.trial.short_run_start``.
+
+Links are measured meanwhile, and importing takes one core: a machine with fewer than two cores waits before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+
+from training.hardware.resources import free_cores
+
+_LEAST_CORES = 2
+
+
+Wait = Callable[[], object]
+
+
+def _measure(wait: Wait) -> None:
+    from training.trial import short_run  # imports torch
+
+    short_run.main(wait)
+
+
+def main(
+    cores: Callable[[], float] = free_cores, word: Wait = sys.stdin.readline, measure: Callable[[Wait], None] = _measure
+) -> None:
+    """Measure, with the arguments of :mod:`training.trial.short_run`; ``word`` reads the line to wait for."""
+    wait = functools.cache(word)
+    if cores() < _LEAST_CORES:
+        wait()
+    measure(wait)
+
+
+if __name__ == "__main__":
+    main()

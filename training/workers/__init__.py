@@ -1,0 +1,1 @@
+"""Process entries: what ``python -m training.workers.NAME`` runs."""

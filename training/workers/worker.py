@@ -1,0 +1,231 @@
+"""Process entry of one worker: ``python -m training.workers.worker --plan PLAN --rank 0 --run-dir DIR --secrets DIR``.
+
+Standard input: one JSON object a line. The first is a :class:`Rendezvous`, all further ones are
+:class:`training.run.orders.Command`; its end means that the worker is no longer supervised.
+Standard output: events. Standard error: the log. Exit codes: :class:`profiles.errors.ExitCode`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
+
+from profiles.errors import ExitCode, MusterError
+from training.loop.train_member import prepared, run_to_exit_code, train
+from training.records.events import (
+    Emit,
+    ErrorEvent,
+    Event,
+    EventSink,
+    MemberEvent,
+    RequestEvent,
+    StepEvent,
+    WarningEvent,
+)
+from training.records.plan import MemberPlan, RunPlan, read_plan
+from training.run.orders import Command, Control
+from training.run.processes import PhaseTimer
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.exchange.base import Exchange
+    from training.tasks.base import Task
+
+START_DEADLINE = 3600.0
+"""Seconds to wait for the other members; the supervisor watches their processes meanwhile."""
+
+
+class Rendezvous(NamedTuple):
+    """Meeting point of the members: ``host:port`` of the coordinator, or of a launched script's store, and of the
+    relay."""
+
+    address: str
+    relay: str = ""
+
+
+def connect(
+    plan: RunPlan, rank: int, rendezvous: Callable[[], Rendezvous], secrets: Path, device: torch.device, emit: Emit
+) -> Exchange:
+    """Join the group of the run through the engine of its plan.
+
+    Args:
+        rendezvous: returns the present addresses.
+    """
+    if plan.world_size == 1:
+        from training.exchange.base import SoloExchange
+
+        return SoloExchange()
+    seat, keys = plan.seats[rank], secrets / f"member-{rank}"
+    from training.exchange.group.coordinator_client import JoinConfig
+
+    addresses = rendezvous()
+    near, everywhere = "127.0.0.1", "::" if addresses.address.startswith("[") else "0.0.0.0"
+    joining = JoinConfig(
+        addresses.address,
+        keys,
+        plan.run_id,
+        rank,
+        plan.world_size,
+        seat.name,
+        listen=near if all(member.local for member in plan.seats) else everywhere,
+        hosts=seat.addresses,
+        shares={member.rank: member.share for member in plan.members},
+        local=seat.local,
+        interface=seat.interface,
+        rendezvous=rendezvous,
+        on_unreachable=lambda address, why: emit(
+            WarningEvent(message=f"{seat.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
+        ),
+        transport=plan.profile.strategy.transport,
+        on_return=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
+    )
+    if plan.engine == "nccl":
+        from training.exchange.stock_torch.torch_mean import TorchMember
+
+        member: MeshMember = TorchMember(joining, device, lambda line: emit(WarningEvent(message=line)))
+    else:
+        from training.exchange.mean.mesh_member import MeshMember
+
+        member = MeshMember(joining)
+    member.join(START_DEADLINE)
+    return member
+
+
+def run_worker(
+    plan: RunPlan,
+    rank: int,
+    task: Task,
+    address: Callable[[], Rendezvous],
+    run_dir: Path,
+    secrets: Path,
+    emit: Emit,
+    control: Control,
+) -> ExitCode:
+    """Prepare, join, train, leave; every failure becomes one ``error`` event.
+
+    ``address`` blocks until the meeting point is known; it is called when the data are ready.
+    """
+    seat = plan.seats[rank]
+
+    def trained() -> ExitCode:
+        with prepared(plan, rank, task, secrets, emit) as device:
+            initial = address()
+
+            def rendezvous() -> Rendezvous:
+                return initial if control.rendezvous is None else Rendezvous(*control.rendezvous)
+
+            def join() -> Exchange:
+                return connect(plan, rank, rendezvous, secrets, device, emit)
+
+            return train(plan, rank, task, join, run_dir, emit, control)
+
+    emit(MemberEvent(status="started", name=seat.name, message=f"pid {os.getpid()}"))
+    return run_to_exit_code(trained, seat.name, emit)
+
+
+def take_over_stdout() -> TextIO:
+    """Keep the real standard output for events; output of libraries goes to the log."""
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return events
+
+
+def worker_arguments(module: str) -> argparse.Namespace:
+    """Return the arguments of a worker."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="One worker of a run.")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--secrets", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str = "training.workers.worker") -> int:
+    """Run one worker.
+
+    Args:
+        make_task: makes the task of a plan, given the run's private folder; default: the task that the plan names.
+        module: name of the module that this process runs.
+    """
+    arguments = worker_arguments(module)
+    # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    emit = EventSink(take_over_stdout(), arguments.rank)
+
+    def expected(member: MemberPlan) -> None:  # this member knows of another one from now on
+        emit(RequestEvent(request="expect", action="expect", machine=member.name, outcome="done"))
+
+    phases, control = PhaseTimer(emit), Control(expected, emit)
+    gc.disable()  # a fifth of the seconds that torch and transformers take to import goes into looking for garbage
+    signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
+    try:
+        plan = read_plan(arguments.plan)
+        from training.tasks.base import GroupPosition  # imports torch
+        from training.tasks.registry import task_from_profile
+
+        def task_of(rank: int) -> Task:
+            member_task = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
+            member_task.group_position = GroupPosition(rank, len(plan.seats))
+            return member_task
+
+        task = task_of(arguments.rank)
+        from training.loop import trainer  # noqa: F401 - here, so that the time of its imports is counted as such
+    except MusterError as error:
+        emit(ErrorEvent.of(error))
+        return int(error.exit_code)
+
+    gc.freeze()  # imported objects stay: later garbage collections skip them
+    gc.enable()
+    phases.end("worker: imports")
+
+    def address() -> Rendezvous:
+        phases.end("worker: data")
+        rendezvous = Rendezvous(**json.loads(sys.stdin.buffer.readline()))
+        phases.end("worker: waits for the engine")
+        control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
+        return rendezvous
+
+    if plan.engine == "simulated":
+        from training.simulated.members import run_members
+
+        def of(rank: int) -> Task:
+            return task_of(rank) if rank else task
+
+        return int(run_members(plan, of, arguments.run_dir, arguments.secrets, emit, sys.stdin.buffer))
+    timed = _timed(emit, phases)
+    return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, timed, control))
+
+
+def _timed(emit: Emit, phases: PhaseTimer) -> Emit:
+    """Add the phases of the start that the events mark."""
+    begun = False
+
+    def timed(event: Event) -> None:
+        nonlocal begun
+        emit(event)
+        if isinstance(event, MemberEvent) and event.status == "ready":
+            phases.end("worker: joins, builds the model")
+        elif isinstance(event, StepEvent) and not begun:
+            begun = True
+            phases.end("worker: first step")
+
+    return timed
+
+
+def leave(code: int) -> NoReturn:
+    """End this process: threads that wait must not delay it once everything is written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())
