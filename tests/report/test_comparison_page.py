@@ -53,7 +53,7 @@ def test_what_synchronisations_told_is_a_curve_and_its_last_point_a_cell() -> No
     compression, norm = comparison_charts(found)[3:]
     (curve,) = compression.figure["data"]
     assert (compression.title, norm.title, list(curve["y"])) == ("Compression", "Delta norm", [1, 4])
-    assert "<td>allreduce</td><td>-</td><td>4</td><td>0.1235</td><td>-</td><td>-</td>" in last_exchanged(found).replace(
+    assert "<td>allreduce</td><td>-</td><td>4</td><td>0.123</td><td>-</td><td>-</td>" in last_exchanged(found).replace(
         ' class="number"', ""
     )
     assert last_exchanged(result(silent)) == ""

@@ -188,7 +188,11 @@ def test_every_name_of_the_option_is_a_tracker() -> None:
 def test_a_missing_library_is_said_with_the_command_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    absent = ("wandb", "trackio")
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name in absent else find_spec(name, *rest)
+    )
     with pytest.raises(BadInput, match="wandb, trackio is not installed") as caught:
         checked_trackers("csv, wandb,trackio")
     assert caught.value.hint.endswith("-m pip install wandb trackio")
