@@ -62,6 +62,34 @@ def test_one_of_three_does_not_set_the_others_weights(make: Any) -> None:
     assert all(torch.equal(weights, torch.zeros_like(weights)) for weights in found)
 
 
+def test_a_round_whose_repair_is_cut_short_is_merged_once() -> None:
+    def body(member: RoomExchange) -> tuple[torch.Tensor, int]:
+        model = Vectors()
+        strategy = attached(DiLoCo, member, model, [], verify_interval=1, sync_interval=1, codec="fp32")
+        assert isinstance(strategy, DiLoCo)
+        (fragment,) = strategy._fragments
+        with torch.no_grad():
+            model.first += 1.0
+            fragment.anchor += 5.0 * (member.rank == 0)
+        strategy.begin_step(0, 1.0)
+        strategy.gradients()
+        gather, anchor = member.gather, fragment.anchor.clone()
+
+        def cut(name: str, payload: bytes) -> dict[int, bytes]:
+            raise ExchangeError("the group is lost")
+
+        member.gather = cut  # type: ignore[method-assign]
+        with pytest.raises(ExchangeError):
+            strategy.end_step()
+        assert fragment.round == 0 and torch.equal(fragment.anchor, anchor)
+        member.gather = gather  # type: ignore[method-assign]
+        strategy.merge(fragment)
+        return fragment.anchor.clone(), fragment.round
+
+    anchors, rounds = zip(*in_a_group(3, body))
+    assert all(torch.equal(anchor, anchors[1]) for anchor in anchors) and rounds == (1, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("size", "piece", "word"),
     [

@@ -259,19 +259,33 @@ class OuterFragment:
             RunFailed: this member's weights were not finite too often.
         """
         result = self.wait()
-        self.members = result.members
-        self.delta_norm, self._pending_norm, self.correlation = self._pending_norm, None, None
+        before = self._anchor_state() if result.anchors_differ else None
         self.round += 1
         if moves_by_mean:
             self.anchor.sub_(result.mean)
         else:
             self._outer.step(self.anchor, result.mean, self.round)
-        drift = self._restore_agreement(result)
+        try:
+            drift = self._restore_agreement(result)
+        except ExchangeError:  # the round stays one that is not merged yet, for a snapshot too
+            self._roll_back(before)
+            raise
+        self.members = result.members
+        self.delta_norm, self._pending_norm, self.correlation = self._pending_norm, None, None
         self._warn_of(result)
         self.set_weights(self.anchor if result.non_finite else local_after_merge(self))
         self._result = self.sent_weights = None
         self._digest = ""
         return drift
+
+    def _anchor_state(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.anchor.clone(), {name: vector.clone() for name, vector in self._outer.tensors().items()}
+
+    def _roll_back(self, before: tuple[torch.Tensor, dict[str, torch.Tensor]] | None) -> None:
+        assert before is not None  # only members whose anchors differ exchange anything here
+        self.anchor.copy_(before[0])
+        self._outer.load(before[1])
+        self.round -= 1
 
     def _restore_agreement(self, result: RoundResult) -> float | None:
         """Take the state of the majority if the anchors differed before this round."""
