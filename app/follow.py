@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.console import command_about
 from app.report import EndedRun
-from app.run_state import RunState, at_its_end
+from app.run_view.run_state import RunState, at_its_end
 from profiles.errors import BadInput
 from training.records.event_log import follow_events
 from training.records.events import Event

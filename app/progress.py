@@ -1,6 +1,6 @@
 """Progress of a run on stderr: a live display on a terminal, plain lines elsewhere.
 
-Both read :class:`app.run_state.RunState`; neither disturbs the run, whatever happens to the terminal.
+Both read :class:`app.run_view.run_state.RunState`; neither disturbs the run, whatever happens to the terminal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.figures import data_text, evaluation_headline
-from app.member_state import MemberState, amount_text
-from app.metrics import four_digits, simulated_text
-from app.run_state import RunState, apply
-from app.timeline import timeline_entry
+from app.run_view.figures import data_text, evaluation_headline
+from app.run_view.member_state import MemberState, amount_text
+from app.run_view.metrics import four_digits, simulated_text
+from app.run_view.run_state import RunState, apply
+from app.run_view.timeline import timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 from training.records.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent

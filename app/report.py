@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from app.console import command_about, command_line, relative_path, visible
-from app.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
-from app.metrics import metric_label, metrics_of, simulated_text
-from app.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
-from app.run_state import RunState
+from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
+from app.run_view.metrics import metric_label, metrics_of, simulated_text
+from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
+from app.run_view.run_state import RunState
 from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING
 from profiles.declarations import trait_of

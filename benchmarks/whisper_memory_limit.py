@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GROUPS = Path("/sys/fs/cgroup/memory")
 UNFITTED = """\
 import sys
-import app.cli.train as train
+import app.cli.train.start as train
 assert train.fit
 train.fit = lambda profile, rooms, tell: profile
 from app.cli.main import main

@@ -50,7 +50,7 @@ def show_command(
     as_json: Json = False,
 ) -> ExitCode:
     """Show every value of a profile."""
-    from app.cli.train_command import merged_overrides
+    from app.cli.train.command import merged_overrides
 
     resolved = load_profile(name, merged_overrides(settings), complete=False)
     document = resolved.profile.model_dump(mode="json")

@@ -63,12 +63,12 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
             sys.stderr.write(headless())
             return ExitCode.BAD_INPUT
         if chosen.plain or can_only_print():
-            from app.cli.attach import show_run
+            from app.cli.runs.attach import show_run
             from app.wizard.plain import run_plain
 
             restore_interrupts()
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
-        from app.cli.attach import tell_of_run
+        from app.cli.runs.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
         from app.screens.own_keys import own_keys
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from textual.content import Content
 
-from app.run_series import Point
+from app.run_view.run_series import Point
 from app.shell.text import DOTS, together
 
 BAND, LINE = 0, 1

@@ -17,17 +17,17 @@ from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
-from app.figures import evaluated_series
-from app.metrics import RATES
-from app.plan_vs_actual import at_predicted_pace, pace_of
-from app.ribbon import rate_of_run
-from app.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
-from app.run_state import RunState, machine_changes
+from app.run_view.figures import evaluated_series
+from app.run_view.metrics import RATES
+from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
+from app.run_view.ribbon import rate_of_run
+from app.run_view.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
+from app.run_view.run_state import RunState, machine_changes
+from app.run_view.timeline import chronological
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal, together
-from app.timeline import chronological
 
 _LEFT = 8
 """Fewest cells of the labels at the left."""

@@ -17,7 +17,7 @@ from textual.widgets import Static
 from app.console import command_about
 from app.dashboard.pane import LEVELS
 from app.dashboard.reader import Picture
-from app.headline import headline
+from app.run_view.headline import headline
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers

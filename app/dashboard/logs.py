@@ -21,7 +21,7 @@ from app.dashboard.log_book import LogLine
 from app.dashboard.overview import clock_text, entry_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
-from app.headline import problems
+from app.run_view.headline import problems
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
 from profiles.errors import counted

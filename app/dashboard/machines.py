@@ -14,9 +14,9 @@ from app.dashboard.charts import COLOURS, Chart, ChartData, marks, sample, value
 from app.dashboard.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
-from app.headline import age, lag, slowest
-from app.member_state import MemberState
-from app.run_series import of_member, smoothed
+from app.run_view.headline import age, lag, slowest
+from app.run_view.member_state import MemberState
+from app.run_view.run_series import of_member, smoothed
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from profiles.quantities import bytes_text

@@ -11,8 +11,8 @@ from textual.content import Content
 
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
-from app.pair_paths import pair_lines, pairs
 from app.plan_table import choice_text
+from app.run_view.pair_paths import pair_lines, pairs
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of

@@ -12,7 +12,7 @@ from app.dashboard.braille import Curve
 from app.dashboard.charts import LEAST_CHART, Chart, ChartData, unit_of
 from app.dashboard.pane import Words, state_of
 from app.dashboard.reader import Picture
-from app.run_series import of_member, smoothed
+from app.run_view.run_series import of_member, smoothed
 from app.shell.text import literal, muted
 from profiles.quantities import bytes_text
 

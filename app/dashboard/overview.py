@@ -30,14 +30,14 @@ from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
 from app.dashboard.samples import sample_lines
-from app.figures import evaluated_series, evaluation_text
 from app.report import evaluation_lines, failure_hint
-from app.ribbon import rate_of_run
-from app.run_series import of_run, series_names, smoothed
-from app.run_state import RunState
+from app.run_view.figures import evaluated_series, evaluation_text
+from app.run_view.ribbon import rate_of_run
+from app.run_view.run_series import of_run, series_names, smoothed
+from app.run_view.run_state import RunState
+from app.run_view.timeline import TimelineEntry, chronological
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
-from app.timeline import TimelineEntry, chronological
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 

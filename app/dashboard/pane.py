@@ -9,8 +9,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from app.dashboard.reader import Picture
-from app.headline import Level
-from app.member_state import MemberState
+from app.run_view.headline import Level
+from app.run_view.member_state import MemberState
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark

@@ -18,9 +18,10 @@ from typing import Any
 
 from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
-from app.last_visit import Visit
-from app.member_state import changed
-from app.plan_vs_actual import (
+from app.report import EndedRun
+from app.run_view.last_visit import Visit
+from app.run_view.member_state import changed
+from app.run_view.plan_vs_actual import (
     PlanPrediction,
     PlanVsActual,
     SingleMachinePrediction,
@@ -29,9 +30,8 @@ from app.plan_vs_actual import (
     comparison_in,
     plan_prediction,
 )
-from app.report import EndedRun
-from app.run_series import Series, of_run, series_names
-from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
+from app.run_view.run_series import Series, of_run, series_names
+from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from distributed.planning.document import Candidate, Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
 from profiles.errors import BadInput, MusterError

@@ -27,12 +27,12 @@ from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
 from app.dashboard.writing import next_dialog
 from app.follow import Follower
-from app.headline import RunHeadline, headline
+from app.run_view.headline import RunHeadline, headline
+from app.run_view.timeline import with_reason
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
-from app.timeline import with_reason
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.demo import PROFILE
 from app.demo.course import LOG, TourScript, recorded_training
-from app.run_state import RunState, apply
+from app.run_view.run_state import RunState, apply
 from distributed.planning.feedback import prediction_metrics, write_planning
 from distributed.planning.reasons import why_in_words
 from distributed.run.request_server import LocalMachines

@@ -13,10 +13,10 @@ from app.console import short_names, visible
 from app.html_report.evidence import Evidence
 from app.html_report.ribbon import NOTE, bands
 from app.html_report.sections import label
-from app.metrics import RATES, metric_label
-from app.plan_vs_actual import at_predicted_pace, pace_of
-from app.ribbon import rate_of_run
-from app.run_series import (
+from app.run_view.metrics import RATES, metric_label
+from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
+from app.run_view.ribbon import rate_of_run
+from app.run_view.run_series import (
     OF_EXCHANGES,
     SIMULATED,
     Point,
@@ -28,7 +28,7 @@ from app.run_series import (
     over_hours,
     smoothed,
 )
-from app.run_state import RunState, machine_changes
+from app.run_view.run_state import RunState, machine_changes
 from profiles.quantities import figure_text
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"

@@ -12,8 +12,8 @@ from app.comparison import Curve, StrategyComparison, StrategyResult
 from app.html_report.charts import COLOURS, ReportChart, axes, drawn
 from app.html_report.page import figure, whole_page
 from app.html_report.sections import label, table, text
-from app.metrics import four_digits
-from app.run_series import OF_EXCHANGES
+from app.run_view.metrics import four_digits
+from app.run_view.run_series import OF_EXCHANGES
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, figure_text
 from training.records.run_files import explain_errors, write_atomically

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.figures import predictions_in
-from app.member_state import MemberTotals
-from app.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
-from app.run_series import RUN
-from app.run_state import RunState, state_of
-from app.showcase import showcase_in
+from app.run_view.figures import predictions_in
+from app.run_view.member_state import MemberTotals
+from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
+from app.run_view.run_series import RUN
+from app.run_view.run_state import RunState, state_of
+from app.run_view.showcase import showcase_in
 from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING, PredictionComparison, compare
 from profiles.errors import BadInput

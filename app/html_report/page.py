@@ -20,7 +20,7 @@ from app.html_report.charts import ReportChart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.recordings import recordings, showcase
 from app.html_report.sections import text
-from app.run_series import OF_EXCHANGES
+from app.run_view.run_series import OF_EXCHANGES
 from training.records.plan import finite, utc_now
 from training.records.run_files import explain_errors, write_atomically
 

@@ -10,12 +10,12 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from app.figures import GROUPINGS, changed_lines
 from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
-from app.metrics import metric_text
-from app.showcase import TextPiece, change_of
-from app.showcase import rows as texts_of
+from app.run_view.figures import GROUPINGS, changed_lines
+from app.run_view.metrics import metric_text
+from app.run_view.showcase import TextPiece, change_of
+from app.run_view.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.records.plan import RunPlan
 from training.tasks.error_analysis import EvaluationSlice, aligned, confusions, worst_clips

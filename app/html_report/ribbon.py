@@ -12,8 +12,8 @@ from typing import Any
 from app.console import short_names, visible
 from app.html_report.evidence import Evidence
 from app.html_report.sections import label
-from app.ribbon import Ribbon, most_notable, ribbons
-from app.run_series import coarser
+from app.run_view.ribbon import Ribbon, most_notable, ribbons
+from app.run_view.run_series import coarser
 
 MOST_MACHINES = 24
 _MOST_PIECES = 6000

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from app.console import command_line, visible
-from app.figures import MORE_DATA, change, data_text
 from app.html_report.evidence import Evidence
-from app.metrics import metric_label, metric_text, metrics_of, simulated_text
-from app.pair_paths import is_loopback
-from app.run_state import machine_changes
-from app.timeline import TimelineEntry
+from app.run_view.figures import MORE_DATA, change, data_text
+from app.run_view.metrics import metric_label, metric_text, metrics_of, simulated_text
+from app.run_view.pair_paths import is_loopback
+from app.run_view.run_state import machine_changes
+from app.run_view.timeline import TimelineEntry
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted

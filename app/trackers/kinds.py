@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, get_args
 
 from app.console import visible
-from app.run_series import Figure
+from app.run_view.run_series import Figure
 from training.records.events import EvaluationEvent, Event, KnownEvent, MachineEvent, StepEvent, SyncEvent, UnknownEvent
 from training.records.plan import RunMetadata
 

@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 
 from app.console import say, visible
-from app.metrics import metric_label, metric_text
+from app.run_view.metrics import metric_label, metric_text
 from app.trackers.kinds import TrackedRun
 from profiles.errors import BadInput
 from training.records.events import EvaluationEvent, Event, MemberEvent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.console import program_words
 from app.follow import Follower
-from app.run_state import RunState, apply
+from app.run_view.run_state import RunState, apply
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
 from app.wizard.launch_records import LaunchProgress, LaunchRow

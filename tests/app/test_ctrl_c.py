@@ -18,12 +18,12 @@ from tests.wizard.own_terminal import OwnTerminal
 ROOT = Path(__file__).parents[2]
 READING = """import signal, sys, threading
 sys.path.insert(0, sys.argv[1])
-from app.console import agreed, hearing_ctrl_c
+from app.console import answered_yes, ctrl_c_heard
 from app.wizard.prompts import BareLines
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the thread has it: it does not interrupt what reads here
 try:
-    with hearing_ctrl_c():
+    with ctrl_c_heard():
         {asks}
 except KeyboardInterrupt:
     sys.exit(130)
@@ -31,7 +31,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asks", ["agreed('Well?')", "BareLines().line('Well?')", "BareLines().secret('Well?')"])
+@pytest.mark.parametrize("asks", ["answered_yes('Well?')", "BareLines().line('Well?')", "BareLines().secret('Well?')"])
 def test_one_that_does_not_interrupt_the_reading_is_heard(asks: str, tmp_path: Path) -> None:
     with OwnTerminal(["-c", READING.format(asks=asks), str(ROOT)], tmp_path) as terminal:
         terminal.wait_for("Well?")
@@ -45,11 +45,11 @@ from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, sys.argv[1])
 import typer
 from app.cli.main import run_app
-from app.console import agreed
+from app.console import answered_yes
 
 def asked() -> None:
     with ThreadPoolExecutor(2) as pool:
-        answer = pool.submit(agreed, "Well?")
+        answer = pool.submit(answered_yes, "Well?")
         if len(sys.argv) > 2:  # as where a signal comes just before the main thread waits: only the other one feels it
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         print("waiting", flush=True)

@@ -11,7 +11,7 @@ import pytest
 
 from app.follow import Follower
 from app.report import EndedRun
-from app.run_state import RunState
+from app.run_view.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 from training.records.bounded_fields import LONGEST_LINE

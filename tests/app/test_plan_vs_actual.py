@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.plan_vs_actual import (
+from app.run_view.plan_vs_actual import (
     PlanPrediction,
     PlanVsActual,
     at_predicted_pace,
@@ -14,8 +14,8 @@ from app.plan_vs_actual import (
     pace_of,
     plan_prediction,
 )
-from app.run_series import of_run
-from app.run_state import RunState, reduce_events
+from app.run_view.run_series import of_run
+from app.run_view.run_state import RunState, reduce_events
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
 from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.run_time import FIXED_STEPS

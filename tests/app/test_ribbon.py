@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.ribbon import Ribbon, most_notable, moving_average, rate_of_run, ribbons, shares, steps_away, wait_of
-from app.run_series import Series, add
-from app.run_state import RunState, reduce_events
+from app.run_view.ribbon import Ribbon, most_notable, moving_average, rate_of_run, ribbons, shares, steps_away, wait_of
+from app.run_view.run_series import Series, add
+from app.run_view.run_state import RunState, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, rank, step, sync
 from training.records.events import Event, MemberEvent, RunEvent, SnapshotEvent
 

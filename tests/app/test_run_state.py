@@ -5,9 +5,9 @@ from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ribbon import rate_of_run
-from app.run_state import RunState, at_its_end, reduce_events
-from app.timeline import KEPT_NOTICES
+from app.run_view.ribbon import rate_of_run
+from app.run_view.run_state import RunState, at_its_end, reduce_events
+from app.run_view.timeline import KEPT_NOTICES
 from training.records.events import Event, MachineEvent, MemberEvent, RunEvent, WarningEvent
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.figures import start_line
+from app.run_view.figures import start_line
 from tests.app.app_events import step
 from training.records.events import TimingEvent
 

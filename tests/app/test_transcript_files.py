@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.cli.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
+from app.cli.model.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
 from app.microphone import RATE, hear_microphone, recorded
 from profiles.errors import BadInput
 from training.tasks.whisper.decoding import TimedText

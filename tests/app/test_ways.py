@@ -13,9 +13,9 @@ from app.dashboard.reader import Picture
 from app.html_report.charts import charts_of
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body
-from app.pair_paths import pair_lines, route_text
-from app.run_state import reduce_events
-from app.timeline import chronological
+from app.run_view.pair_paths import pair_lines, route_text
+from app.run_view.run_state import reduce_events
+from app.run_view.timeline import chronological
 from cli_typer import main
 from tests.app.app_events import step
 from tests.report.report_runs import write_run

@@ -14,7 +14,7 @@ import pytest
 from app.cli import approval
 from app.cli.approval import read_hosts
 from app.cli.main import main
-from app.cli.train import TrainRequest, plan_of, resumable
+from app.cli.train.start import TrainRequest, plan_of, resumable
 from app.dashboard.commands import Proof
 from distributed.hosts.file import load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Hosts
@@ -224,7 +224,7 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "helper.py").write_text("")
-    monkeypatch.setattr("app.cli.train.somebody", lambda as_json=False: True)
+    monkeypatch.setattr("app.cli.train.start.somebody", lambda as_json=False: True)
     person(monkeypatch, True)
     plan_of(TrainRequest(profile))
     assert str(tmp_path / "job.py") in capsys.readouterr().err
@@ -262,7 +262,7 @@ def test_a_module_that_is_no_text_counts_too(suffix: str, profile: str, tmp_path
 
 def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(TrainRequest(profile, trust_code=True))
-    monkeypatch.setattr("app.cli.train.plan_to_resume", lambda path: plan)
+    monkeypatch.setattr("app.cli.train.start.plan_to_resume", lambda path: plan)
     with RunFolder.create(tmp_path / "output", plan, []):
         pass
     (tmp_path / "job.py").write_text(f"{JOB}evil = 1\n")

@@ -192,10 +192,10 @@ def test_errors_are_json_where_json_was_asked_for(command: str, capsys: Capture)
 
 
 CRASH = """
-import app.cli.runs, sys
+import app.cli.runs.listing, sys
 def broken(*_, **__):
     raise ZeroDivisionError("by\\nnothing")
-app.cli.runs.filter_runs = broken
+app.cli.runs.listing.filter_runs = broken
 from app.cli.main import main
 sys.exit(main(["runs", "list"]))
 """
@@ -362,7 +362,7 @@ def test_wrong_keys_of_a_person_are_refused_before_a_run_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("app.cli.attach.fits_here", lambda: True)
+    monkeypatch.setattr("app.cli.runs.attach.fits_here", lambda: True)
     (tmp_path / "muster").mkdir()
     (tmp_path / "muster" / "keys.ini").write_text("[keys]\nsnapshop = S\n")
     assert main(["distributed-train", "demo-scratch", "--local", "1", "--dashboard"]) == ExitCode.BAD_INPUT

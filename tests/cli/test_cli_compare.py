@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.figures import difference_lines
+from app.run_view.figures import difference_lines
 from tests.report.report_runs import write_run
 from training.tasks.error_analysis import WerDifference
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions

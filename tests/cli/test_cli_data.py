@@ -15,7 +15,7 @@ import soundfile
 from fake_run import FakeRun, training
 
 from app.cli.main import main
-from app.cli.train import TrainRequest, distributed_train
+from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import profile_from_options
 from training.tasks import published_models

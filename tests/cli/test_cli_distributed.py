@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.access import trust
+from app.cli.machines.access import trust
 from app.cli.main import main
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
@@ -110,9 +110,9 @@ def test_access_asks_once_for_a_machine_of_two_names(
         questions.append(question)
         return accepted
 
-    monkeypatch.setattr("app.cli.access.check_all", check_all)
-    monkeypatch.setattr("app.cli.access.somebody", lambda as_json: True)
-    monkeypatch.setattr("app.cli.access.agreed", agreed)
+    monkeypatch.setattr("app.cli.machines.access.check_all", check_all)
+    monkeypatch.setattr("app.cli.machines.access.somebody", lambda as_json: True)
+    monkeypatch.setattr("app.cli.machines.access.answered_yes", agreed)
     main(["access", "studio", "198.18.2.13"])
     assert len(questions) == 1
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import main
-from app.cli.torchrun import processes_here
+from app.cli.train.torchrun import processes_here
 from tests.waiting import until
 from training.records.events import ErrorEvent, MachineEvent
 from training.records.run_folder import RunFolder

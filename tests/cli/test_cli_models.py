@@ -11,7 +11,7 @@ import pytest
 from fake_run import SMALL, FakeRun, finished_run, training
 
 from app.cli.main import main
-from app.cli.train import TrainRequest, distributed_train
+from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import ExitCode
 from training.records.run_folder import RunFolder
 from training.tasks.predictions import read_predictions, write_predictions

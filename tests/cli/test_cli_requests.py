@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.ask import answer_to
-from app.cli.attach import leave
 from app.cli.main import main
+from app.cli.runs.ask import answer_to
+from app.cli.runs.attach import leave
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
@@ -54,7 +54,7 @@ def test_what_cannot_begin_in_the_background_says_why(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [])
     (folder / "plan.json").write_text("{")
     with pytest.raises(RunFailed, match="the run did not start: .*plan.json"):
-        BackgroundProcess("app.cli.local_run").start(folder)
+        BackgroundProcess("app.cli.train.local_run").start(folder)
 
 
 def test_a_run_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

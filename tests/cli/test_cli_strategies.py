@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.cli import compare
 from app.cli.main import main
-from app.cli.trials import Bench, Trial, trials_of, whole_runs
+from app.cli.train import compare
+from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 from tests.cli.fake_run import FakeRun, training

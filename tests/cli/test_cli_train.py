@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_run import SMALL, FakeRun, step, training
 
-from app.cli.train import TrainRequest, distributed_train, plan_of
-from app.cli.trial_run import rehearse
+from app.cli.train.start import TrainRequest, distributed_train, plan_of
+from app.cli.train.trial_run import rehearse
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.records.run_folder import RunFolder
 from training.run import stopping

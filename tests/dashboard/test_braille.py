@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
 from app.dashboard.charts import AxisMark, ChartData, drawn, value_text
-from app.run_series import Point
+from app.run_view.run_series import Point
 
 point = st.builds(
     lambda step, low, mean, high: Point(step, *sorted((low, mean, high))),

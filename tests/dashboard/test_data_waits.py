@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from run_folders import BEGAN, started, steps
 
-from app.figures import data_text
-from app.headline import headline
 from app.html_report import sections
 from app.html_report.evidence import read_evidence
 from app.progress import step_line
 from app.report import EndedRun, completed_lines
-from app.run_state import RunState, reduce_events
+from app.run_view.figures import data_text
+from app.run_view.headline import headline
+from app.run_view.run_state import RunState, reduce_events
 from profiles.errors import ExitCode
 from tests.report.report_runs import write_run
 

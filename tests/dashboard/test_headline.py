@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
-from app.headline import ending, headline, lag, problems, slowest
-from app.plan_vs_actual import SingleMachinePrediction
-from app.run_state import RunState, reduce_events
+from app.run_view.headline import ending, headline, lag, problems, slowest
+from app.run_view.plan_vs_actual import SingleMachinePrediction
+from app.run_view.run_state import RunState, reduce_events
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")

@@ -12,11 +12,11 @@ from app.dashboard.charts import value_text
 from app.dashboard.machines import table_of
 from app.dashboard.reader import Picture
 from app.demo.services import write_demo_run
-from app.figures import state_document
-from app.headline import headline
 from app.html_report import sections
 from app.html_report.evidence import read_evidence
-from app.run_state import RunState, reduce_events
+from app.run_view.figures import state_document
+from app.run_view.headline import headline
+from app.run_view.run_state import RunState, reduce_events
 from app.trackers.kinds import cell, scalars_of
 from profiles.quantities import energy_text
 from tests.report.report_runs import write_run

@@ -9,11 +9,11 @@ import pytest
 from run_folders import BEGAN, live, new_folder, started, steps
 from textual.pilot import Pilot
 
-from app.cli.attach import leave, show_run
+from app.cli.runs.attach import leave, show_run
 from app.dashboard.app import DashboardApp
 from app.dashboard.reader import RunReader
-from app.last_visit import MARK, SeenMark, Visit, away_text, read_mark
-from app.run_state import INTERRUPTED, RunState, apply, at_its_end
+from app.run_view.last_visit import MARK, SeenMark, Visit, away_text, read_mark
+from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end
 from tests.screens.pilot import run, text, until_text
 from tests.waiting import until
 from training.records.events import ENGINE, Event, MemberEvent, RunEvent, SnapshotEvent, TimingEvent

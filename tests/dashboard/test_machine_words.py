@@ -8,7 +8,7 @@ from run_folders import started, steps
 
 from app.dashboard.machines import who_is_slow
 from app.dashboard.reader import Picture
-from app.run_state import reduce_events
+from app.run_view.run_state import reduce_events
 
 
 def test_the_slowest_machine_is_told_with_its_share() -> None:

@@ -11,9 +11,9 @@ from app.dashboard.charts import newest_text
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
-from app.headline import headline
 from app.report import evaluation_lines
-from app.run_state import RunState, reduce_events
+from app.run_view.headline import headline
+from app.run_view.run_state import RunState, reduce_events
 from training.records.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
 from training.records.plan import LaunchedScript
 from training.records.run_folder import RunFolder

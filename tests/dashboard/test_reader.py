@@ -8,7 +8,7 @@ import pytest
 from run_folders import BEGAN, live, new_folder, started, steps
 
 from app.dashboard.reader import RunReader
-from app.run_series import of_run
+from app.run_view.run_series import of_run
 from tests.waiting import until
 from training.records.events import ErrorEvent, RunEvent
 

@@ -13,8 +13,8 @@ from app.dashboard.charts import ChartData, drawn
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import margin, strips
-from app.headline import headline
-from app.run_state import reduce_events
+from app.run_view.headline import headline
+from app.run_view.run_state import reduce_events
 from tests.app.test_plan_vs_actual import planning, prediction, ran
 from training.records.events import Event, MemberEvent, RunEvent, SnapshotEvent
 

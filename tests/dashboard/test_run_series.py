@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.run_series import MOST_BUCKETS, Point, Series, add, coarser, merged, smoothed, summed
+from app.run_view.run_series import MOST_BUCKETS, Point, Series, add, coarser, merged, smoothed, summed
 
 value = st.floats(-1e6, 1e6)
 steps = st.lists(st.tuples(st.integers(0, 60), value, st.floats(0.1, 100)), min_size=1, max_size=60).map(

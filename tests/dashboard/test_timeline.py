@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.run_state import reduce_events
-from app.timeline import FIRST, NEWEST, TimelineEntry, TimelineTrack, chronological
+from app.run_view.run_state import reduce_events
+from app.run_view.timeline import FIRST, NEWEST, TimelineEntry, TimelineTrack, chronological
 from training.records.events import (
     ErrorEvent,
     Event,

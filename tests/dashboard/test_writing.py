@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from app.dashboard.next_steps import HearingDialog
 from app.dashboard.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
 from app.report import EndedRun
-from app.run_state import RunState
+from app.run_view.run_state import RunState
 from app.screens.app import WizardApp
 from app.wizard.state import Step
 from profiles.errors import BadInput, ExitCode

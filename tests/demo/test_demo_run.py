@@ -19,7 +19,7 @@ from app.demo import MOST
 from app.demo.course import LOG, recorded_training
 from app.demo.run import Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
-from app.run_state import reduce_events
+from app.run_view.run_state import reduce_events
 from distributed.launcher import Planned
 from distributed.planning.document import Figures
 from distributed.planning.feedback import FIGURES

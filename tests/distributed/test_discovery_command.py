@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from zeroconf import EventLoopBlocked, ServiceInfo, Zeroconf
 
-from app.cli import access, discover
+from app.cli.machines import access, discover
 from distributed.discovery.announce import Announcement, describe_this_machine
 from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath

@@ -8,7 +8,7 @@ from typing import Any, cast
 from planner_figures import measured_pair
 from scripted_connection import undialled
 
-from app.cli.measure import remark_lines
+from app.cli.train.measure import remark_lines
 from app.plan_table import explanation_lines, summary_lines
 from distributed.launcher import expected_routes
 from distributed.measuring.link_figures import PairFigures

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import measured_pair as pair
 
-from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
+from app.cli.train.measure import machines_of, matrix_lines, remark_lines, speed_lines
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.link_figures import (
     AllInterfaces,

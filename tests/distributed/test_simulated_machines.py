@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.trials import trials_of
+from app.cli.train.trials import trials_of
 from distributed.planning.cluster import LARGEST_FILE, Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Figures, Workload

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.cli.ask import note_unheard
-from app.run_state import reduce_events
+from app.cli.runs.ask import note_unheard
+from app.run_view.run_state import reduce_events
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import Hosts
 from distributed.hosts.schema import Machine

@@ -15,7 +15,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from app.cli.train_command import with_option_flags
+from app.cli.train.command import with_option_flags
 from app.plan_table import explanation_lines, table_lines
 from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Job

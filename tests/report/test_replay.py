@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.follow import LONGEST_SILENCE, Replay
-from app.run_state import reduce_events
+from app.run_view.run_state import reduce_events
 from cli_typer import main
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.figures import state_document
-from app.run_state import reduce_events
+from app.run_view.figures import state_document
+from app.run_view.run_state import reduce_events
 from cli_typer import main
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.report import EndedRun, completed_lines, failure_hint, next_commands
-from app.run_state import RunState, at_its_end, reduce_events
+from app.run_view.run_state import RunState, at_its_end, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options

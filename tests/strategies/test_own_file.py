@@ -12,7 +12,7 @@ from contract import CHECKS
 from members import settings_of
 from stand_ins import Half
 
-from app.cli.trial_run import shortened
+from app.cli.train.trial_run import shortened
 from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Job
 from distributed.planning.planner import plan

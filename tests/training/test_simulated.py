@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from app.cli.train import TrainRequest, hosts_file_of, plan_of
+from app.cli.train.start import TrainRequest, hosts_file_of, plan_of
 from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB

@@ -192,7 +192,7 @@ def test_who_listens_on_the_network_is_told_what_it_means(
 def test_the_address_is_opened_where_there_is_a_browser(
     display: str, opened: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from app.cli.runs import _show_address
+    from app.cli.runs.listing import _show_address
 
     for name in ("WAYLAND_DISPLAY", "SSH_CONNECTION", "TEXTUAL_DRIVER"):
         monkeypatch.delenv(name, raising=False)

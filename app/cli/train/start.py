@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from app.cli.approval import approve_profile, approve_user_code, read_hosts
 from app.cli.arguments import OUTPUT, USUAL_HOSTS
-from app.cli.attach import fits_here, leave, show_dashboard, show_run, tell
-from app.cli.local_run import StartRun, run_to_end
+from app.cli.runs.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.terminal import somebody
+from app.cli.train.local_run import StartRun, run_to_end
 from app.console import command_about, command_line, say, visible
 from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import title_of
-from app.run_state import reduce_events
+from app.run_view.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.planning.simulated import Machines
@@ -128,7 +128,7 @@ def start_in_background(request: TrainRequest) -> Path:
     """
     _, folder = prepared(request)
     folder.close()
-    BackgroundProcess("app.cli.local_run", trains=True).start(folder.path)
+    BackgroundProcess("app.cli.train.local_run", trains=True).start(folder.path)
     return folder.path
 
 
@@ -270,7 +270,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
     Raises:
         MusterError: nothing was started.
     """
-    from app.cli.access import prepare_options
+    from app.cli.machines.access import prepare_options
     from distributed.launcher import DistributedLauncher, PlanOptions, resume_run
     from distributed.planning.document import Planning
 

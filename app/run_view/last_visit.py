@@ -17,9 +17,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.run_series import of_run
-from app.run_state import INTERRUPTED, RunState, arrivals_and_departures
-from app.timeline import TimelineEntry, TimelineTrack, chronological
+from app.run_view.run_series import of_run
+from app.run_view.run_state import INTERRUPTED, RunState, arrivals_and_departures
+from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
 from training.records.events import Event
 from training.records.run_files import write_atomically

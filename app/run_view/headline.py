@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.figures import data_text
-from app.member_state import TROUBLE, MemberState
-from app.plan_vs_actual import SLOWER_BELOW, PlanPrediction, SingleMachinePrediction, compare_with_plan
-from app.run_state import INTERRUPTED, RunState
-from app.timeline import TimelineEntry, chronological
+from app.run_view.figures import data_text
+from app.run_view.member_state import TROUBLE, MemberState
+from app.run_view.plan_vs_actual import SLOWER_BELOW, PlanPrediction, SingleMachinePrediction, compare_with_plan
+from app.run_view.run_state import INTERRUPTED, RunState
+from app.run_view.timeline import TimelineEntry, chronological
 from profiles.quantities import duration_text
 from training.hardware.sensors import slows
 

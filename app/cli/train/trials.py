@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.cli.local_run import RunHandle, StartRun
 from app.cli.terminal import heard_by
+from app.cli.train.local_run import RunHandle, StartRun
 from app.console import diagnostics, interactive, say, visible
 from distributed.planning.simulated import Machines
 from profiles.errors import BadInput, ExitCode, MusterError, counted

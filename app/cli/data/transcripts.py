@@ -215,7 +215,7 @@ def trained(fold: Fold, profile: Profile, workers: int) -> Path:
 
 
 def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:
-    from app.cli.local_run import run_to_end
+    from app.cli.train.local_run import run_to_end
     from app.progress import progress_for
 
     command = ["blacklist"]

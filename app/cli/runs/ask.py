@@ -12,10 +12,10 @@ import typer
 
 from app.cli.approval import approve_hosts
 from app.cli.arguments import OUTPUT, Json, Output, RunReference
-from app.cli.attach import stopping
+from app.cli.runs.attach import stopping
 from app.cli.terminal import answer, somebody
 from app.console import command_about, say, show_line, visible
-from app.run_state import reduce_events
+from app.run_view.run_state import reduce_events
 from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.access import chosen, trust
 from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, CheckedHosts, HostNames, Json, TrustNew, Yes
+from app.cli.machines.access import chosen, trust
 from app.cli.terminal import answer, confirmed, somebody
 from app.console import command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.member_state import MemberState
-from app.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, summed
-from app.run_state import RunState, machine_changes
-from app.timeline import with_reason
+from app.run_view.member_state import MemberState
+from app.run_view.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, summed
+from app.run_view.run_state import RunState, machine_changes
+from app.run_view.timeline import with_reason
 
 _GAP = 8
 """Buckets without a step that count as work: uneven members do not take every step."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.access import prepare_options
 from app.cli.approval import read_hosts
 from app.cli.arguments import OUTPUT, USUAL_HOSTS, AllHosts, AllowMissing, Detach, Json, OfflineWheels, Output, TrustNew
-from app.cli.attach import STOPPING_SCRIPT, leave, log_lines, tell
-from app.cli.local_run import run_to_end
+from app.cli.machines.access import prepare_options
+from app.cli.runs.attach import STOPPING_SCRIPT, leave, log_lines, tell
 from app.cli.terminal import answer, heard_by, somebody
-from app.cli.torchrun import MEETING, check_nodes, check_restarts, process_count, processes_here, refuse_meeting
+from app.cli.train.local_run import run_to_end
+from app.cli.train.torchrun import MEETING, check_nodes, check_restarts, process_count, processes_here, refuse_meeting
 from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
@@ -96,7 +96,7 @@ def launch(
         run_folder = RunFolder.create(output, plan, sys.argv)
         remember(output)
         if detach:
-            return run_in_background("app.cli.local_run", run_folder, as_json)
+            return run_in_background("app.cli.train.local_run", run_folder, as_json)
         return run_here(plan, run_folder, as_json)
     if hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")

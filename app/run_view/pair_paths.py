@@ -6,7 +6,7 @@ import ipaddress
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from app.member_state import MemberState
+from app.run_view.member_state import MemberState
 from training.records.events import PeerPath, WaysEvent
 
 SHOWN = 3

@@ -14,11 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from app.cli.arguments import OUTPUT, Json, Output
-from app.cli.models import Seed, compare_texts
+from app.cli.model.evaluate import Seed, compare_texts
 from app.cli.terminal import answer
-from app.cli.train import TrainRequest, profile_of
-from app.cli.train_command import merged_overrides
-from app.cli.trials import Bench, Trial, trials_of, whole_runs
+from app.cli.train.command import merged_overrides
+from app.cli.train.start import TrainRequest, profile_of
+from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
 from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison

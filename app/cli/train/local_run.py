@@ -1,4 +1,4 @@
-"""A run of this machine: in this process, or in one that outlives it (``python -m app.cli.local_run``).
+"""A run of this machine: in this process, or in one that outlives it (``python -m app.cli.train.local_run``).
 
 A run in the background is watched by reading its folder, and controlled by requests left there, like a run on several
 machines.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from app.cli.attach import STOPPING_SCRIPT
+from app.cli.runs.attach import STOPPING_SCRIPT
 from app.cli.terminal import STOP_SIGNALS
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay

@@ -187,7 +187,8 @@ def distributed_train(
     ] = False,
 ) -> ExitCode:
     """Start or resume a run with workers of this machine or of several; ``flags`` are the options by name."""
-    from app.cli import attach, train
+    from app.cli.runs import attach
+    from app.cli.train import start as train
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
@@ -201,7 +202,7 @@ def distributed_train(
     if dashboard:
         attach.refuse_bad_keys()
     if request.trial or plan_only:
-        from app.cli.trial_run import not_for_real, rehearse, show_plan
+        from app.cli.train.trial_run import not_for_real, rehearse, show_plan
 
         if hosts is not None:
             return train.train_on_hosts(request, hosts, not_for_real)

@@ -1,4 +1,4 @@
-"""The state of one member: the part of :mod:`app.run_state` that depends on its own events alone."""
+"""The state of one member: the part of :mod:`app.run_view.run_state` that depends on its own events alone."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.local_run import StartRun, run_to_end
 from app.cli.terminal import answer, fail, heard_by
-from app.cli.train import TrainRequest, plan_of
+from app.cli.train.local_run import StartRun, run_to_end
+from app.cli.train.start import TrainRequest, plan_of
 from app.console import say, visible
 from app.follow import Follower
 from app.progress import progress_for
 from app.report import EndedRun, title_of
-from app.run_state import RunState
+from app.run_view.run_state import RunState
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.console import visible
-from app.metrics import metric_text
+from app.run_view.metrics import metric_text
 from training.tasks.error_analysis import aligned_texts
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Sample, Showcase, read_showcase

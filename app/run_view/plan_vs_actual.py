@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from app.member_state import TROUBLE
-from app.pair_paths import pairs
-from app.ribbon import Ribbon, ribbons, steps_away
-from app.run_series import Point, coarser, of_member
-from app.run_state import RunState
+from app.run_view.member_state import TROUBLE
+from app.run_view.pair_paths import pairs
+from app.run_view.ribbon import Ribbon, ribbons, steps_away
+from app.run_view.run_series import Point, coarser, of_member
+from app.run_view.run_state import RunState
 from distributed.planning.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison
 from distributed.planning.run_time import FIXED_STEPS, best_single

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from app.member_state import (
+from app.run_view.member_state import (
     GONE,
     PRESENT_STATUSES,
     MemberScopedEvent,
@@ -23,9 +23,9 @@ from app.member_state import (
     stopped,
     sum_of_known,
 )
-from app.run_series import RUN, SIMULATED, Curves, MeasuredEvent, figures, of_member, with_figures
-from app.run_series import newest as newest_value
-from app.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
+from app.run_view.run_series import RUN, SIMULATED, Curves, MeasuredEvent, figures, of_member, with_figures
+from app.run_view.run_series import newest as newest_value
+from app.run_view.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
 from training.records.attempts import Attempts, attempts_after, seconds_in
 from training.records.events import (
     AnswerEvent,
@@ -84,9 +84,9 @@ class RunState:
     evaluations: Mapping[str, SplitResults] = field(default_factory=dict)
     snapshot_step: int | None = None
     curves: Mapping[int, Curves] = field(default_factory=dict)
-    """Series of every figure over the steps, by rank (:data:`app.run_series.RUN`: of the run) and name."""
+    """Series of every figure over the steps, by rank (:data:`app.run_view.run_series.RUN`: of the run) and name."""
     timeline: RunTimeline = field(default_factory=dict)
-    """Timeline entries by kind; :func:`app.timeline.chronological` lists them in order."""
+    """Timeline entries by kind; :func:`app.run_view.timeline.chronological` lists them in order."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by request id."""
 

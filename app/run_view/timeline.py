@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from app.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberState
-from app.metrics import metric_label, metric_text, metrics_of
-from app.pair_paths import route_changes
+from app.run_view.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberState
+from app.run_view.metrics import metric_label, metric_text, metrics_of
+from app.run_view.pair_paths import route_changes
 from training.records.events import (
     ErrorEvent,
     EvaluationEvent,

@@ -46,9 +46,9 @@ def measure(
     as_json: Json = False,
 ) -> ExitCode:
     """Measure machines with a short run of the task, and the links between them with raw TCP."""
-    from app.cli.access import trust
     from app.cli.approval import approve_profile
-    from app.cli.train_command import merged_overrides
+    from app.cli.machines.access import trust
+    from app.cli.train.command import merged_overrides
     from distributed.measuring.measure import MeasureOptions
     from distributed.measuring.measure import measure as measure_all
     from training.tasks.published_models import usable_profile
@@ -211,9 +211,9 @@ def plan(
     as_json: Json = False,
 ) -> ExitCode:
     """Predict all candidate plans for a profile on these machines, and show the best one and why."""
-    from app.cli.access import prepare_options
     from app.cli.approval import approve_profile
-    from app.cli.train_command import merged_overrides
+    from app.cli.machines.access import prepare_options
+    from app.cli.train.command import merged_overrides
     from app.plan_table import explanation_lines, summary_lines, table_lines
     from distributed.launcher import PlanOptions
     from distributed.planning.reasons import sentence

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from app.console import visible
-from app.member_state import MIN_STEPS, MemberState
-from app.metrics import metric_label, metric_text, metrics_of
-from app.run_series import RUN, evaluation_series, of_member, of_run, series_names
-from app.run_state import RunState, SplitResults
-from app.showcase import showcase_lines
-from app.timeline import chronological
+from app.run_view.member_state import MIN_STEPS, MemberState
+from app.run_view.metrics import metric_label, metric_text, metrics_of
+from app.run_view.run_series import RUN, evaluation_series, of_member, of_run, series_names
+from app.run_view.run_state import RunState, SplitResults
+from app.run_view.showcase import showcase_lines
+from app.run_view.timeline import chronological
 from profiles.errors import BadInput, counted
 from training.records.events import Event, TimingEvent
 from training.tasks.error_analysis import (

@@ -19,12 +19,12 @@ from rich.text import Text
 from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
 from app.console import command_about, command_line, profile_text, say, show, show_json, show_line, visible
-from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
-from app.metrics import metric_label, metric_text
-from app.pair_paths import pair_lines
 from app.report import evaluation_lines
-from app.run_state import RunState, state_of
-from app.showcase import showcase_document
+from app.run_view.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
+from app.run_view.metrics import metric_label, metric_text
+from app.run_view.pair_paths import pair_lines
+from app.run_view.run_state import RunState, state_of
+from app.run_view.showcase import showcase_document
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
 from training.records.plan import SCRIPT

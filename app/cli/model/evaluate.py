@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, MixedPrecision, ModelReference, Output, Prompt, Timestamps
-from app.cli.language_models import evaluate_texts, refuse_of_speech
+from app.cli.model.language_models import evaluate_texts, refuse_of_speech
 from app.cli.terminal import answer, only_data_on_stdout, reporting
 from app.console import command_line, say, visible
-from app.figures import breakdown_document, breakdown_lines, difference_document, difference_lines, predictions_in
-from app.metrics import metric_label, metric_text
+from app.run_view.figures import (
+    breakdown_document,
+    breakdown_lines,
+    difference_document,
+    difference_lines,
+    predictions_in,
+)
+from app.run_view.metrics import metric_label, metric_text
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
 from training.records.model_folders import is_language_model

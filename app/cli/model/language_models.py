@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.terminal import answer, reporting
 from app.console import visible
-from app.metrics import metric_text
+from app.run_view.metrics import metric_text
 from profiles.errors import BadInput, ExitCode, counted
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Commands about machines: find, check, measure, clean."""

@@ -1,0 +1,1 @@
+"""Commands about runs: list, watch, ask, stop."""

@@ -1,0 +1,1 @@
+"""Commands that train: one run, a trial, a comparison, a launched script."""
