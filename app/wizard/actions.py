@@ -1,4 +1,4 @@
-"""What a person can do in the guided set-up, as rules from state to state: ``Wizard.do(pick("here"))``."""
+"""User actions of the guided set-up, as rules from state to state: ``Wizard.do(pick("here"))``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from app.wizard.state import WizardState as State
 from profiles.errors import BadInput
 
 IN_CLEAR = "unencrypted"
-"""What a person types to agree to training traffic that others can read."""
+"""Text that the user types to accept unencrypted training traffic."""
 PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
 UNDER_WAY = "that is in progress"
 _STARTING = "the run is being started"
 _LONGEST_INTERVAL = 100_000
 _QUOTED = 60
-"""Longest typed address that is quoted in a notice."""
+"""Characters of a typed address that a notice quotes."""
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
 def _to(state: State, step: Step) -> State:
-    """Show a step; runs and profiles are read anew for Home."""
+    """Show a step. Returning to Home reloads runs and profiles."""
     reached = step if ORDER.index(step) > ORDER.index(state.reached) else state.reached
     state = replace(state, step=step, reached=reached)
     return _redo(state, TaskKind.HOME) if step is Step.HOME else state
@@ -35,7 +35,7 @@ def _to(state: State, step: Step) -> State:
 
 @action
 def go_on(state: State) -> State:
-    """To the following step; a notice says why where that cannot be."""
+    """Go to the next step; if it is blocked, show the reason as a notice."""
     reasons = blockers(state)
     if reasons:
         return state.noting(reasons[0])
@@ -46,7 +46,7 @@ def go_on(state: State) -> State:
 
 @action
 def go_back(state: State) -> State:
-    """To the step before; from a run that trains to Home, as behind it lies a plan that is carried out."""
+    """Go to the previous step; from a started run go to Home, since its plan is already carried out."""
     if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     home = state.step is Step.LAUNCH and state.started
@@ -55,7 +55,7 @@ def go_back(state: State) -> State:
 
 @action
 def go_to(state: State, step: Step) -> State:
-    """To any step that was reached already, or back to Home."""
+    """Go to a step that was reached before, or back to Home."""
     if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     if step is Step.LAUNCH or ORDER.index(step) > ORDER.index(state.reached):
@@ -65,13 +65,13 @@ def go_to(state: State, step: Step) -> State:
 
 @action
 def new_setup(state: State) -> State:
-    """From Home: begin with the machines."""
+    """Start a new set-up at the Machines step."""
     return _to(_anew(state, TaskKind.LAUNCH) if state.started else state, Step.MACHINES)
 
 
 @action
 def rerun(state: State, profile: str) -> State:
-    """From Home: a profile with its machines, at the Plan."""
+    """Open a profile with its saved machines at the Plan step."""
     answers_before = state.answers
     answers = Answers(typed=answers_before.typed, trusted=answers_before.trusted, profile=profile)
     state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=None)
@@ -80,7 +80,7 @@ def rerun(state: State, profile: str) -> State:
 
 @action
 def doctor(state: State) -> State:
-    """Look at this computer only."""
+    """Check this computer only."""
     return state.ordering(TaskKind.DOCTOR)
 
 
@@ -89,7 +89,11 @@ def doctor(state: State) -> State:
 
 @action
 def retry(state: State, key: str = "") -> State:
-    """Do the step's work again: of a row, or of all rows that did not go well. Takes a skipped machine back in."""
+    """Repeat the work of the current step.
+
+    Args:
+        key: machine whose row is repeated; a skipped machine is included again. Empty: every row with a problem.
+    """
     match state.step:
         case Step.HOME:
             return _redo(state, TaskKind.HOME)
@@ -108,18 +112,18 @@ def retry(state: State, key: str = "") -> State:
             return _redo(state, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS)
         case Step.STRATEGY if state.strategy.status is ItemStatus.WORKING:
             return state.noting(UNDER_WAY)
-        case Step.STRATEGY:  # after a failure once more; otherwise with new figures
+        case Step.STRATEGY:  # repeat a failed forecast as it was; otherwise measure again
             return _anew(state, TaskKind.FORECAST, value=StrategyRanking(measure=state.strategy.status in GOOD))
         case Step.PLAN:
             failed = state.strategy.status is ItemStatus.FAILED
             return _anew(_anew(state, TaskKind.FORECAST) if failed else state, TaskKind.PLAN)
     if state.launch.status is not ItemStatus.FAILED:
         return state
-    return confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # as it was confirmed before
+    return confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # with the consent that was given before
 
 
 def _redo(state: State, *kinds: TaskKind) -> State:
-    """Have parts worked out once more; what is shown stays meanwhile."""
+    """Recompute parts; their current values stay on the screen meanwhile."""
     for kind in kinds:
         state = state.putting(kind, state_part=state.part(kind).outdated())
     return state
@@ -143,7 +147,7 @@ def _without(keys: tuple[str, ...], *gone: str) -> tuple[str, ...]:
 
 @action
 def pick(state: State, key: str, to: bool | None = None) -> State:
-    """Choose a machine, or no more; ``to`` left out: the other of the two."""
+    """Select or deselect a machine; ``to=None`` toggles it."""
     row = next((row for row in state.machines.rows if key in (row.key, *row.aliases)), None)
     if row is None:
         return state.noting("that machine is no longer listed")
@@ -155,11 +159,11 @@ def pick(state: State, key: str, to: bool | None = None) -> State:
 
 @action
 def add_machine(state: State, text: str) -> State:
-    """``[user@]host[:port]``, as one would type it after ``ssh``; it is picked too.
+    """Add and select a machine given as ``[user@]host[:port]``, as typed after ``ssh``.
 
-    It has a row at once; discovery makes it one with the machine that answers there.
+    Its row appears at once; discovery later merges it with the machine that answers at that address.
     """
-    from distributed.hosts.file import typed_machine  # with pydantic, which the first paint does without
+    from distributed.hosts.file import typed_machine  # imports pydantic, which the first paint does without
 
     text = " ".join(text.split())
     quoted = text[:_QUOTED]
@@ -177,7 +181,7 @@ def add_machine(state: State, text: str) -> State:
 
 @action
 def remove_machine(state: State, text: str) -> State:
-    """Take a typed machine away again."""
+    """Remove a typed machine."""
     key, rows = f"typed:{text}", state.machines.rows
     gone = {row.key for row in rows if key in (row.key, *row.aliases) and row.found_by == ("typed",)}
     remaining = tuple(row for row in rows if row.key not in gone)
@@ -188,7 +192,7 @@ def remove_machine(state: State, text: str) -> State:
 
 @action
 def trust_key(state: State, key: str, fingerprint: str) -> State:
-    """A person has compared the fingerprint with the machine's own."""
+    """Record that the user compared the fingerprint with the one shown on the machine, and trusts the key."""
     row = state.access_of(key)
     if row is None or row.need is not AccessNeed.TRUST or row.fingerprint != fingerprint:
         return state.noting("that is not the host key that the machine shows")
@@ -198,7 +202,7 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
 
 @action
 def set_user(state: State, key: str, user: str) -> State:
-    """Log in on a machine as another user."""
+    """Log in to a machine as another user."""
     user = user.strip()
     if state.access_of(key) is None or re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII) is None:
         return state.noting(f"'{user[:_QUOTED]}' cannot be the name of a user")
@@ -207,7 +211,7 @@ def set_user(state: State, key: str, user: str) -> State:
 
 @action
 def install_key(state: State, key: str) -> State:
-    """Install our key with the password that ``Wizard.give_password`` was given."""
+    """Install our SSH key with the password passed to ``Wizard.give_password``."""
     row = state.access_of(key)
     if row is None or row.need is not AccessNeed.PASSWORD:
         return state.noting("this machine needs no password")
@@ -219,7 +223,7 @@ def install_key(state: State, key: str) -> State:
 
 @action
 def skip(state: State, key: str) -> State:
-    """Go on without this machine."""
+    """Exclude this machine from the run."""
     if key not in state.answers.picked or key in state.answers.skipped:
         return state
     return state.answering(skipped=(*state.answers.skipped, key))
@@ -227,25 +231,25 @@ def skip(state: State, key: str) -> State:
 
 @action
 def unskip(state: State, key: str) -> State:
-    """Take this machine back in, with what was found on it."""
+    """Include this machine again; its earlier findings are kept."""
     return _unskipped(state, key)
 
 
 @action
 def fix(state: State, key: str) -> State:
-    """Fix what is safe to fix on one machine."""
+    """Fix the safely fixable problems of one machine."""
     return _repair(state, [row for row in state.checks if row.key == key])
 
 
 @action
 def fix_all(state: State) -> State:
-    """Fix everything that is safe to fix, on all machines."""
+    """Fix the safely fixable problems of all machines."""
     return _repair(state, state.checks)
 
 
 @action
 def send_packages(state: State) -> State:
-    """Install what is missing on all machines, with packages from this computer: for those without internet."""
+    """Install missing packages on all machines from copies on this computer, for machines without internet access."""
     return _repair(state, state.checks, SENT)
 
 
@@ -261,13 +265,13 @@ def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
 
 @action
 def choose_profile(state: State, name: str) -> State:
-    """Another profile; options that a person set stay."""
+    """Choose another profile; options changed by the user are kept."""
     return state.answering(profile=name)
 
 
 @action
 def set_option(state: State, name: str, text: str) -> State:
-    """Any option of a profile, or ``model`` or ``dataset``, as text. The profile's own value takes the change back."""
+    """Set an option of the profile, or ``model`` or ``dataset``, from text. Its default value undoes the change."""
     text = " ".join(text.splitlines()).strip()
     is_default = any(option.name == name and option.default == text for option in state.job.value.options)
     others = tuple(pair for pair in state.answers.options if pair[0] != name)
@@ -276,13 +280,13 @@ def set_option(state: State, name: str, text: str) -> State:
 
 @action
 def reset_option(state: State, name: str) -> State:
-    """The profile's own value again."""
+    """Restore the profile's value of an option."""
     return state.answering(options=tuple(pair for pair in state.answers.options if pair[0] != name))
 
 
 @action
 def choose_strategy(state: State, index: int) -> State:
-    """A way of the Strategy screen."""
+    """Choose the candidate plan with this index in the ranking."""
     candidate = next((way for way in state.ways if way.index == index), None)
     if candidate is None:
         return state.noting("there is no such way to train")
@@ -293,7 +297,7 @@ def choose_strategy(state: State, index: int) -> State:
 
 @action
 def set_interval(state: State, steps: int) -> State:
-    """Steps between exchanges, H, of the chosen way; 0: as recommended."""
+    """Set the sync interval (H, in steps) of the chosen candidate plan; 0 restores the recommended one."""
     if state.chosen is None or not state.chosen.periodic:
         return state.noting("this strategy exchanges in every step")
     return state.answering(interval=max(0, min(steps, _LONGEST_INTERVAL)))
@@ -301,7 +305,7 @@ def set_interval(state: State, steps: int) -> State:
 
 @action
 def set_preference(state: State, preference: str) -> State:
-    """One of :data:`PREFERENCES`."""
+    """Rank candidate plans by one of :data:`PREFERENCES`."""
     if preference not in PREFERENCES:
         return state.noting("choose fastest, closest-to-exact or least-traffic")
     return state.answering(preference=preference, strategy="", interval=0)
@@ -312,12 +316,16 @@ def set_preference(state: State, preference: str) -> State:
 
 @action
 def save_as(state: State, name: str) -> State:
-    """Name of the profile that keeps these choices."""
+    """Set the name of the profile in which these choices are saved."""
     return state.answering(save_as=name.strip())
 
 
 def _not_yet(state: State, consent: str) -> tuple[str, ...]:
-    """Return why the Plan cannot be carried out; ``consent``: what the person typed."""
+    """Return the reasons why the plan cannot be carried out.
+
+    Args:
+        consent: what the user typed.
+    """
     if state.step is not Step.PLAN:
         return ("there is no plan yet",)
     open_ = state.plan.value.in_clear if consent.strip().casefold() != IN_CLEAR else ()
@@ -326,18 +334,18 @@ def _not_yet(state: State, consent: str) -> tuple[str, ...]:
 
 @action
 def save_only(state: State, consent: str = "") -> State:
-    """Write the profile and its files, and start nothing; ``consent`` as for :func:`confirm`."""
+    """Write the profile and its files without starting a run; ``consent`` as for :func:`confirm`."""
     reasons = _not_yet(state, consent)
     return state.noting(reasons[0]) if reasons else state.ordering(TaskKind.SAVE, inputs=state.plan.inputs)
 
 
 @action
 def confirm(state: State, consent: str = "", another: bool = False) -> State:
-    """Carry out the Plan: save the profile, start the run.
+    """Save the profile and start the run.
 
     Args:
-        consent: :data:`IN_CLEAR`, where the Plan sends training traffic that others can read.
-        another: where a run was started from this Plan already: whether another one is meant.
+        consent: :data:`IN_CLEAR`, required if the plan sends unencrypted training traffic.
+        another: start another run, even if one was already started from this plan.
     """
     if state.step is Step.PLAN and state.started and not another:
         return _to(state, Step.LAUNCH)
@@ -350,7 +358,7 @@ def confirm(state: State, consent: str = "", another: bool = False) -> State:
 
 @action
 def drop(state: State, key: str) -> State:
-    """At Launch: leave a machine out of a start that failed; back to the Plan, which is made anew."""
+    """After a failed launch: exclude a machine and return to the Plan step, where the plan is made again."""
     row = next((row for row in state.members if key in (row.key, row.name)), None)
     if state.launch.status is not ItemStatus.FAILED or row is None:
         return state.noting("machines can be dropped only after a launch has failed")

@@ -1,4 +1,4 @@
-"""What a record of the domain means to a person: a status, a word or two, what is wrong, and what to do about it."""
+"""Assessments of domain records for display: a status, a short label, the cause of a problem and its fix."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
 _LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
 INSTALLS = "f installs what is missing, into Muster's own folder there (about 1.6 GB without CUDA)"
 _ASYMMETRIC = 1.5
-"""Times that one direction of a link is faster than the other, from which it is worth a word."""
+"""Ratio of a link's faster to its slower direction above which a warning is shown."""
 _LOST = 0.01
-"""Share of bytes that were sent again, from which it is worth a word."""
+"""Share of retransmitted bytes above which a warning is shown."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- home
@@ -41,7 +41,7 @@ def of_run(run: RunSummary) -> Assessment:
 
 
 def started_text(run: RunSummary) -> str:
-    """Return when a run began, in the time of this place."""
+    """Return when a run started, in local time."""
     return run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else ""
 
 
@@ -56,7 +56,7 @@ _CAUSES = {
 
 
 def of_report(report: AccessReport) -> Assessment:
-    """Judge the login on a machine; what waits for a person has not failed."""
+    """Assess the login to a machine; waiting for the user is a warning, not a failure."""
     if report.ok:
         return Assessment(status=ItemStatus.OK, words="ok")
     need = Access("", report=report).need
@@ -82,12 +82,12 @@ def of_finding(finding: Finding) -> Assessment:
 
 
 def _fix_of(finding: Finding) -> str:
-    """Return what to do: what the command line is told does not work for machines that were typed into the set-up."""
+    """Return the fix; for safe fixes the set-up's key binding, as the CLI command does not know machines typed here."""
     return INSTALLS if finding.safe else finding.fix
 
 
 def of_findings(findings: Sequence[Finding]) -> Assessment:
-    """Judge a machine by the worst that was found on it."""
+    """Assess a machine by its worst finding."""
     problems = [finding for finding in findings if finding.level == "problem"]
     warnings = [finding for finding in findings if finding.level == "warning"]
     worst = next(iter(problems or warnings), None)
@@ -101,7 +101,7 @@ def of_findings(findings: Sequence[Finding]) -> Assessment:
 
 
 def of_pair(pair: PairFigures) -> Assessment:
-    """Judge the link between two machines."""
+    """Assess the link between two machines."""
     figures = pair.figures
     if figures is None:
         cause = pair.problem or "no connection between the two"
@@ -114,13 +114,13 @@ def of_pair(pair: PairFigures) -> Assessment:
 
 
 def of_pairs(pairs: Sequence[PairFigures]) -> Assessment:
-    """Judge all links together; each of them says what is wrong with it."""
+    """Assess all links together, without a cause: each link shows its own."""
     weak = any(of_pair(pair).status is not ItemStatus.OK for pair in pairs)
     return Assessment(status=ItemStatus.WARNING) if weak else FINE
 
 
 def path_of(pair: PairFigures) -> str:
-    """Return which path was measured; empty where there is no connection."""
+    """Return which network path was measured; empty without a connection."""
     figures = pair.figures
     if figures is None:
         return ""
@@ -129,7 +129,7 @@ def path_of(pair: PairFigures) -> str:
 
 
 def warnings_of(pair: PairFigures) -> list[str]:
-    """Return what makes a link slower than it might be."""
+    """Return warnings about a link that is slower than it could be."""
     figures = pair.figures
     if figures is None:
         return []

@@ -1,8 +1,8 @@
-"""The guided set-up as a pure function, ``apply(state, change) -> state``, and what a step needs.
+"""The guided set-up as a pure function ``apply(state, change) -> state``, and the dependencies of its parts.
 
-A change is what a person did (:mod:`app.wizard.actions`) or what was seen (:mod:`app.wizard.observations`).
-A part remembers the answers that it was worked out for. :func:`settle` puts back what was worked out for others, so
-that going back changes nothing, and changing an answer asks anew for just what depends on it.
+A change is a user action (:mod:`app.wizard.actions`) or an observation (:mod:`app.wizard.observations`).
+Every part records the answers it was computed from. :func:`settle` resets the parts whose answers have changed, so
+going back changes nothing, and changing an answer recomputes only what depends on it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ P = ParamSpec("P")
 _OF_THE_DATA = (
     "model", "dataset", "dataset_path", "task", "text_column", "long_audio", "max_broken_share", "block_size"
 )  # fmt: skip
-"""Options on which the findings about the data depend."""
+"""Options that affect the findings about the data set."""
 
 
 def needs_no_figures(state: WizardState) -> bool:
-    """Whether only this computer trains, and nobody asked how fast: nothing to choose from, nothing to wait for."""
+    """Whether only this computer trains and the user requested no measurement, so that there is nothing to choose."""
     return len(state.members) == 1 and state.members[0].here and not state.strategy.value.measure
 
 
@@ -34,11 +34,11 @@ DEPENDENT = (
     TaskKind.ACCESS, TaskKind.CHECKS, TaskKind.LINKS, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS,
     TaskKind.FORECAST, TaskKind.INTERVAL, TaskKind.PLAN,
 )  # fmt: skip
-"""Parts in the order in which one follows from another; what is not here is done when a person says so."""
+"""Parts that follow from answers, each after those it depends on; all other work is done at the user's request."""
 
 
 def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
-    """Return the answers on which a part depends; ``None`` where on none."""
+    """Return the answers that a part depends on; ``None`` if it depends on none."""
     answers, members = state.answers, tuple(map(_login_of, state.members))
     match kind:
         case TaskKind.ACCESS:
@@ -65,7 +65,7 @@ def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
 
 
 def is_current(state: WizardState, task: ServiceTask) -> bool:
-    """Whether the answers a task was begun for still hold."""
+    """Whether the answers with which a task was started still hold."""
     return task.kind not in DEPENDENT or task.inputs == inputs(state, task.kind, task.key)
 
 
@@ -74,7 +74,7 @@ def _login_of(row: MachineRow) -> tuple[object, ...]:
 
 
 def _interval(state: WizardState) -> tuple[RankedCandidate, int] | None:
-    """Return the chosen way as it was predicted and the H that is wanted of it, where that is another one."""
+    """Return the chosen candidate plan as predicted and the requested sync interval, if they differ in it."""
     chosen, steps = state.chosen, state.answers.interval
     base = next((way for way in state.strategy.value.ways if chosen and way.index == chosen.index), None)
     return (base, steps) if base is not None and base.periodic and steps not in (0, base.interval) else None
@@ -84,7 +84,7 @@ def _interval(state: WizardState) -> tuple[RankedCandidate, int] | None:
 
 
 def settle(state: WizardState) -> WizardState:
-    """Return the state with every part that its answers no longer fit put back to ``waiting``."""
+    """Return the state with every part whose answers have changed reset to ``waiting``."""
     for kind in DEPENDENT:
         for key in [row.key for row in state.picked if not row.here] if kind is TaskKind.ACCESS else [""]:
             current, part = inputs(state, kind, key), state.part(kind, key)
@@ -94,13 +94,13 @@ def settle(state: WizardState) -> WizardState:
 
 
 def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], current: object) -> StatePart[Any]:
-    """Return a part to be worked out. What a form shows stays until then: it must not flicker."""
+    """Return a part that is to be computed. Forms keep their current values until then, so that they do not flicker."""
     if kind is TaskKind.PLAN and state.strategy.status is ItemStatus.FAILED:
-        failed = state.strategy  # where no way can be predicted, there is no plan for the same reason
+        failed = state.strategy  # if no candidate plan can be predicted, the plan fails for the same reason
         return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=current)
     stays = kind is TaskKind.JOB
     if kind is TaskKind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(current, tuple):
-        stays = old.inputs[0] == current[0]  # the same way with another H
+        stays = old.inputs[0] == current[0]  # the same candidate plan with another sync interval
     return replace(old.outdated() if stays else state.empty(kind), inputs=current)
 
 
@@ -108,19 +108,19 @@ def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], current: obj
 
 
 def apply(state: WizardState, change: Transition) -> WizardState:
-    """Return the state after a change. It never raises."""
+    """Return the state after a change. Never raises."""
     if isinstance(change, Action) and state.notice:
         state = replace(state, notice="")
     return settle(change.on(state))
 
 
 def begin() -> WizardState:
-    """Return the state of a set-up that has just been opened."""
+    """Return the state of a newly opened set-up."""
     return settle(WizardState())
 
 
 def as_transition(kind: type[C]) -> Callable[[Callable[Concatenate[WizardState, P], WizardState]], Callable[P, C]]:
-    """Make a rule a value of a kind: it is called without the state, for ``Wizard.do`` or ``apply``."""
+    """Make a decorator: the rule is then called without the state, and returns a transition of this kind."""
 
     def wrap(rule: Callable[Concatenate[WizardState, P], WizardState]) -> Callable[P, C]:
         def transition(*words: P.args, **named: P.kwargs) -> C:
@@ -132,14 +132,14 @@ def as_transition(kind: type[C]) -> Callable[[Callable[Concatenate[WizardState, 
 
 
 action, observation = as_transition(Action), as_transition(Transition)
-"""What a person can do, and what the machines' side can tell."""
+"""Decorators for user actions, and for observations from services and discovery."""
 
 
-# -------------------------------------------------------------------------------------------------------------- wanted
+# ------------------------------------------------------------------------------------------------------ tasks to start
 
 
 def tasks_to_start(state: WizardState) -> tuple[ServiceTask, ...]:
-    """Return what is to be asked for: what a person ordered, and what the step shown needs and is still waiting."""
+    """Return the tasks to start: those that the user ordered, and waiting parts that the current step needs."""
     needed = (ServiceTask(kind, key, inputs(state, kind, key)) for kind, key in _needed(state))
     return (*state.orders, *needed)
 
@@ -159,14 +159,14 @@ def _is_moving(state: WizardState) -> bool:
 
 
 def _is_decided(state: WizardState) -> bool:
-    """Whether the way to train is known, or there is none to choose."""
+    """Whether the candidate plan is settled, or there is none to choose."""
     moving = _is_moving(state) and state.moved.status in UNSETTLED
     alone = needs_no_figures(state) and state.strategy.status is not ItemStatus.FAILED
     return bool(state.members) and ((state.strategy.status in GOOD and not moving) or alone)
 
 
 def busy_here(state: WizardState) -> tuple[str, ...]:
-    """Return what is being worked on, in words, without what only a step needs that is not shown."""
+    """Return descriptions of the work in progress, without the work of steps that are not shown."""
     needed = {**_NEEDED, Step.ACCESS: (TaskKind.ACCESS,), Step.CHECKS: (TaskKind.CHECKS,)}
     elsewhere = {kind for kinds in needed.values() for kind in kinds} - set(needed.get(state.step, ()))
     return tuple(dict.fromkeys(words for task, words in state.under_way if task.kind not in elsewhere))
@@ -192,7 +192,7 @@ _READY: Mapping[TaskKind, Callable[[WizardState], bool]] = {
 # ------------------------------------------------------------------------------------------------------------ blockers
 
 MEASURES = "copies code and data to {names} and measures the speed there"
-"""What leads to Strategy, or to the Plan of a saved profile, does before anything is confirmed."""
+"""What going on to Strategy, or to the Plan of a saved profile, does before the user confirms anything."""
 _ASKED = {
     AccessNeed.TRUST: "compare its fingerprint and trust it, or skip it",
     AccessNeed.PASSWORD: "give its password once, or skip it",
@@ -200,7 +200,7 @@ _ASKED = {
 
 
 def blockers(state: WizardState) -> tuple[str, ...]:
-    """Return why ``go_on`` does nothing at this step; empty: it goes on."""
+    """Return the reasons why ``go_on`` is blocked at this step; empty if it is not."""
     chosen = state.chosen
     match state.step:
         case Step.MACHINES:
@@ -236,7 +236,7 @@ def _not_done(state_part: StatePart[Any], doing: str) -> tuple[str, ...]:
 
 
 def measures(state: WizardState) -> str:
-    """Return what going on from the Job brings to other machines; empty where nothing is brought."""
+    """Return a sentence about what leaving the Job step copies to other machines; empty if nothing is copied."""
     names = [row.name for row in state.members if not row.here]
     if not names or state.strategy.status is not ItemStatus.WAITING:
         return ""
@@ -245,7 +245,7 @@ def measures(state: WizardState) -> str:
 
 
 def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str) -> tuple[str, ...]:
-    """What keeps the members among ``rows`` from going on."""
+    """Return the reasons why the machines in ``rows`` that were not skipped block the step."""
     included = [row for row in rows if row.status is not ItemStatus.SKIPPED]
     needy = [row for row in included if isinstance(row, Access) and row.need is not AccessNeed.NOTHING]
     failed = [row for row in included if row.status is ItemStatus.FAILED and row not in needy]

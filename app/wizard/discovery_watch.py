@@ -1,4 +1,4 @@
-"""Discovery as the set-up sees it: rows of machines, where was looked, and which saved profiles have theirs here."""
+"""Continuous discovery for the set-up: machine rows, where it searches, and which saved machines are online."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from profiles.errors import MusterError
 
 HOSTS_FILE = Path("distributed_hosts.json")
 NOTHING_AFTER = 5.0
-"""Seconds after which a list without another machine says what to do."""
+"""Seconds without another machine after which advice is shown."""
 ADVICE = (
     "add one as you would type it after ssh: user@host, or user@192.168.1.7",
     "on a Mac: turn on System Settings > General > Sharing > Remote Login; on Linux: start the SSH server",
@@ -30,19 +30,19 @@ ADVICE = (
 )
 ANNOUNCE = "a Linux machine shows itself here while this runs on it: uvx --from muster-train muster announce"
 _SHOWN, _MEET_EVERY = 4, 5.0
-"""Addresses of neighbours that are named, and the seconds between two looks at them."""
+"""Number of neighbour addresses that are listed, and the seconds between two reads of the neighbour table."""
 _AT_LEAST_EVERY = 1.0
 _AT_MOST_EVERY = 0.15
 _NOWHERE = Path("/dev/null")
 
 
 class DiscoveryWatch:
-    """Looks for machines until it is closed; ``see`` is called from its thread.
+    """Looks for machines until it is closed.
 
     Args:
-        see: hears what is seen.
-        saved: hosts files of saved profiles by their names; their machines are looked for too.
-        outside: where.
+        see: callback for new results, called from the watch's thread.
+        saved: hosts files of saved profiles by profile name; their machines are looked for too.
+        outside: source of the discovery, real or recorded.
     """
 
     def __init__(
@@ -70,20 +70,19 @@ class DiscoveryWatch:
         self._thread.start()
 
     def look_for(self, typed: Sequence[str]) -> None:
-        """Look for each ``[user@]host[:port]`` too, and no more for what was typed before; what is no address is
-        passed over."""
+        """Search for exactly these ``[user@]host[:port]`` besides browsing; invalid addresses are ignored."""
         with self._lock:
             gone = [self._typed.pop(text) for text in self._typed.keys() - {*typed}]
             for text in typed if not self._closed.is_set() else ():
                 if text not in self._typed:
-                    with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
+                    with contextlib.suppress(MusterError):  # already listed; Access shows what is wrong with it
                         sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=(), peers=False)
                         self._typed[text] = self._outside.search(sources, browse=False)
         for discovery in gone:
             discovery.close()
 
     def close(self) -> None:
-        """Stop looking. May be called twice."""
+        """Stop the search. May be called twice."""
         self._closed.set()
         with self._lock:
             typed, self._typed = self._typed, {}
@@ -111,7 +110,7 @@ class DiscoveryWatch:
         return DiscoveredMachines(rows, searched, seconds, advice, present, self._outside.picks_all)
 
     def _of_neighbours(self) -> tuple[str, ...]:
-        """Say which addresses were met on these networks, and how a machine without Bonjour shows itself."""
+        """Return the addresses seen on these networks, and how a machine without Bonjour can announce itself."""
         if self._outside.now() - self._met_at > _MEET_EVERY:
             self._met, self._met_at = self._outside.neighbours(), self._outside.now()
         ellipsis = " ..." if len(self._met) > _SHOWN else ""
@@ -119,7 +118,7 @@ class DiscoveryWatch:
         return (*((named,) if self._met else ()), ANNOUNCE)
 
     def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
-        """Looked up only when other machines are here than before: every look asks ``ssh -G`` for each machine."""
+        """Return the presence of saved machines, recomputed only if the online ones change: each costs ``ssh -G``."""
         online = [machine for machine in discovered if machine.status is Reachability.ONLINE]
         identities = frozenset((machine.id, machine.names) for machine in online)
         if identities != self._online:
@@ -142,7 +141,7 @@ def is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -
 
 
 def _together(states: Sequence[State]) -> State:
-    """The first one browses and knows the files; the others each look for one typed machine."""
+    """Merge the state of browsing (the first one) with those of the searches for typed machines."""
     browsing, *searches = states
     sightings, paths = dict(browsing.sightings), dict(browsing.paths)
     for search in searches:

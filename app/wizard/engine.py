@@ -1,4 +1,4 @@
-"""The guided set-up at work: holds the state, asks the services in threads, and tells whoever draws it.
+"""Runs the guided set-up: holds the state, calls the services in threads, and notifies listeners.
 
 ::
 
@@ -29,29 +29,30 @@ if TYPE_CHECKING:  # loads SSH, which the first screen does without
 
 Listener = Callable[[], None]
 RETRY_EVERY = 3.0
-"""Seconds between two tries at a machine that refuses the login, while that is shown."""
+"""Seconds between two attempts to log in to a machine that refused, while that step is shown."""
 SLOW_RETRY_EVERY = 10.0
-"""After many refused logins: SSH servers lock out who tries too often."""
+"""The same after many refused logins: SSH servers lock out clients that try too often."""
 _MANY = 10
 _ASKED = 200
 
 
 @dataclass
 class TaskRecord:
-    """Something that the services were asked for."""
+    """One request to the services."""
 
     task: ServiceTask
     at: float
-    """Unix time."""
+    """Unix time of the request."""
     outcome: str = ""
-    """``ok``, or what went wrong; empty while it is worked on."""
+    """``ok``, or the error; empty while in progress."""
 
 
 class Wizard:
     """One set-up. Its methods may be called from any thread, and none of them blocks.
 
     Args:
-        profile: begin at the Plan of this profile; empty: begin at Home.
+        profile: start at the Plan step of this profile; empty: at Home.
+        retry_every: seconds between two attempts to log in to a machine that refused.
     """
 
     def __init__(self, services: Services, profile: str = "", retry_every: float = RETRY_EVERY) -> None:
@@ -66,10 +67,10 @@ class Wizard:
         self._asked_at: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
         self._passwords: dict[str, str] = {}
-        """By machine, until it is used."""
+        """Passwords by machine key, each removed when it is used."""
         self._looked_for: tuple[str, ...] = ()
         self._looking = threading.Lock()
-        """Held while the watch is told what was typed, so that what was typed last is what it is told last."""
+        """Held while typed machines are passed to the watch, so that the latest list is passed last."""
         self._watch: DiscoveryWatch | None = None
         self._asked: deque[TaskRecord] = deque(maxlen=_ASKED)
         self._closed = False
@@ -85,34 +86,34 @@ class Wizard:
             return self._state
 
     def asked_for(self) -> list[TaskRecord]:
-        """Return what the services were asked for, oldest first; not the tries that repeat by themselves."""
+        """Return the requests to the services, oldest first, without automatic retries."""
         with self._lock:
             return list(self._asked)
 
     def subscribe(self, listener: Listener) -> None:
-        """Have ``listener`` called after each change, until the set-up is closed."""
+        """Call ``listener`` after each change until the set-up is closed."""
         with self._lock:
             self._listeners.append(listener)
 
     def do(self, action: Action) -> None:
-        """Carry out what a person did."""
+        """Apply a user action."""
         self._change(action)
 
     def give_password(self, machine: str, password: str) -> None:
-        """Have our key installed on a machine; the password is used once, and reaches no state."""
+        """Install our SSH key on a machine with a password, which is used once and never stored in the state."""
         with self._lock:
             self._passwords[machine] = password
             self._change(install_key(machine))
-            if self._state.notice:  # it was not taken
+            if self._state.notice:  # the action was refused
                 self._passwords.pop(machine, None)
 
     def wait(self, until: Callable[[WizardState], bool], timeout: float) -> bool:
-        """Wait until the state fulfils ``until``; return whether it did in time."""
+        """Wait until the state fulfils ``until``; return whether it did within ``timeout`` seconds."""
         with self._wake:
             return self._wake.wait_for(lambda: self._closed or until(self._state), timeout) and until(self._state)
 
     def close(self) -> None:
-        """Let go of everything; what still runs is not heard any more. May be called twice."""
+        """Release all resources; results of calls still running are ignored. May be called twice."""
         with self._lock:
             if self._closed:
                 return
@@ -127,7 +128,7 @@ class Wizard:
     # ----------------------------------------------------------------------------------------------------- the state
 
     def _change(self, change: Transition | None) -> None:
-        """Take a change in, begin what the new state needs, and tell the listeners."""
+        """Apply a change, start the tasks that the new state needs, and notify the listeners."""
         with self._lock:
             if self._closed:
                 return
@@ -160,8 +161,8 @@ class Wizard:
         try:
             result = self._ask(task, state)
             outcome: Transition = done(task, result)
-            asked.outcome = getattr(result, "problem", "") or "ok"  # a machine that lets nobody in answers with why
-        except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
+            asked.outcome = getattr(result, "problem", "") or "ok"  # a refused login is a result with a problem
+        except Exception as error:  # noqa: BLE001 - thread boundary: the row shows the error, the set-up continues
             outcome = failed(task, *_words(error))
             asked.outcome = _words(error)[0]
         with self._lock:
@@ -170,10 +171,10 @@ class Wizard:
             self._attempts[task.key] += task.kind is TaskKind.ACCESS
         try:
             self._change(outcome)
-        except Exception as error:  # noqa: BLE001 - a result that cannot be taken in has failed; else it works for ever
+        except Exception as error:  # noqa: BLE001 - an unusable result counts as failed, or its task would never end
             self._change(failed(task, *_words(error)))
 
-    # ------------------------------------------------------------------------------------------------ what is asked for
+    # ---------------------------------------------------------------------------------------------------- service calls
 
     def _ask(self, task: ServiceTask, state: WizardState) -> Any:
         services, members, job = self._services, state.members, state.answers.job
@@ -217,7 +218,7 @@ class Wizard:
     def _discover(self) -> None:
         try:
             watch = self._services.watch(lambda seen: self._change(sighted(seen)))
-        except Exception as error:  # noqa: BLE001 - the boundary of a thread: the list says it, typing still works
+        except Exception as error:  # noqa: BLE001 - thread boundary: the list shows the error, typing still works
             self._change(watch_failed(*_words(error)))
             return
         with self._lock:
@@ -242,7 +243,7 @@ class Wizard:
     # --------------------------------------------------------------------------------------------------------- retries
 
     def _retry_for_ever(self) -> None:
-        """Try machines again that refuse the login, while that is shown: fixing one turns its row green."""
+        """Retry refused logins while their step is shown, so that a fixed machine's row turns green."""
         with self._wake:
             while not self._closed:
                 due = self._next_retry()
@@ -258,7 +259,7 @@ class Wizard:
                 )
 
     def _next_retry(self) -> tuple[float, str] | None:
-        """Return when and where to try next; ``None`` while there is nothing to try."""
+        """Return the time and key of the next retry; ``None`` if there is none."""
         if self._state.step is not Step.ACCESS:
             return None
         busy = {task.key for task in self._running if task.kind in (TaskKind.ACCESS, TaskKind.INSTALL_KEY)}

@@ -1,4 +1,4 @@
-"""Ways to train on real machines: measured, ranked by the planner, and turned into the plan document that is kept."""
+"""Candidate plans for real machines: measured, ranked by the planner, and turned into the plan document."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ MOST_ROWS = 12
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is known of the machines and the ways to train on them."""
+    """Measurements of the machines, and the ranking of candidate plans for them."""
 
     profile: Profile
     machines: tuple[Ready, ...]
-    """As they were asked; their connections are closed."""
+    """As they were prepared; their connections are closed."""
     measurements: MeasurementResult
     planning: Planning | None
-    """``None``: one machine of which no figures are known yet; there is nothing to choose."""
+    """``None``: a single machine that was not measured; there is nothing to choose."""
 
     def with_interval(self, index: int, steps: int) -> RankedCandidate:
-        """Return a way of the ranking with another H; its overlap stays below it.
+        """Return a candidate plan with another sync interval; its overlap is reduced to stay below it.
 
         Raises:
-            BadInput: that H cannot be.
+            BadInput: the strategy does not support this interval.
         """
         planning = self.planning
-        assert planning is not None  # one machine that trains alone has no H
+        assert planning is not None  # a single machine has no sync interval
         choice, predictor = planning.ranking[index].choice, self._predictor(planning)
         moved = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
         if why := known_costs(moved, planning.job).why_unsupported(predictor.run_spec(moved), sync_schedule_of(moved)):
@@ -65,7 +65,7 @@ class Forecast:
         return Predictor(cluster, job, corrections(cluster, job), coordinators(cluster, self.machines))
 
     def planning_of(self, row: RankedCandidate | None) -> Planning | None:
-        """Return the plan document with a row's way as the chosen one."""
+        """Return the plan document with a row's candidate plan as the chosen one."""
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
             return planning
@@ -75,7 +75,7 @@ class Forecast:
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
     def planned(self, planning: Planning | None, profile: Profile) -> Planned:
-        """Return the run that would be planned, without asking any machine again.
+        """Return the run that would be planned, without contacting any machine.
 
         Raises:
             BadInput: the plan does not fit.
@@ -87,12 +87,12 @@ class Forecast:
 
 
 def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
-    """Ask the machines, measure what is not known yet, and rank all ways to train.
+    """Prepare the machines, measure what is not known yet, and rank the candidate plans.
 
-    This computer alone is measured on demand only: there is nothing to choose, and the run would wait for it.
+    This computer alone is measured on demand only: there is nothing to choose, and the run would have to wait.
 
     Raises:
-        NotReady: a machine cannot take part, or could not run the task.
+        NotReady: a machine cannot take part, or cannot run the task.
         BadInput: the data cannot be used.
     """
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
@@ -118,7 +118,7 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
 
 
 def strategy_of(forecast: Forecast) -> StrategyRanking:
-    """Return what the screen shows: the best of every way, the best first; one machine alone is a way too."""
+    """Return the ranking as the screen shows it, best first; a single machine counts as a candidate plan."""
     if forecast.planning is not None:
         return ranked(forecast.planning, forecast)
     name = forecast.measurements.names[0]
@@ -129,7 +129,11 @@ def strategy_of(forecast: Forecast) -> StrategyRanking:
 
 
 def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
-    """Return a ranking as the screen shows it; ``found`` is what the services go on from."""
+    """Return a ranking as the screen shows it, each candidate plan only with its best sync interval.
+
+    Args:
+        planning_handle: opaque value that later calls pass back to the services.
+    """
     rows: dict[object, RankedCandidate] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
@@ -148,7 +152,7 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
 
 
 def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:
-    """Return a way of the ranking; ``candidate`` is that of the index, or the same with another H."""
+    """Return the row of ``planning.ranking[index]``, of which ``candidate`` may differ in its sync interval."""
     choice = candidate.choice
     return RankedCandidate(
         candidate,

@@ -1,4 +1,4 @@
-"""The job as the set-up shows it: options with their values and errors, the data set, and the machines' memory."""
+"""The job as the set-up shows it: options with values and errors, the data set, and the machines' memory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from training.tasks.published_models import usable_profile
 from training.tasks.speech_clips import LEAKAGE_REMARK, REPAIR_HINT
 
 _OWN = ("hosts", "workers", "simulate", "shares", "output_dir")
-"""What the set-up decides itself, or what is no matter of the job."""
+"""Options that the set-up decides itself, or that do not belong to the job."""
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
-"""What is left to the planner where neither the person nor a saved profile has chosen."""
+"""Options left to the planner unless the user or a saved profile sets them."""
 
 
 def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = True) -> Resolved:
-    """Return the profile with the person's choices; how members work together is open unless somebody chose it.
+    """Return the profile with the user's choices; strategy, engine and codec are left to the planner unless chosen.
 
     Raises:
-        BadInput: it cannot be used.
+        BadInput: the profile cannot be used.
     """
     overrides = dict(answers.options)
     library = Library.open(config)
@@ -58,7 +58,7 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
 
 
 def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
-    """Return the options, with the error of each that does not fit.
+    """Return the options, each with its error if its value is invalid.
 
     Raises:
         BadInput: there is no such profile.
@@ -75,7 +75,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
     except BadInput as error:
         guilty = error.option if error.option in overrides else ""
         problem_of_all = "" if guilty else str(error)
-        named = f"'{overrides[guilty]}': " if guilty in ("model", "dataset") else ""  # an option's row has it beside it
+        named = f"'{overrides[guilty]}': " if guilty in ("model", "dataset") else ""  # other options' rows show it
         problems[guilty] = f"{named}{error.problem}" if guilty else error.message
     rows = [
         JobOption(
@@ -89,7 +89,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
         if spec.name not in _OWN and (_is_read(spec, current.profile) or spec.name in overrides)
     ]
     profile, remark, fix = current.profile, "", ""
-    if profile.name != answers.profile:  # another one stands in for it
+    if profile.name != answers.profile:  # a substitute profile
         remark = f"the model of {answers.profile} cannot be downloaded (no internet)"
         fix = f"a small new model is trained instead, by the profile {profile.name}"
     return JobForm(
@@ -124,7 +124,7 @@ def _problem(name: str, text: str) -> str:
 
 
 def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
-    """Look at a profile's data set."""
+    """Read a summary of a profile's data set."""
     if not profile.data.dataset_path and profile.model.trait in ("speech", "texts"):
         return _unusable("none", "no data set is chosen",
                          "choose one: a folder with train.csv inside, or the name of one on the hub; "
@@ -164,7 +164,7 @@ def _unusable(words: str, cause: str, fix: str) -> DataSummary:
 
 
 def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
-    """Say what was done to the data set, and what shows it or goes on with it."""
+    """Yield what was done to the data set, with the command or option to follow up."""
     data = profile.data.dataset_path
     if count := history.get("not_prepared"):
         yield f"prepared; {count} not taken: see left_out.csv"
@@ -186,10 +186,10 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
 
 
 def fits_of(machines: Sequence[MachineRow], profile: Profile, health: Mapping[str, Health]) -> list[Fit]:
-    """Say for each machine whether training fits its memory, as its check does, and what is changed that it does.
+    """Return for each machine whether training fits its memory, by the rule of its check, and the changes this needs.
 
     Args:
-        health: by machine, of those that were looked at.
+        health: of the machines that were examined, by key.
     """
     size = size_for(profile)
     return [_fit(row, profile, size, _memory(row, profile, health)) for row in machines]
@@ -200,7 +200,7 @@ def _memory(row: MachineRow, profile: Profile, health: Mapping[str, Health]) -> 
         return free_memory(health[row.key], profile.training.device)
     if not row.here:
         return FreeMemory()
-    import psutil  # 20 ms, not needed where only other machines train
+    import psutil  # 20 ms, not needed if only other machines train
 
     return FreeMemory(int(psutil.virtual_memory().available), total_memory()[0])
 

@@ -1,4 +1,4 @@
-"""What the last step of the set-up shows: every machine on its way to the first step of training."""
+"""Data of the Launch step: every machine's progress up to its first training step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from app.wizard.records import AssessedRow, ItemStatus
 
 @dataclass(frozen=True)
 class LaunchRow(AssessedRow):
-    """One machine; ``key`` is its name in the run. One status a column of :attr:`LaunchProgress.steps`."""
+    """One machine; ``key`` is its name in the run, ``cells`` its status at each of :attr:`LaunchProgress.steps`."""
 
     cells: tuple[ItemStatus, ...] = ()
     log: tuple[str, ...] = ()
-    """The last lines of what went wrong there."""
+    """Last lines of its log if it failed."""
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,4 @@ class LaunchProgress:
     steps: tuple[str, ...] = ()
     rows: tuple[LaunchRow, ...] = ()
     run: str = ""
-    """The run's folder, as soon as there is one: attach to it."""
+    """The run folder, once it exists: attach to it."""

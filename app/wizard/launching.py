@@ -1,4 +1,4 @@
-"""The start of a real run: saved, planned, handed to its supervisor, and watched until the first step is made."""
+"""Launch of a real run: saves and plans it, hands it to its supervisor, and follows it until the first step is done."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _LONGEST_LOG = 65_536
 
 
 def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = None) -> Path:
-    """Save, start the run in the background, and return its folder when every member has made a step.
+    """Save and start the run in the background, and return its run folder once every member has completed a step.
 
     Raises:
-        NotReady: a machine cannot take part; the row of each says why.
+        NotReady: a machine cannot take part; its row has the cause.
         RunFailed: the run ended before its first step.
-        BadInput: something does not fit; nothing was started.
+        BadInput: an option is invalid; nothing was started.
     """
     saved = saving(request, config)
     names = [machine.name for machine in saved.hosts.machines]
@@ -54,7 +54,7 @@ def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = Non
 
 
 def start(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
-    """Plan and start what was saved: what its command line does too.
+    """Plan and start a saved run, as its command line does.
 
     Raises:
         MusterError: nothing was started.
@@ -73,10 +73,10 @@ def start(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) 
 
 
 def follow(path: Path, plan: RunPlan, see: See) -> Path:
-    """Tell how far each member has come, until all train.
+    """Report the progress of each member until all of them train; return ``path``.
 
     Raises:
-        RunFailed: the run ended before.
+        RunFailed: the run ended before that.
     """
     follower, grid, state = Follower(path), Grid(plan), RunState()
     shown: LaunchProgress | None = None
@@ -97,7 +97,7 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
 
 
 class Grid:
-    """Steps of a start by member, from the run's events."""
+    """Progress of each member's start, computed from the run's events."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.names = [member.name for member in plan.members]
@@ -105,7 +105,7 @@ class Grid:
         self.problems: dict[int, tuple[str, str]] = {}
 
     def take(self, event: Event) -> None:
-        """Take one event in."""
+        """Apply one event."""
         if isinstance(event, ProgressEvent) and event.phase == "machines" and event.done == event.total:
             self.done = [max(count, _BROUGHT) for count in self.done]
         rank, reached = event.member, _reached(event)
@@ -119,11 +119,11 @@ class Grid:
 
     @property
     def ready(self) -> bool:
-        """Whether every member has made a step."""
+        """Whether every member has completed a step."""
         return all(count == _TRAINS for count in self.done)
 
     def launch(self, path: Path) -> LaunchProgress:
-        """Return the grid as it is."""
+        """Return the progress so far."""
         rows = []
         for rank, (name, count) in enumerate(zip(self.names, self.done)):
             problem = self.problems.get(rank)
@@ -150,7 +150,7 @@ def _row(
 
 
 def tail(logs: Path, member: str) -> tuple[str, ...]:
-    """Return the last lines that a member has logged, in its newest attempt."""
+    """Return the last lines of a member's newest log."""
     log_files = sorted(logs.glob(f"{glob.escape(member)}*.log"), key=lambda path: path.stat().st_mtime)
     if not log_files:
         return ()
@@ -161,7 +161,7 @@ def tail(logs: Path, member: str) -> tuple[str, ...]:
 
 
 def refused(names: Sequence[str], problems: Sequence[MusterError]) -> LaunchProgress:
-    """Put every problem into the row of its machine; none so far: all are being checked."""
+    """Return rows with every problem at its machine; without problems yet, all machines are being checked."""
     rows = []
     for name in names:
         problem_here = next(((problem.problem, problem.hint) for problem in problems if problem.machine == name), None)

@@ -1,4 +1,4 @@
-"""Machines between the set-up's rows, discovery, and the hosts file that a run takes; what this computer is made of."""
+"""Conversions between the set-up's rows, discovered machines and hosts files, and the hardware of this computer."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _STATUSES = {
     Reachability.UNCHECKED: ItemStatus.OK,
 }
 _NO_HOST = "not-a-host-name.invalid"
-"""Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
+"""Host of a machine whose name is not valid for SSH: Access then reports it as unknown."""
 
 
 def plain_name(name: str) -> str:
-    """A name that a hosts file takes, from text of the network."""
+    """Return text from the network as a name that a hosts file accepts."""
     return re.sub(r"[^\w .:@-]", "", name).strip(" .")[:LONGEST_NAME]
 
 
 class ThisComputer(NamedTuple):
-    """What is shown of the machine that the set-up runs on."""
+    """Description of the machine that the set-up runs on."""
 
     name: str
     chip: str
@@ -50,7 +50,7 @@ class ThisComputer(NamedTuple):
     memory: str
     system: str
     python: str = ""
-    """What trains on it; empty: nothing yet."""
+    """Python interpreter that trains on it; empty: not installed yet."""
 
 
 def this_computer() -> ThisComputer:
@@ -67,13 +67,13 @@ def _hardware() -> ThisComputer:
 
 
 def mac(ask: Callable[..., str] = output) -> tuple[str, str]:
-    """Return chip and system of a Mac; ``platform.processor()`` would say ``arm``."""
+    """Return chip and system of a Mac; ``platform.processor()`` would only return ``arm``."""
     version = platform.mac_ver()[0] or ask("sw_vers", "-productVersion").strip()
     return ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine(), f"macOS {version}".strip()
 
 
 def linux(root: Path = Path("/")) -> tuple[str, str]:
-    """Return the NVIDIA GPUs, else the processor, and the system."""
+    """Return the NVIDIA GPUs, or else the processor, and the system."""
     cards = sorted(root.glob("proc/driver/nvidia/gpus/*/information"))
     models = Counter(name for card in cards if (name := _value(card, r"Model:[ \t]*(.+)")))
     gpus = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in models.items())
@@ -85,7 +85,7 @@ def linux(root: Path = Path("/")) -> tuple[str, str]:
 
 
 def _value(path: Path, pattern: str) -> str:
-    """Return the first match of a pattern in a file of the system."""
+    """Return the first match of a pattern in a system file."""
     match = re.search(pattern, read(str(path)), re.MULTILINE)
     return match[1].strip() if match else ""
 
@@ -94,14 +94,14 @@ def _value(path: Path, pattern: str) -> str:
 
 
 def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return chip, memory and system as a machine says of itself; nobody relies on it."""
+    """Return chip, memory and system as announced by the machine itself: unverified, for display only."""
     memory = details.get("memory", "")
     size = f"{float(memory) / 2**30:.0f} GB" if memory.isdecimal() and len(memory) < 16 else ""
     return details.get("devices", "") or details.get("model", ""), size, details.get("system", "")
 
 
 class Naming:
-    """How machines that were found are reached: as typed, as their hosts file says, by alias, or by ``.local`` name."""
+    """Finds how to reach discovered machines: as typed, by their hosts file, by SSH alias, or by ``.local`` name."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Naming:
                 self._entries.setdefault(machine.name.casefold(), (machine, hosts.ssh_config))
 
     def rows(self, discovered: Sequence[FoundMachine]) -> tuple[MachineRow, ...]:
-        """Return one row a machine."""
+        """Return one row per machine."""
         local = (
             [name.casefold() for name in machine.names if name.casefold().endswith(".local")] for machine in discovered
         )
@@ -129,7 +129,7 @@ class Naming:
         )
 
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
-        """``host``: its name in the local network, unless two machines claim it."""
+        """Return the row of a machine; ``host`` is its name in the local network, unless two machines claim it."""
         names = tuple(name.casefold() for name in machine.names)
         entry, ssh_config = self._entry(machine, names, host)
         details = self._this_machine() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
@@ -157,7 +157,7 @@ class Naming:
         )
 
     def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
-        """Return how to reach it, as a hosts file would say it, and the SSH configuration of that file."""
+        """Return a hosts file entry that reaches the machine, and the SSH configuration of that file."""
         typed = next((self._typed[name] for name in names if name in self._typed), "")
         if typed and SightingOrigin.TYPED in machine.found_by:
             as_typed = typed_machine(typed)
@@ -169,7 +169,7 @@ class Naming:
 
 
 def _found_entry(machine: FoundMachine, host: str) -> Machine:
-    """By its alias, by its ``.local`` name at the address where it was found, or by that address."""
+    """Return an entry by SSH alias, by ``.local`` name and discovered address, or by that address alone."""
     name = plain_name(machine.name)
     best = machine.paths[0].endpoint if machine.paths else None
     if best is None or (SightingOrigin.SSH_CONFIG in machine.found_by and _is_host(machine.name)):
@@ -189,7 +189,7 @@ def _local_entry(name: str, python: str = "") -> Machine:
 
 
 def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
-    """Return the hosts file of some machines; two of one name get numbers."""
+    """Return a hosts file for these machines; equal names are numbered."""
     machines = []
     taken: set[str] = set()
     for row in rows:
@@ -207,7 +207,7 @@ def target_of(row: MachineRow) -> SshTarget:
 
 
 def trust_in(fingerprints: Sequence[str]) -> Trust:
-    """Accept the new host keys that a person has compared, here or before: a machine may have several names."""
+    """Return a check that accepts host keys the user has trusted, now or earlier under any of the machine's names."""
 
     def accept(key: HostKeyInfo) -> bool:
         return key.fingerprint in fingerprints or key.fingerprint in read_known_keys(USER_KNOWN_HOSTS).names
@@ -216,7 +216,7 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
 
 
 def row_of(machine: Machine, computer: ThisComputer, ssh_config: str = "") -> MachineRow:
-    """Return the row of an entry of a saved profile, before anything is seen of it."""
+    """Return the row of a machine in a saved profile, before it is discovered."""
     if machine.is_local:
         return replace(
             this_row(computer), name=machine.name, entry=_local_entry(machine.name, machine.python or computer.python)

@@ -1,4 +1,4 @@
-"""What the machines' side has to tell the state: results of tasks, and what was seen meanwhile.
+"""Observations: results of service tasks, and events from discovery and a starting run, as rules from state to state.
 
 A result for answers that no longer hold changes nothing.
 """
@@ -19,16 +19,16 @@ from distributed.discovery.sightings import SightingOrigin
 
 _LONGEST_LOG = 400
 _PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
-"""Whose results change other parts."""
+"""Tasks without a part of their own: their results change other parts."""
 _SHOWN_LINES = 12
 
 
-# --------------------------------------------------------------------------------------------------- begin, talk, fail
+# ------------------------------------------------------------------------------------------------- start, log, failure
 
 
 @observation
 def begun(state: State, task: ServiceTask) -> State:
-    """A task is being worked on."""
+    """A task was started."""
     state = replace(state, orders=tuple(order for order in state.orders if order != task))
     if not is_current(state, task):
         return state
@@ -46,7 +46,7 @@ def begun(state: State, task: ServiceTask) -> State:
 
 @observation
 def log_line(state: State, task: ServiceTask, line: str) -> State:
-    """A line about what goes on."""
+    """A task reported a line of progress."""
     state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
     if task.kind is TaskKind.REPAIR and (machine := getattr(line, "machine", "")):
         return state.putting(TaskKind.REPAIR, value={**state.repairs.value, machine: line})
@@ -58,7 +58,7 @@ def log_line(state: State, task: ServiceTask, line: str) -> State:
 
 @observation
 def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
-    """The services could not do it."""
+    """A task failed."""
     state = _at_rest(state, task)
     if not is_current(state, task):
         return state
@@ -79,7 +79,7 @@ def _at_rest(state: State, task: ServiceTask) -> State:
 
 
 def _as_before(state: State) -> State:
-    """Return the state with the H that is shown, where another one cannot be."""
+    """Return the state with the previous sync interval after the requested one was rejected."""
     chosen = state.chosen
     if chosen is None or chosen.interval == chosen.best_interval:
         return state.answering(interval=0)
@@ -92,7 +92,7 @@ def _as_before(state: State) -> State:
 
 @observation
 def done(state: State, task: ServiceTask, result: Any) -> State:
-    """A task's result, of the type that the service's method returns."""
+    """A task finished; ``result`` has the return type of its service method."""
     state = _at_rest(state, task)
     if not is_current(state, task):
         return state
@@ -103,7 +103,7 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
         case TaskKind.ACCESS if (
             row is None or row.status is ItemStatus.OK or state.is_under_way(TaskKind.INSTALL_KEY, task.key)
         ):
-            return state  # a look that was under way while a key was being installed tells of the time before
+            return state  # this login attempt was made before the key was installed
         case TaskKind.INSTALL_KEY if row is not None:
             words = "accepts the login: a key is installed there" if result.ok else result.problem
             access_task = ServiceTask(TaskKind.ACCESS, task.key, inputs(state, TaskKind.ACCESS, task.key))
@@ -133,12 +133,12 @@ def _with_result(state: State, task: ServiceTask, result: Any) -> State:
 
 
 def _is_free(state: State) -> bool:
-    """Whether the model follows from the profile: what a person has named stays."""
+    """Whether the profile decides the model: one that the user has set is kept."""
     return "model" not in dict(state.answers.options)
 
 
 def _with_profile_that_hears(state: State, data: DataSummary) -> State:
-    """Take the profile whose model hears these recordings, in the language of the one before."""
+    """Switch to the profile whose model handles recordings of this length, and keep the language."""
     options_set = dict(state.answers.options)
     language = next((row.value for row in state.job.value.options if row.name == "language" and row.value), "")
     options = state.answers.options if "language" in options_set or not language else (
@@ -149,7 +149,7 @@ def _with_profile_that_hears(state: State, data: DataSummary) -> State:
 
 
 def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRow]) -> State:
-    """A profile brings its machines along."""
+    """Add and select the machines of a saved profile."""
     if state.answers.profile != profile:
         return state
     pinned = tuple({row.key: row for row in (*state.pinned, *saved_rows)}.values())
@@ -159,7 +159,7 @@ def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRo
 
 
 def _to_be_examined(state: State) -> State:
-    """Mended or not, all is looked at again."""
+    """Reset the checks after a repair, whether it succeeded or not."""
     return state.putting(
         TaskKind.CHECKS, state_part=replace(state.empty(TaskKind.CHECKS), inputs=inputs(state, TaskKind.CHECKS))
     )
@@ -167,22 +167,22 @@ def _to_be_examined(state: State) -> State:
 
 @observation
 def launch_seen(state: State, launch: LaunchProgress) -> State:
-    """How far a launch has come."""
+    """A launch made progress."""
     return state.putting(TaskKind.LAUNCH, value=launch)
 
 
-# ------------------------------------------------------------------------------------------------------------ sighting
+# ----------------------------------------------------------------------------------------------------------- discovery
 
 
 @observation
 def watch_failed(state: State, cause: str, fix: str = "") -> State:
-    """No machine is looked for."""
+    """Discovery could not be started."""
     return replace(state, machines=replace(state.machines, advice=(cause, fix)))
 
 
 @observation
 def sighted(state: State, seen: DiscoveredMachines) -> State:
-    """What discovery sees; this computer and the machines of the hosts file are picked by themselves, once."""
+    """Discovery reported machines; this computer and those of the hosts file are selected automatically, once."""
     rows = _with_pinned(seen.rows, state.pinned)
     state = _follow_keys(replace(state, machines=replace(seen, rows=rows)), state.machines.rows)
     if state.preselected is None or state.step not in (Step.HOME, Step.MACHINES):
@@ -196,19 +196,19 @@ def sighted(state: State, seen: DiscoveredMachines) -> State:
 
 
 def _is_offered(row: MachineRow, picks_all: bool) -> bool:
-    """Whether a row is picked by itself; who wrote a machine into the hosts file means to train there."""
+    """Whether a row is selected automatically: this computer, or an online machine that a hosts file lists."""
     listed = picks_all or SightingOrigin.HOSTS_FILE.value in row.found_by
     return row.here or (listed and row.status is ItemStatus.OK)
 
 
 def _order_in(rows: Sequence[MachineRow]) -> Callable[[str], int]:
-    """Return the place of a key: this computer first, the others as they are listed."""
+    """Return the sort key of a machine: this computer first, the others as listed."""
     places = {row.key: -1 if row.here else place for place, row in enumerate(rows)}
     return lambda key: places.get(key, len(rows))
 
 
 def _with_pinned(rows: Iterable[MachineRow], pinned: Iterable[MachineRow]) -> tuple[MachineRow, ...]:
-    """Typed and saved machines stay listed until they are seen."""
+    """Return discovered rows, followed by typed and saved machines that were not discovered."""
     listed = tuple(rows)
     return (*listed, *(row for row in pinned if not any(_is_same_machine(row, other) for other in listed)))
 
@@ -223,7 +223,7 @@ def _is_same_machine(first: MachineRow, second: MachineRow) -> bool:
 
 
 def _is_now(row: MachineRow, seen: MachineRow) -> bool:
-    """Whether a machine without a host key is one that shows it: on the same way, else under its name."""
+    """Whether a row without host key is this discovered machine: by endpoint, or by name if it has no endpoint."""
     endpoints = {path.endpoint for path in row.paths}
     met = (
         not endpoints.isdisjoint(path.endpoint for path in seen.paths)
@@ -234,7 +234,7 @@ def _is_now(row: MachineRow, seen: MachineRow) -> bool:
 
 
 def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
-    """A machine whose host key was seen since has another key: choices made ``before`` still mean it."""
+    """Carry choices over to the new keys of machines whose host key was seen since ``before``."""
     rows, answers = state.machines.rows, state.answers
     listed_keys = {row.key for row in rows}
     now = {row.key: other.key for row in state.pinned for other in rows if _is_same_machine(row, other)}

@@ -1,6 +1,6 @@
-"""What the set-up asks of machines and data: the seam of connection and discovery, below which all is real or recorded.
+"""Access of the set-up to machines and data: the seam between code shared by all set-ups and real or recorded answers.
 
-Everything above it (findings, rows, ways to train, plans) is the same code for both.
+Findings, rows, candidate plans and plans are computed above it, by the same code for both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from profiles.errors import MusterError
     from profiles.schema import Profile
     from training.records.plan import RunPlan
-else:  # loaded when they are used, so that Home is painted at once
+else:  # loaded on first use, so that Home is painted at once
     machine_rows, examination = lazy("app.wizard.machines"), lazy("distributed.checks.examination")
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
@@ -47,7 +47,7 @@ _PATIENCE = 120.0
 
 
 class Search(Protocol):
-    """A search for machines that goes on; :class:`distributed.discovery.discovery.Discovery` is one."""
+    """A continuous search for machines; :class:`distributed.discovery.discovery.Discovery` is one."""
 
     @property
     def state(self) -> State: ...
@@ -59,13 +59,13 @@ class Search(Protocol):
 
 
 class Outside:
-    """The world as it is."""
+    """The real machines, networks and data sets."""
 
     picks_all: ClassVar[bool] = False
-    """Whether all machines that are seen are meant to take part."""
+    """Whether every online machine is selected automatically."""
 
     def now(self) -> float:
-        """Return seconds since any moment."""
+        """Return seconds from an arbitrary origin."""
         return time.monotonic()
 
     def this_computer(self) -> ThisComputer:
@@ -76,15 +76,15 @@ class Outside:
         return discovery.Discovery(sources, browse=browse).__enter__()
 
     def neighbours(self) -> Sequence[str]:
-        """Return the addresses that this computer has met on its networks."""
+        """Return the addresses in this computer's neighbour table."""
         return neighbour_table.neighbours()
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
-        """Go the whole way to a machine once."""
+        """Try every stage of the login to a machine once."""
         return access.check_access(target, trust=trust)
 
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
-        """Install our key with the password, and go the way with the key alone.
+        """Install our SSH key with the password, then log in with the key alone.
 
         Raises:
             MusterError: it was not installed.
@@ -92,15 +92,19 @@ class Outside:
         return access.install_key(target, password, trust=trust).report
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
-        """Look at all machines side by side; their connections are closed again."""
+        """Examine all machines in parallel; their connections are closed afterwards."""
         return examination.examine(hosts, task, trust)
 
     def repair(self, examined: Sequence[MachineExamination], tell: Tell, send: bool) -> Sequence[MusterError]:
-        """Install packages, ``send``: those of this computer; return what did not go."""
+        """Install packages and return the problems of machines where that failed.
+
+        Args:
+            send: send the packages from this computer instead of downloading them.
+        """
         return examination.repair(examined, tell, offline_wheels=send)
 
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
-        """Make all machines ready, and return them connected.
+        """Prepare all machines and return them with open connections.
 
         Raises:
             NotReady: a machine cannot take part.
@@ -116,11 +120,11 @@ class Outside:
         return measure.measure_ready(machines, profile, options)
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
-        """Return what :mod:`training.workers.data_findings` says of a profile's data set."""
+        """Return the findings of :mod:`training.workers.data_findings` about a profile's data set."""
         return _ask_about_data(profile)
 
     def input_bytes(self, plan: RunPlan) -> int:
-        """Return the bytes of code, data and model.
+        """Return the size of code, data and model in bytes.
 
         Raises:
             MusterError: they cannot be used.
@@ -130,7 +134,7 @@ class Outside:
 
 
 def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
-    """Ask a process of its own what a profile's data set is like: this one never loads torch."""
+    """Read the data set in a separate process: this one never loads torch."""
     environment = {**os.environ, "PYTHONPATH": str(training_code()), "HF_HUB_OFFLINE": "1"}
     command = [training_python() or sys.executable, "-m", "training.workers.data_findings"]
     try:

@@ -1,5 +1,4 @@
-"""``wizard.py --plain``: the same set-up as questions and answers, a line at a time, so that screen
-readers and dumb terminals follow."""
+"""``wizard.py --plain``: the set-up as line-by-line questions and answers, for screen readers and dumb terminals."""
 
 from __future__ import annotations
 
@@ -24,18 +23,18 @@ from profiles.errors import ExitCode
 
 Watch = Callable[[Path], int]
 Answered = Callable[[str], Action | None]
-"""Takes an answer in; returns what is to be done, where it has not done it."""
+"""Handles an answer; returns the action to apply, ``None`` if it was handled already."""
 R = TypeVar("R")
 PATIENCE = 600.0
-"""Seconds that a step's work may be silent before the person is asked again."""
+"""Seconds without output after which the user is asked again."""
 LOOK_FOR = 3.0
-"""Seconds to look for machines before they are listed."""
+"""Seconds to wait for discovery before machines are listed."""
 _EVERYWHERE = "b: back, q: leave"
 _USER = "NAME: log in there as that user"
 
 
 class Leave(Exception):
-    """The person goes."""
+    """The user leaves the set-up."""
 
 
 def run_plain(
@@ -45,16 +44,16 @@ def run_plain(
     watch: Watch | None = None,
     look_for: float = LOOK_FOR,
 ) -> int:
-    """Ask from Home to Launch, and return the exit code.
+    """Run the set-up from Home to Launch, and return the exit code.
 
     Args:
-        profile: begin at the Plan of this profile.
-        ask: how to ask; left out: on this terminal.
-        watch: shows the run that was started, and returns its exit code.
-        look_for: seconds that machines and figures have to come before they are shown.
+        profile: start at the Plan step of this profile.
+        ask: prompts to use; ``None``: on this terminal.
+        watch: shows the started run, and returns its exit code.
+        look_for: seconds to wait for machines and figures before they are shown.
 
     Raises:
-        KeyboardInterrupt: ctrl+c; nothing is left half-written.
+        KeyboardInterrupt: ctrl+c; no file is left incomplete.
     """
     wizard = Wizard(services, profile)
     try:
@@ -68,21 +67,21 @@ def run_plain(
 
 
 class PlainWizard:
-    """Walks a person through the set-up."""
+    """Walks the user through the set-up."""
 
     def __init__(self, wizard: Wizard, ask: BareLines, look_for: float = LOOK_FOR) -> None:
         self._wizard = wizard
         self._ask, self._look_for = ask, look_for
         self._lines_told = 0
         self._in_full = False
-        """Whether every way to train is shown, with all figures."""
+        """Whether all candidate plans are shown, with all figures."""
 
     @property
     def _state(self) -> WizardState:
         return self._wizard.state
 
     def hold(self, may_watch: bool) -> Path | None:
-        """Ask until the run trains, and return it if the person wants to watch it here."""
+        """Ask until the run trains; return its run folder if the user wants to watch it here."""
         steps: dict[Step, Callable[[], None]] = {
             Step.HOME: self._home, Step.MACHINES: self._machines, Step.ACCESS: self._access, Step.CHECKS: self._checks,
             Step.LINKS: self._links, Step.JOB: self._job, Step.STRATEGY: self._strategy, Step.PLAN: self._plan,
@@ -114,7 +113,7 @@ class PlainWizard:
             self._ask.say(self._state.notice)
 
     def _choose(self, question: str, answers: Mapping[str, Action], otherwise: Answered | None = None) -> None:
-        """Ask, and do what belongs to the answer; going back and leaving are the same everywhere."""
+        """Ask a question and apply the action for the answer; going back and leaving work everywhere."""
         answer = self._ask.line(f"{question}; {_EVERYWHERE}:")
         if answer.casefold() in ("q", "quit"):
             raise Leave
@@ -126,7 +125,7 @@ class PlainWizard:
             self._do(action)
 
     def _until(self, condition: Callable[[WizardState], bool], patience: float = PATIENCE) -> None:
-        """Wait, and say meanwhile what is being done; ``patience``: seconds in which nothing is said."""
+        """Wait for a condition and print progress; return after ``patience`` seconds without any."""
         while self._wizard.wait(lambda state: condition(state) or state.logged != self._lines_told, patience):
             state = self._state
             new = min(state.logged - self._lines_told, len(state.log))
@@ -207,7 +206,7 @@ class PlainWizard:
         return do.set_user(row.key, user) if command == "u" and user.strip() else None
 
     def _steered(self, rows: Sequence[Access], answer: str) -> Action | None:
-        """Return what an answer about the machines at Access means: ``s 2`` or ``u 2 ada``."""
+        """Return the action for an answer about machines at Access: ``s 2`` or ``u 2 ada``."""
         if not answer.startswith("u "):
             return self._skipped(rows, answer)
         number, _, user = answer.removeprefix("u ").strip().partition(" ")
@@ -311,7 +310,7 @@ class PlainWizard:
         return None
 
     def _said_in_clear(self) -> str:
-        """Return what the person says of training traffic that others can read; nothing where they cannot."""
+        """Ask for consent to unencrypted training traffic; empty if the plan has none."""
         if not self._state.plan.value.in_clear:
             return ""
         return self._ask.line(f"Training traffic would not be encrypted. Type '{do.IN_CLEAR}' to accept that:")
@@ -319,7 +318,7 @@ class PlainWizard:
     # ----------------------------------------------------------------------------------------------------- launch
 
     def _launched(self) -> bool:
-        """Tell how the start goes; return whether the run trains."""
+        """Print the progress of the start; return whether the run trains."""
         before: tuple[str, ...] = ()
         while (state := self._state).launch.status in UNSETTLED:
             lines = tuple(words.launch_lines(state.launch.value))

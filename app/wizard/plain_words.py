@@ -1,4 +1,4 @@
-"""The set-up's state in plain lines, a screen at a time; states are words, nothing depends on colour or place."""
+"""Plain-text lines for each step of the set-up; every state is a word, nothing depends on colour or position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiles.quantities import bytes_text, duration_text, memory_text, rate_tex
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
-    """Runs that live, and what to choose from."""
+    """Yield live runs and the numbered profiles."""
     for run in state.home.value.runs:
         if run.live:
             yield f"live: {run.profile}, since {started_text(run)}; watch it with: {command_line('attach', run.run_id)}"
@@ -36,7 +36,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
 
 
 def machine_lines(state: WizardState) -> Iterator[str]:
-    """Every machine with its number."""
+    """Yield the numbered machines."""
     for number, row in enumerate(state.machines.rows, 1):
         picked = "picked" if row.key in state.answers.picked else "not picked"
         yield f"{number:>3}  {row.name}: {', '.join(filter(None, (picked, row.label, *_about(row))))}"
@@ -105,7 +105,7 @@ def job_lines(state: WizardState) -> Iterator[str]:
 
 
 def all_option_lines(state: WizardState) -> Iterator[str]:
-    """Every option with what it means."""
+    """Yield every option with its help."""
     yield from (f"{_option(option)}: {option.spec.help}" for option in state.job.value.options)
 
 
@@ -116,7 +116,7 @@ def _option(option: JobOption) -> str:
 
 
 def strategy_lines(state: WizardState, in_full: bool = False) -> Iterator[str]:
-    """The ways that are offered, with their numbers; ``in_full``: every candidate by its name, with all figures."""
+    """Yield the numbered candidate plans; ``in_full``: all of them by strategy name, with all figures."""
     ranking, chosen = state.strategy.value, state.chosen
     if chosen is not None:
         yield from (f"  {text}" for text in about(chosen))
@@ -137,13 +137,13 @@ def _choices(state: WizardState, in_full: bool) -> list[tuple[str, RankedCandida
 
 
 def numbered_way(state: WizardState, number: int, in_full: bool) -> RankedCandidate | None:
-    """Return the way of a number of :func:`strategy_lines`."""
+    """Return the candidate plan with this number in :func:`strategy_lines`."""
     choices = _choices(state, in_full)
     return choices[number - 1][1] if 1 <= number <= len(choices) else None
 
 
 def plain_way_words(candidate: RankedCandidate) -> str:
-    """Who trains, for how long, and how often they merge."""
+    """Return which machines train, for how long, and how often they synchronise."""
     if candidate.problem:
         return candidate.problem
     takes = duration_text(candidate.seconds) if candidate.seconds else "not measured"

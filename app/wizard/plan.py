@@ -1,7 +1,7 @@
-"""The Plan of a real run: what is written when it is confirmed, and in rows what changes where and what to type for it.
+"""The plan of a real run: the files written on confirmation, and its changes, network use and command for display.
 
-``profiles/saved/NAME.ini`` runs by its name. ``NAME.hosts.json`` beside it names the machines, ``NAME.plan.json`` holds
-the way that was chosen; ``distributed-train NAME --plan NAME.plan.json`` carries just that out.
+``profiles/saved/NAME.ini`` is the profile. ``NAME.hosts.json`` beside it lists the machines, ``NAME.plan.json`` holds
+the chosen candidate plan; ``distributed-train NAME --plan NAME.plan.json`` runs exactly that.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ CLEAR = "training traffic of engine nccl: plain TCP, anyone on that network can 
 
 @dataclass(frozen=True)
 class Saving:
-    """What would be written, and where."""
+    """Files that would be written, and their contents."""
 
     name: str
     values: Mapping[str, str]
-    """Options and references of the profile."""
+    """Options and references (model, data set) of the profile."""
     hosts: Hosts
     planning: Planning | None
-    """``None`` where there is nothing to choose: one machine."""
+    """``None`` for a single machine: there is nothing to choose."""
     ini: Path
     hosts_file: Path
     plan_file: Path
@@ -65,15 +65,15 @@ class Saving:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of this program, for just this run, once it is saved."""
+        """Command-line arguments that start exactly this run once it is saved."""
         plan = ("--plan", relative_path(self.plan_file)) if self.planning is not None else ()
         return ("distributed-train", self.name, *plan)
 
     def write(self, config: Path | None) -> tuple[str, ...]:
-        """Write all files, each whole; the profile is the last one, so that it never names what is not there.
+        """Write all files atomically, the profile last, so that it never refers to missing files.
 
         Raises:
-            BadInput: a name that is taken, or a folder that cannot be written.
+            BadInput: a name is taken, or a folder cannot be written.
         """
         check_name(self.name)
         self.ini.parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +92,10 @@ class Saving:
 
 
 def saving(request: PlanRequest, config: Path | None = None) -> Saving:
-    """Return what confirming would write; the plan holds the chosen way, of two machines or more.
+    """Return what confirming would write; with two machines or more it includes the chosen candidate plan.
 
     Raises:
-        BadInput: the profile cannot be used, or the name cannot be a profile's.
+        BadInput: the profile cannot be used, or the name is not a valid profile name.
     """
     taken = request.planning if len(request.machines) > 1 else None
     planning = taken.planning_of(request.chosen) if isinstance(taken, Forecast) else None
@@ -113,9 +113,9 @@ def saving(request: PlanRequest, config: Path | None = None) -> Saving:
 
 
 def _values(request: PlanRequest, planning: Planning | None, library: Library, config: Path | None) -> dict[str, str]:
-    """Return every option that anybody has set, so that the profile stands by itself.
+    """Return every option that is not a default, so that the profile is complete by itself.
 
-    How the members work together stays ``auto`` where the recommended way was taken: another day, other figures.
+    Strategy, engine and codec stay ``auto`` if the recommended candidate plan was taken: later measurements may differ.
     """
     found = resolved(request.answers.job, config)
     profile = found.profile
@@ -132,7 +132,7 @@ def _values(request: PlanRequest, planning: Planning | None, library: Library, c
         and found.value(name)
         and options_by_name()[name].is_read_by(profile.model.task)
     }
-    if _FITTED & values.keys():  # what was left open stays so, though its value is in the file now
+    if _FITTED & values.keys():  # options left to the fitting stay open, although the file now has their values
         values["fit_memory"] = found.value("fit_memory")
     taken = request.chosen
     recommended = taken is None or (taken.recommended and taken.interval == taken.best_interval)
@@ -144,12 +144,12 @@ def _values(request: PlanRequest, planning: Planning | None, library: Library, c
 
 
 def _chosen_options() -> tuple[str, ...]:
-    """Return the options of a plan that a profile keeps with a way that was chosen by hand."""
+    """Return the plan options that are saved in the profile when the candidate plan was chosen by hand."""
     return (*WAYS, "error_feedback", *interval_options())
 
 
 def _free_name(request: PlanRequest, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
-    """Return the saved profile's own name, or a name that nobody has, or that has just these choices."""
+    """Return the saved profile's own name, or a name that is unused or already holds exactly these choices."""
     base = request.answers.job.profile
     known = library.find("profile", base)
     if known is not None and known.file.path != library.config.path:
@@ -184,22 +184,22 @@ def _is_the_same(name: str, values: Mapping[str, str], hosts: Hosts, library: Li
 
 
 class Choices(NamedTuple):
-    """What a request amounts to, before any machine is asked."""
+    """The settings that follow from a request, before any machine is contacted."""
 
     saving: Saving
     profile: Profile
-    """As it will be run: as it is saved."""
+    """The profile as it is saved and run."""
     planned: Planned | None
-    """The run that would be started; ``None`` where nothing is known of its machines yet."""
+    """The run that would be started; ``None`` if its machines have not been measured."""
     fitted: tuple[str, ...]
-    """What is changed in the profile so that it fits the machines' memory."""
+    """Changes that make the profile fit the machines' memory."""
 
 
 def choices(request: PlanRequest, config: Path | None = None) -> Choices:
-    """Return what a request amounts to.
+    """Return the settings that follow from a request.
 
     Raises:
-        BadInput: the choices do not fit together.
+        BadInput: the choices are inconsistent.
     """
     saved, forecast, planned = saving(request, config), request.planning, None
     names = _chosen_options() if saved.planning is not None else ()
@@ -221,15 +221,15 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
 
 
 def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
-    """Say what will be done. Nothing is changed, and no machine is asked.
+    """Describe what the run will do. Changes nothing, and contacts no machine.
 
     Raises:
-        BadInput: the choices do not fit together.
+        BadInput: the choices are inconsistent.
     """
     saved, profile, planned, fitted = choices(request, config)
     run, far, size = planned.plan if planned is not None else None, any(not row.here for row in request.machines), 0
     if run is not None and far:
-        with suppress(MusterError, OSError):  # starting will say why
+        with suppress(MusterError, OSError):  # starting the run reports the error
             size = outside.input_bytes(run)
     changes = (
         *_changes(request, saved, size, profile.data.local_data),
@@ -254,17 +254,18 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
 
 
 def way_in_words(chosen: RankedCandidate | None, request: PlanRequest) -> str:
-    """Return how the machines work together, in a few words."""
+    """Return a short description of which machines train and how often they synchronise."""
     members = chosen.choice.members if chosen is not None else (request.machines[0].name,)
     rhythm = rhythm_text(chosen) if chosen is not None else ""
     return ", ".join(filter(None, (together_text(members), rhythm)))
 
 
 def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
-    """Yield what changes where; ``size``: bytes of code, data and model, of which a machine gets what is missing.
+    """Yield the changes on each machine.
 
     Args:
-        stay: data stay on their machines.
+        size: bytes of code, data and model; at most this much is copied to a machine.
+        stay: whether data stay on their machines.
     """
     for path in saved.files:
         yield MachineChange(f"file:{path.name}", "this computer", relative_path(path), "~" if path.exists() else "+")
@@ -284,14 +285,14 @@ def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iter
 
 
 def coordinator_place(request: PlanRequest, saved: Saving) -> str:
-    """Return the coordinator's machine, as the plan names it; this computer where it names none of the others."""
+    """Return the machine of the coordinator; this computer unless the plan names one of the others."""
     settings = saved.planning.settings if saved.planning is not None else None
     others = (machine.name for machine, row in zip(saved.hosts.machines, request.machines, strict=True) if not row.here)
     return settings.coordinator if settings is not None and settings.coordinator in others else "this computer"
 
 
 def _network(far: bool, profile: Profile, engine: str, coordinator: str) -> Iterator[str]:
-    """Yield who connects to whom, for somebody who has a firewall to think of; ``engine``: empty for one machine."""
+    """Yield the connections between machines, for users with a firewall; ``engine`` is empty for a single machine."""
     if far:
         yield "SSH from this computer to each machine"
     if engine == "mesh":

@@ -1,4 +1,4 @@
-"""How the set-up in lines asks a person: with questionary's prompts, or bare lines on terminals that only print."""
+"""Prompts of the plain set-up: questionary, or bare lines on terminals that only print."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 
 def prompter() -> BareLines:
-    """Return questionary's prompts, or bare lines where the terminal can do nothing else."""
+    """Return questionary's prompts, or bare lines if the terminal only prints."""
     return BareLines() if can_only_print() else Questions()
 
 
 class BareLines:
-    """Asks a person, on terminals that only print: no escape code is ever written.
+    """Prompts for terminals that only print: no escape code is ever written.
 
-    Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` when nobody is there.
+    Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` at the end of the input.
     """
 
     def line(self, question: str, default: str = "") -> str:
-        """Return what was typed, without white space around it; nothing typed: ``default``."""
+        """Return the typed line without surrounding white space, or ``default`` if it is empty."""
         print(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}", end="", flush=True)
         return input().strip() or default
 
     def secret(self, question: str) -> str:
-        """Return what was typed without showing it."""
+        """Return typed text without echoing it."""
         return getpass.getpass(f"{visible(question)} ", stream=sys.stdout)
 
     def say(self, text: str = "") -> None:
-        """Show one line; control characters in it are written out."""
+        """Print a line; control characters in it are escaped."""
         print("\n".join(visible(line) for line in text.split("\n")), flush=True)
 
 
 class Questions(BareLines):
-    """questionary's prompts, which know history and editing keys; without colours where NO_COLOR is set."""
+    """Prompts by questionary, with history and editing keys; without colours if NO_COLOR is set."""
 
     def line(self, question: str, default: str = "") -> str:
         import questionary  # with prompt_toolkit 0.1 s, which --help does without
@@ -54,7 +54,7 @@ class Questions(BareLines):
 
 
 def _asked(question: Question) -> str:
-    """Return the answer; ctrl+c is Python's own matter, for prompt_toolkit loses one that comes as it begins."""
+    """Return the answer; Python handles ctrl+c, as prompt_toolkit loses one that arrives while it starts."""
     return str(question.application.run(handle_sigint=False))
 
 

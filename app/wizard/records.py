@@ -1,6 +1,6 @@
-"""What the set-up knows about each of its parts, as frozen data; most of it is the domain's own records.
+"""Frozen records of the set-up's parts; most fields hold domain records.
 
-Text in it may come from other machines: show it escaped. No password is ever in it.
+Text in them may come from other machines: escape it for display. They never contain a password.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen d
     from training.records.runs import RunSummary
 
 Tell = Callable[[str], None]
-"""Hears a line for each thing that was done or began."""
+"""Callback for a line about something that was done or started."""
 MAIN = ("epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
-"""Options that everybody sees; the others are folded under "advanced"."""
+"""Options that are always shown; the others are folded under "advanced"."""
 
 
 SENT = "sent"
-"""Key of the task of an installation whose packages come from this computer."""
+"""Key of the task that installs packages sent from this computer."""
 
 
 class ItemStatus(str, Enum):
-    """How a row, or a part of the set-up, stands: drawn as a symbol, a word and a colour."""
+    """Status of a row or a part of the set-up: drawn as a symbol, a word and a colour."""
 
     WAITING = "waiting"
     WORKING = "working"
@@ -49,15 +49,15 @@ GOOD = (ItemStatus.OK, ItemStatus.WARNING)
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """How something is shown."""
+    """Status of a thing as it is shown."""
 
     status: ItemStatus = ItemStatus.WAITING
     words: str = ""
-    """The state in a word or two: ``online``, ``new host key``; empty: the status itself."""
+    """The status in a word or two: ``online``, ``new host key``; empty: the status itself."""
     cause: str = ""
-    """What is wrong, in one plain sentence; empty where nothing is."""
+    """The problem in one plain sentence; empty if there is none."""
     fix: str = ""
-    """What to do about it: an exact command where there is one."""
+    """How to fix it: an exact command if there is one."""
 
     @property
     def label(self) -> str:
@@ -69,7 +69,7 @@ FINE = Assessment(status=ItemStatus.OK)
 
 @dataclass(frozen=True)
 class AssessedRow(Assessment):
-    """One line of a screen, and how what it is about stands."""
+    """One line of a screen with its assessment."""
 
     key: str
     name: str = ""
@@ -80,13 +80,13 @@ class AssessedRow(Assessment):
 
 @dataclass(frozen=True)
 class Presence:
-    """One machine of a saved profile."""
+    """One machine of a saved profile, and whether it is online."""
 
     name: str
     present: bool | None = None
     """``None``: not known yet."""
     far: bool = False
-    """Whether it is another machine than this computer."""
+    """Whether it is a machine other than this computer."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class KnownProfile:
 
     entry: ProfileEntry
     saved: bool = False
-    """Of ``profiles/saved``, so that it may bring its machines along."""
+    """Whether it is in ``profiles/saved``; such a profile may name its machines."""
     machines: tuple[Machine, ...] = ()
 
     @property
@@ -106,18 +106,18 @@ class KnownProfile:
 @dataclass(frozen=True)
 class Home:
     runs: tuple[RunSummary, ...] = ()
-    """The live ones first."""
+    """Recent runs, live ones first."""
     profiles: tuple[KnownProfile, ...] = ()
 
 
 @dataclass(frozen=True)
 class MachineRow(AssessedRow):
-    """One machine, whatever the number of its names and addresses. ``key`` is its host key's fingerprint once known."""
+    """One machine, with all its names and addresses. ``key`` is its host key's fingerprint once known."""
 
     entry: Machine = field(kw_only=True)
-    """How it is reached, as a hosts file says it; the name there is that of ``name`` once the file is written."""
+    """How it is reached, as a hosts file entry; its name there becomes ``name`` when the file is written."""
     ssh_config: str = ""
-    """The OpenSSH configuration that its hosts file names."""
+    """OpenSSH configuration file named by its hosts file."""
     chip: str = ""
     memory: str = ""
     system: str = ""
@@ -125,11 +125,11 @@ class MachineRow(AssessedRow):
     paths: tuple[FoundPath, ...] = ()
     fingerprint: str = ""
     names: tuple[str, ...] = ()
-    """All that it is called, in small letters."""
+    """All its names, in lower case."""
     aliases: tuple[str, ...] = ()
-    """Keys of what was typed and is this machine; a choice made by them still holds."""
+    """Keys of typed addresses that reach this machine; choices made under them still hold."""
     unequipped: bool = False
-    """This computer, before the packages that train are installed on it."""
+    """Whether it is this computer and lacks the packages for training."""
 
     @property
     def here(self) -> bool:
@@ -137,46 +137,46 @@ class MachineRow(AssessedRow):
         return self.entry.is_local
 
     def reached_as(self, user: str) -> MachineRow:
-        """Return it as another user reaches it; empty: as it is."""
+        """Return the row with another login user; empty: unchanged."""
         return replace(self, entry=self.entry.model_copy(update={"user": user})) if user else self
 
 
 @dataclass(frozen=True)
 class DiscoveredMachines:
-    """What discovery sees at a moment."""
+    """Results of discovery at one moment."""
 
     rows: tuple[MachineRow, ...] = ()
     searched: tuple[str, ...] = ()
-    """Where was looked, in words: services and interfaces, files."""
+    """Description of the search: services and interfaces, files."""
     seconds: float = 0.0
-    """How long was looked."""
+    """Seconds since the search began."""
     advice: tuple[str, ...] = ()
-    """What to do if a machine is missing; filled when nothing was found for some seconds."""
+    """Advice if a machine is missing; filled when no other machine was found for some seconds."""
     presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
-    """By saved profile: which of its machines are here."""
+    """By saved profile: its machines, and which of them are online."""
     picks_all: bool = False
-    """Whether every machine that is online is picked by itself, as those of a hosts file are."""
+    """Whether every online machine is selected automatically, as those of a hosts file are."""
 
 
 # ------------------------------------------------------------------------------------------------------ access, checks
 
 
 class AccessNeed(str, Enum):
-    """What a machine waits for a person to give."""
+    """What a machine needs from the user before it can be logged in to."""
 
     NOTHING = ""
     TRUST = "trust"
     """The host key is new: compare its fingerprint, then ``trust_key``."""
     PASSWORD = "password"
-    """No key of ours fits, and a password would be taken: ``Wizard.give_password``."""
+    """None of our keys is accepted, but a password would be: ``Wizard.give_password``."""
 
 
 @dataclass(frozen=True)
 class Access(AssessedRow):
-    """The way to one picked machine as it stands; ``key`` is the machine's."""
+    """The login to one selected machine; ``key`` is the machine's."""
 
     report: AccessReport | None = None
-    """What came of it last; ``None``: not asked yet."""
+    """Report of the last attempt; ``None``: not tried yet."""
 
     @property
     def need(self) -> AccessNeed:
@@ -200,14 +200,14 @@ class Access(AssessedRow):
 
     @property
     def place(self) -> str:
-        """``user@host:port``; empty where it was not asked yet."""
+        """``user@host:port``; empty before the first attempt."""
         report = self.report
         return "" if report is None else f"{report.user}@{report.where}" if report.user else report.where
 
 
 @dataclass(frozen=True)
 class Check(AssessedRow):
-    """One picked machine with its findings as they stand; ``key`` is the machine's."""
+    """One selected machine with its findings so far; ``key`` is the machine's."""
 
     findings: tuple[Finding, ...] = ()
 
@@ -222,7 +222,7 @@ class Check(AssessedRow):
 
 @dataclass(frozen=True)
 class JobAnswers:
-    """What is to be trained."""
+    """The job that the user chose: a profile and changed options."""
 
     profile: str
     options: tuple[tuple[str, str], ...] = ()
@@ -235,11 +235,11 @@ class JobOption:
     spec: OptionSpec
     value: str
     default: str
-    """What the profile says without the person's change."""
+    """The profile's value, without the user's change."""
     problem: str = ""
-    """Why the value does not fit; empty where it does."""
+    """Why the value is invalid; empty if it is valid."""
     changed: bool = False
-    """By the person."""
+    """Whether the user changed it."""
 
     @property
     def name(self) -> str:
@@ -253,9 +253,9 @@ class JobOption:
 @dataclass(frozen=True)
 class JobForm:
     options: tuple[JobOption, ...] = ()
-    """All options with their values; main ones first, then the advanced."""
+    """All options with their values: main ones first, then the advanced ones."""
     models: tuple[str, ...] = ()
-    """Names to choose ``model`` from; a path or hub name does as well."""
+    """Names to choose ``model`` from; a path or hub name is accepted too."""
     datasets: tuple[str, ...] = ()
     model: str = ""
     dataset: str = ""
@@ -264,7 +264,7 @@ class JobForm:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What is known of the data set."""
+    """Summary of the data set."""
 
     samples: int = 0
     hours: float | None = None
@@ -274,9 +274,9 @@ class DataSummary:
     """Files that cannot be read, the first few."""
     broken_count: int = 0
     notes: tuple[str, ...] = ()
-    """What commands did to it, each with the command that says more."""
+    """What commands did to the data set, each with the command that shows more."""
     instead: str = ""
-    """A profile whose model hears all recordings, where that of the job does not; empty elsewhere."""
+    """A profile whose model handles all recordings, if that of the job does not; otherwise empty."""
     assessment: Assessment = FINE
 
 
@@ -294,27 +294,27 @@ class Fit(AssessedRow):
 
 @dataclass(frozen=True)
 class RankedCandidate:
-    """One way to train: a candidate of the ranking, with H as the person left it."""
+    """A candidate plan of the ranking, with the sync interval (H) that the user set."""
 
     candidate: Candidate
     index: int = 0
-    """In the ranking."""
+    """Position in the ranking."""
     same_loss_seconds: float = 0.0
-    """Time to the loss that the best single machine's whole run ends with: what ways compare by."""
+    """Seconds until it reaches the final loss of the best single machine's run, by which candidates are compared."""
     best_interval: int = 1
-    """The H that the planner chose for it."""
+    """The sync interval that the planner chose."""
     best_speed: float = 0.0
-    """Its ``useful_speed_up`` with that H."""
+    """Its ``useful_speed_up`` with that interval."""
     time: RunTime | None = None
-    """When its run ends; ``None``: its speed is not known."""
+    """Predicted end of its run; ``None``: its speed is not known."""
     quality: str = ""
-    """What it does to the result, in words."""
+    """Its effect on the result, in words."""
     exact: bool = False
-    """Whether all machines exchange in every step, as one large machine would."""
+    """Whether all machines synchronise in every step, as one large machine would."""
     acceptable: bool = True
-    """Whether the loss may end no higher than is accepted."""
+    """Whether the predicted increase of the final loss is within the accepted limit."""
     periodic: bool = False
-    """Whether H can be moved."""
+    """Whether its sync interval can be changed."""
     recommended: bool = False
 
     @property
@@ -323,22 +323,22 @@ class RankedCandidate:
 
     @property
     def interval(self) -> int:
-        """Steps between exchanges, H; ``SetInterval`` moves it."""
+        """Sync interval (H): steps from one synchronisation to the next; ``set_interval`` changes it."""
         return self.choice.interval
 
     @property
     def problem(self) -> str:
-        """Why it cannot be taken; empty where it can."""
+        """Why it cannot be chosen; empty if it can."""
         return "" if self.candidate.fits else "it needs more memory than is free"
 
     @property
     def seconds(self) -> float:
-        """Time of the whole run this way; ways differ in the samples that their runs see."""
+        """Predicted seconds of its whole run; candidates differ in the number of samples they train on."""
         return self.candidate.steps * self.candidate.step
 
     @property
     def identity(self) -> str:
-        """What tells it from all others, whatever its place in the ranking and its H."""
+        """Identifies it regardless of its position in the ranking and its sync interval."""
         return "|".join((self.choice.name, self.choice.over, *self.choice.members))
 
 
@@ -346,15 +346,15 @@ class RankedCandidate:
 class StrategyRanking:
     ways: tuple[RankedCandidate, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why the recommended one, in plain words; the deciding sentence first."""
+    """Why the recommended candidate plan was chosen, in plain words; the deciding reason first."""
     details: tuple[str, ...] = ()
-    """More of it, with the names of strategies and options."""
+    """Further reasons, with the names of strategies and options."""
     cables: tuple[str, ...] = ()
-    """What cables would give, where that matters; these are among the reasons too."""
+    """What cables would gain, if that matters; these sentences are among the reasons too."""
     measure: bool = False
-    """New figures were asked for."""
+    """Whether the user requested new measurements."""
     planning: Any = field(default=None, repr=False, compare=False)
-    """What the services need to go on from here; nobody else looks at it."""
+    """Passed back to the services by later calls; opaque to all other code."""
     assessment: Assessment = FINE
 
 
@@ -363,7 +363,7 @@ class StrategyRanking:
 
 @dataclass(frozen=True)
 class MachineChange:
-    """What will change on one machine."""
+    """A change on one machine."""
 
     key: str
     machine: str
@@ -379,18 +379,18 @@ class Plan:
     bytes_to_copy: int = 0
     network: tuple[str, ...] = ()
     time: tuple[str, ...] = ()
-    """How long the run takes, and what has to be known beside it, in sentences; empty: not measured."""
+    """Sentences about the run time and its conditions; empty: not measured."""
     way: str = ""
     encrypted: tuple[str, ...] = ()
     in_clear: tuple[str, ...] = ()
     profile: str = ""
     """Name under which the choices are saved."""
     files: tuple[str, ...] = ()
-    """What is written on this computer when the plan is confirmed, beside the run's folder."""
+    """Files written on this computer on confirmation, besides the run folder."""
     command: str = ""
-    """What to type for the same, once the profile is saved."""
+    """Command that does the same, once the profile is saved."""
     hash: str = ""
-    """Of the run's plan, as far as it is known before the machines are asked; empty: not known."""
+    """Hash of the run's plan, as far as it is known before machines are contacted; empty: not known."""
     assessment: Assessment = FINE
     staying: str = ""
-    """What is said of data that stay on their machines."""
+    """Note about data that stay on their machines."""

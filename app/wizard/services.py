@@ -1,8 +1,8 @@
-"""What the guided set-up asks of the machines, over :mod:`distributed`; :mod:`app.demo` has a scripted one.
+"""Services of the guided set-up, implemented with :mod:`distributed`; :mod:`app.demo` has a scripted implementation.
 
 All calls block and are made from threads of the :class:`app.wizard.engine.Wizard`. They may raise
 ``profiles.errors.MusterError``; the set-up shows its message and hint in the row or screen concerned.
-Everything heavy is imported by the call that needs it, so that Home is painted at once. torch is never imported here.
+Heavy modules are imported by the calls that need them, so that Home is painted at once. torch is never imported here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from distributed.ssh.access import AccessReport
     from profiles.schema import Profile
     from training.records import runs as run_list
-else:  # loaded when they are used: most load SSH, which the first screen does without
+else:  # loaded on first use: most load SSH, which the first screen does without
     discovery_watch, forecasting, job_view, launching, machines, plan = (
         lazy(f"app.wizard.{name}")
         for name in ("discovery_watch", "forecasting", "job_view", "launching", "machines", "plan")
@@ -64,12 +64,12 @@ RUNS = 20
 
 
 class Services:
-    """The world, as the set-up sees it.
+    """The calls that the set-up makes to machines, profiles and data.
 
     Args:
         config: another ``config.ini`` with its saved profiles beside it; ``None``: the project's.
         output: folder of the run folders.
-        outside: machines and data.
+        outside: access to machines and data.
     """
 
     def __init__(self, config: Path | None = None, output: Path = RUNS_FOLDER, outside: Outside = OUTSIDE) -> None:
@@ -81,13 +81,13 @@ class Services:
 
     @property
     def outside(self) -> Outside:
-        """Machines and data, real or recorded."""
+        """Access to machines and data, real or recorded."""
         return self._outside
 
     # ---------------------------------------------------------------------------------------------- home and machines
 
     def home(self) -> Home:
-        """Return live and recent runs, and profiles, the newest first."""
+        """Return recent runs, live ones first, and all profiles."""
         runs = tuple(sorted(run_list.list_all_runs(self._output)[:RUNS], key=lambda run: not run.live))
         return Home(runs=runs, profiles=known_profiles(self._config))
 
@@ -96,11 +96,11 @@ class Services:
         return self._examine([machines.this_row(self.outside.this_computer())], DEFAULT_TASK)[0]
 
     def watch(self, see: Callable[[DiscoveredMachines], None]) -> DiscoveryWatch:
-        """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""
+        """Look for machines; ``see`` is called at once and after every change, from a separate thread."""
         return discovery_watch.DiscoveryWatch(see, saved_hosts(self._config), self.outside)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
-        """Return the machines that a saved profile names; none: this computer."""
+        """Return the machines of a saved profile; this computer if it names none."""
         path = saved_hosts(self._config).get(profile)
         if path is None:
             return (machines.this_row(self.outside.this_computer()),)
@@ -112,12 +112,12 @@ class Services:
     # ------------------------------------------------------------------------------------------- access, checks, links
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
-        """Go the whole way to a machine once. A new host key is accepted only if its fingerprint is ``trusted``."""
+        """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``."""
         self._trusted = tuple(trusted)
         return self.outside.check_access(machines.target_of(machine), machines.trust_in(trusted))
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
-        """Install our key with the password, and return how the way goes with the key alone."""
+        """Install our SSH key with the password, and return the report of a login with the key alone."""
         target = machines.target_of(machine)
         try:
             return self.outside.install_key(target, password, machines.trust_in(trusted))
@@ -125,7 +125,7 @@ class Services:
             return access.explain(target, None, error)
 
     def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Sequence[tuple[Finding, ...]]:
-        """Check all machines side by side; one result a machine, in their order."""
+        """Check all machines in parallel; return the findings of each, in the same order."""
         return self._examine(rows, self._profile(job).model.task)
 
     def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[tuple[Finding, ...]]:
@@ -134,13 +134,13 @@ class Services:
         return [tuple(one.findings) for one in examined]
 
     def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
-        """Install the packages on machines that lack them, in an environment of Muster's.
+        """Install missing packages on machines, in Muster's own environment there.
 
         Args:
-            send: take the packages from this computer.
+            send: send the packages from this computer instead of downloading them.
 
         Raises:
-            MachinesNotReady: where that did not go; ``tell`` has heard why, machine by machine.
+            MachinesNotReady: an installation failed; the cause was passed to ``tell`` for each machine.
         """
         hosts = machines.hosts_of(rows)
         examined = self.outside.examine(hosts, self._profile(job).model.task, machines.trust_in(self._trusted))
@@ -156,7 +156,7 @@ class Services:
             raise MachinesNotReady(problems[0].message, problems[0].hint)
 
     def measure_links(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
-        """Measure every pair, or return what is known and fresh."""
+        """Measure every pair of machines, or return recent measurements."""
         profile = self._profile(job)
         options = prepare.PrepareOptions(tell, machines.trust_in(self._trusted), repair=False)
         ready = self.outside.prepare(machines.hosts_of(rows), profile.model.task, options)
@@ -171,11 +171,11 @@ class Services:
     # ------------------------------------------------------------------------------------------------------------ job
 
     def _profile(self, job: JobAnswers) -> Profile:
-        """Return the profile with the answers, also where it is not complete yet."""
+        """Return the profile with the answers, even if it is incomplete."""
         return job_view.resolved(job, self._config, complete=False).profile
 
     def job(self, answers: JobAnswers) -> JobForm:
-        """Return the options with their values and errors, and what can be chosen; quick, no data is read."""
+        """Return the options with values and errors, and the available choices; quick, as no data is read."""
         return job_view.job_of(answers, self._config)
 
     def look_at_data(self, answers: JobAnswers) -> DataSummary:
@@ -183,23 +183,23 @@ class Services:
         return job_view.data_of(self._profile(answers), self.outside)
 
     def fits(self, rows: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
-        """Say for each machine whether the model fits its memory."""
+        """Return for each machine whether the model fits its memory."""
         return job_view.fits_of(rows, self._profile(answers), self._health)
 
-    # --------------------------------------------------------------------------------------------------- way and plan
+    # ---------------------------------------------------------------------------------------------- strategy and plan
 
     def forecast(self, request: PlanRequest, tell: Tell) -> StrategyRanking:
-        """Measure what is not known yet, and rank all ways to train."""
+        """Measure what is not known yet, and rank the candidate plans."""
         self._check_code(request.answers.job)
         profile = job_view.resolved(request.answers.job, self._config).profile
         return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
 
     def with_interval(self, planning: forecasting.Forecast, index: int, steps: int) -> RankedCandidate:
-        """Predict a candidate with another H; pure and quick."""
+        """Predict a candidate plan with another sync interval; pure and quick."""
         return planning.with_interval(index, steps)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Say what will be done. Changes nothing anywhere."""
+        """Describe what the run will do. Changes nothing."""
         return plan.plan_of(request, self._config, self.outside)
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
@@ -207,15 +207,15 @@ class Services:
         return plan.saving(request, self._config).write(self._config)
 
     def launch(self, request: PlanRequest, see: Callable[[LaunchProgress], None], tell: Tell) -> Path:
-        """Save, start the run in the background, and return its folder when the first step is made.
+        """Save and start the run in the background, and return its run folder once the first step is done.
 
-        ``see`` hears every change on the way; the run goes on if the caller stops listening.
+        ``see`` is called for every change of the progress; the run continues if the caller stops listening.
         """
         self._check_code(request.answers.job)
         return launching.launch(request, see, tell, self._config)
 
     def _check_code(self, job: JobAnswers) -> None:
-        """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
+        """Reject user code named by a file unless the user approved it; code named in the set-up counts as approved."""
         resolved = job_view.resolved(job, self._config)
         hint = f"read it, then: {command_line('plan', job.profile, '--trust-code')}"
         for option in resolved.profile.user_code:
@@ -223,10 +223,10 @@ class Services:
             custom_code.check_code(resolved.profile, source, hint, is_named=source is None, option=option)
 
     def close(self) -> None:
-        """Let go of everything that is still held: nothing is, between calls."""
+        """Release resources; this implementation holds none between calls."""
 
 
-# ------------------------------------------------------------------------------------- profiles, with their machines
+# --------------------------------------------------------------------------------------- profiles and their machines
 
 
 def saved_hosts(config: Path | None = None) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The ways to train as a person is asked for one: Fast, Exact, One machine; the whole ranking is for who wants it."""
+"""The few candidate plans offered by default (Fast, Exact, One machine), and their descriptions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from profiles.errors import counted
 
 FAST, EXACT, BOTH, SINGLE = "Fast", "Exact", "Fast and exact", "One machine"
 _ALIKE = 1.05
-"""Times as fast, below which predictions cannot tell two ways apart."""
+"""Speed ratio below which predictions cannot tell two candidate plans apart."""
 
 
 def offered(candidates: Sequence[RankedCandidate], chosen: RankedCandidate | None) -> list[tuple[str, RankedCandidate]]:
-    """Return what a person chooses from, each with its label, the best first; a chosen way is always there."""
+    """Return the offered candidate plans with their labels, best first; the chosen one is always included."""
     labels = _labels(candidates)
     offer = [(labels[way.index], way) for way in candidates if way.index in labels]
     if chosen is not None and chosen.index not in labels:
@@ -22,12 +22,12 @@ def offered(candidates: Sequence[RankedCandidate], chosen: RankedCandidate | Non
 
 
 def label_of(candidate: RankedCandidate, candidates: Sequence[RankedCandidate]) -> str:
-    """Return ``Fast``, ``Exact``, ``One machine``, or the name of a way that is none of these."""
+    """Return ``Fast``, ``Exact``, ``One machine``, or the strategy name of any other candidate plan."""
     return SINGLE if candidate.choice.alone else _labels(candidates).get(candidate.index, candidate.choice.name)
 
 
 def _labels(candidates: Sequence[RankedCandidate]) -> dict[int, str]:
-    """Return the label by index in the ranking; ways that fit no memory have one where nothing else would."""
+    """Return labels by index in the ranking; candidate plans without a prediction keep the name of their strategy."""
     groups = [way for way in candidates if way.candidate.predicted and not way.choice.alone and not way.problem]
     groups = [way for way in groups if way.recommended or way.choice.engine != "nccl"]
     fastest = max(groups, key=lambda way: way.candidate.useful_speed_up, default=None)
@@ -49,9 +49,9 @@ def _speed(candidate: RankedCandidate) -> float:
 
 
 def advised(candidates: Sequence[RankedCandidate], preference: str) -> RankedCandidate | None:
-    """Return the way that is recommended with the figures as they are shown, after a person has moved an interval.
+    """Return the candidate plan to recommend for the figures shown, after the user has changed a sync interval.
 
-    ``None``: the recommended way was left for a worse interval of its own.
+    ``None``: the user gave the recommended one a worse interval.
     """
     recommended = next((way for way in candidates if way.recommended), None)
     moved = next((way for way in candidates if way.interval != way.best_interval), None)
@@ -64,14 +64,14 @@ def advised(candidates: Sequence[RankedCandidate], preference: str) -> RankedCan
 
 
 def rhythm_text(candidate: RankedCandidate) -> str:
-    """Return how often the machines merge what they have learnt; empty for one machine."""
+    """Return how often the machines synchronise; empty for a single machine."""
     if candidate.choice.alone:
         return ""
     return f"merging every {counted(candidate.interval, 'step')}" if candidate.interval > 1 else "merging in every step"
 
 
 def about(candidate: RankedCandidate) -> Iterator[str]:
-    """Yield what a person should know of a way, in plain sentences."""
+    """Yield sentences about a candidate plan's run time and its effect on the result."""
     if candidate.time is not None:
         yield from candidate.time.sentences
     elif not candidate.candidate.predicted:
