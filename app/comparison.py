@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
 from app.run_view.run_series import OF_EXCHANGES, Curves, coarser, figures, of_run, with_figures
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.prediction import Predictor
 from distributed.planning.simulated import choice_of, job_after
 from profiles.errors import BadInput

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from app.console import visible
 from distributed.planning.cables import CABLES
-from distributed.planning.document import Candidate, Choice, Planning
+from distributed.planning.documents.document import Candidate, Choice, Planning
 from distributed.planning.reasons import ROUTE_CODES, sentence
 from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted

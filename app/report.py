@@ -14,7 +14,7 @@ from app.run_view.figures import MORE_DATA, change, data_text, evaluations_docum
 from app.run_view.metrics import metric_label, metrics_of, simulated_text
 from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState
-from distributed.planning.document import Planning
+from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import PLANNING
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, counted

@@ -34,7 +34,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.events import MachineEvent, MemberEvent, RunEvent, StepEvent, SyncEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RunFolder, new_run_id

@@ -28,9 +28,9 @@ from exchange_engines import Members, served
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.cost_model import bottlenecks_of, star_flows
-from distributed.planning.document import Choice
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
+from distributed.planning.documents.document import Choice
 from distributed.planning.exchange_cost import ExchangeCosts
 from tests.lab.lab import Lab
 

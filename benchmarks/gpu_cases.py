@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch
 from torch import nn
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.exchange.base import SoloExchange
 from training.hardware.device import select_device
 from training.hardware.device_probe import TINY, USUAL, copy_speeds, product_speed, wait_for
@@ -305,8 +305,8 @@ def memory(setting: Setting, shape: str, tuning: str, base: str) -> Results:
     """Peak of a step with one full window, beside what the memory model says."""
     import whisper_memory
 
-    from distributed.planning.memory_model import need_of
-    from distributed.planning.model_size import size_for
+    from distributed.planning.memory.memory_model import need_of
+    from distributed.planning.memory.model_size import size_for
 
     with whisper_folder(shape, setting.tiny) as folder:
         more = {"tuning": tuning, "base_precision": base, "batch_size": 1, "window": "full"}

@@ -20,7 +20,7 @@ from typing import Any
 from local_runs import Measured
 
 from distributed.launcher import DistributedLauncher
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from tests.lab import network
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab

@@ -29,7 +29,7 @@ import ideal_times
 from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from training.tasks.registry import task_from_profile
 
 NAMES = ("a", "b", "c", "d")

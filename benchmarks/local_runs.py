@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from training.records.events import EvaluationEvent, Event, StepEvent, SyncEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run

@@ -40,7 +40,7 @@ from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
 from distributed.planning import planner
-from distributed.planning.document import Candidate, Figures, Job, job_of
+from distributed.planning.documents.document import Candidate, Figures, Job, job_of
 from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import about_equal

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distributed.planning.document import Choice
+from distributed.planning.documents.document import Choice
 from distributed.planning.simulated import choice_of
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 
 HERE = Path(__file__).resolve().parent

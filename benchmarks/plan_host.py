@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from distributed.hosts.schema import Hosts
 from distributed.launcher import DistributedLauncher
 from distributed.measuring.measure import MeasureOptions, measure
-from distributed.planning.cluster import MeasurementCache
+from distributed.planning.documents.cluster import MeasurementCache
 from profiles.errors import MusterError
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 
 PROFILE = "nanogpt"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from plan_cells import Cell
 
-from distributed.planning.document import Candidate
+from distributed.planning.documents.document import Candidate
 
 Row = Sequence[float]
 """Of a step: number, seconds of compute, wait and transfer, bytes sent and received, when it ended, and samples."""

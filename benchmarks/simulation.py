@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from training.records.events import Event, MachineEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 from torch import nn
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.tasks.whisper.model import unwrap
 from training.tasks.whisper.task import WhisperTask
 

@@ -28,7 +28,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from distributed.planning.document import Planning
+from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import PLANNING
 from tests.demo.tmux_terminal import Tmux
 from tests.lab.lab import Lab

@@ -14,10 +14,18 @@ from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions, measure_ready
 from distributed.planning import planner
 from distributed.planning.cables import cable_reasons
-from distributed.planning.cluster import Cluster
-from distributed.planning.document import Figures, MemberSetting, Planning, Preference, Reason, Settings, job_of
+from distributed.planning.documents.cluster import Cluster
+from distributed.planning.documents.document import (
+    Figures,
+    MemberSetting,
+    Planning,
+    Preference,
+    Reason,
+    Settings,
+    job_of,
+)
 from distributed.planning.feedback import corrections, write_planning
-from distributed.planning.fitting import fit
+from distributed.planning.memory.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets, plan_run, seat_names
 from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare, updated_hosts

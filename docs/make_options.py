@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from profiles.declarations import owners
-from profiles.ini import write_atomically
+from profiles.files.ini import write_atomically
 from profiles.options import OptionSpec, options, sections
 
 PAGE = ROOT / "docs" / "reference" / "options.md"

@@ -121,7 +121,7 @@ class ObjectTrainer(ABC):
         if getattr(sys.modules["__main__"].__spec__, "name", "") == _WORKER:
             hint = 'put what calls fit() under: if __name__ == "__main__":'
             raise BadInput("a worker imports the script, which calls fit() again", hint)
-        from profiles.resolve import profile_from_options
+        from profiles.files.resolve import profile_from_options
         from training.strategies.user_strategy import settings_for
         from training.tasks.custom import CustomJob
         from training.tasks.object_files import check_given, load_result, make_model

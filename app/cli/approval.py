@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.console import answered_yes, command_line, say, visible
 from distributed.hosts.file import Hosts, accept_pythons, load_hosts, unapproved_pythons
 from profiles.errors import BadInput, counted
-from profiles.resolve import Resolved
+from profiles.files.resolve import Resolved
 from profiles.schema import Profile
 
 if TYPE_CHECKING:

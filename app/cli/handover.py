@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from app.console import say
 from profiles.errors import BadInput
+from profiles.files.resolve import load_profile
 from profiles.installation import SETUP, can_train, training_environment
-from profiles.resolve import load_profile
 from training.records.model_folders import find_usable_model
 
 _SIZE = "about 1.6 GB"

@@ -13,8 +13,8 @@ from app.cli.arguments import Json, Setting, new_app
 from app.cli.terminal import answer
 from app.console import show, show_line, visible
 from profiles.errors import BadInput, ExitCode
+from profiles.files.resolve import list_profiles, load_profile, validate_config
 from profiles.options import options
-from profiles.resolve import list_profiles, load_profile, validate_config
 
 profiles = new_app()
 

@@ -91,7 +91,7 @@ def _chosen(demo: int | None, name: str | None) -> tuple[Services, str]:
     """
     if demo is None:
         from app.wizard.services import Services
-        from profiles.resolve import load_profile  # with pydantic, which --help does without
+        from profiles.files.resolve import load_profile  # with pydantic, which --help does without
 
         if name is not None:
             load_profile(name, complete=False)

@@ -32,7 +32,7 @@ from app.run_view.plan_vs_actual import (
 )
 from app.run_view.run_series import Series, of_run, series_names
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
-from distributed.planning.document import Candidate, Figures, Planning
+from distributed.planning.documents.document import Candidate, Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
 from profiles.errors import BadInput, MusterError
 from training.records.event_log import read_events

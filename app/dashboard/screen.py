@@ -15,17 +15,17 @@ from textual.style import Style
 from textual.widgets import ContentSwitcher
 
 from app.console import command_about, visible
-from app.dashboard.charts import ChartsPane
-from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
-from app.dashboard.logs import LogsPane
-from app.dashboard.machines import MachinesPane
-from app.dashboard.network import NetworkPane
-from app.dashboard.next_steps import commands_after
-from app.dashboard.overview import EventsPane, OverviewPane
-from app.dashboard.pane import LEVELS, Pane, Words
+from app.dashboard.dialogs.commands import Commands, Proof, Reporting, StopDialog
+from app.dashboard.dialogs.next_steps import commands_after
+from app.dashboard.dialogs.writing import next_dialog
 from app.dashboard.reader import Picture, RunReader
-from app.dashboard.samples import SamplesDialog
-from app.dashboard.writing import next_dialog
+from app.dashboard.tabs.charts import ChartsPane
+from app.dashboard.tabs.logs import LogsPane
+from app.dashboard.tabs.machines import MachinesPane
+from app.dashboard.tabs.network import NetworkPane
+from app.dashboard.tabs.overview import EventsPane, OverviewPane
+from app.dashboard.tabs.pane import LEVELS, Pane, Words
+from app.dashboard.tabs.samples import SamplesDialog
 from app.follow import Follower
 from app.run_view.headline import RunHeadline, headline
 from app.run_view.timeline import with_reason

@@ -19,7 +19,7 @@ from app.demo import RECORD
 from app.demo.fixture import HERE, TourMachine, fixture
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning.document import Figures
+from distributed.planning.documents.document import Figures
 from distributed.planning.simulated import ClusterClock, choice_of
 from training.exchange.codecs import codec_by_name
 from training.records.events import (

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from app.demo import RECORD
 from distributed.checks.findings import Health
 from distributed.measuring.link_figures import PairFigures
-from distributed.planning.cluster import ClusterMachine
-from distributed.planning.document import Workload
+from distributed.planning.documents.cluster import ClusterMachine
+from distributed.planning.documents.document import Workload
 
 HERE = "demo-macbook"
 """The machine that plays this computer."""

@@ -55,7 +55,7 @@ from distributed.ssh.errors import (
     UnknownHostKey,
     UserRefused,
 )  # fmt: skip
-from distributed.ssh.host_keys import HostKeyInfo, fingerprint
+from distributed.ssh.keys.host_keys import HostKeyInfo, fingerprint
 from distributed.ssh.process import Completed, Input, Process
 from profiles.errors import MusterError
 from profiles.quantities import memory_text

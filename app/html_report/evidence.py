@@ -15,7 +15,7 @@ from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_wi
 from app.run_view.run_series import RUN
 from app.run_view.run_state import RunState, state_of
 from app.run_view.showcase import showcase_in
-from distributed.planning.document import Planning
+from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import PLANNING, PredictionComparison, compare
 from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan

@@ -16,7 +16,7 @@ from app.run_view.metrics import metric_label, metric_text, metrics_of, simulate
 from app.run_view.pair_paths import is_loopback
 from app.run_view.run_state import machine_changes
 from app.run_view.timeline import TimelineEntry
-from distributed.planning.document import Candidate, Reason
+from distributed.planning.documents.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, energy_text, figure_text

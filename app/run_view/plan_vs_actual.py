@@ -20,7 +20,7 @@ from app.run_view.pair_paths import pairs
 from app.run_view.ribbon import Ribbon, ribbons, steps_away
 from app.run_view.run_series import Point, coarser, of_member
 from app.run_view.run_state import RunState
-from distributed.planning.document import Candidate, Planning
+from distributed.planning.documents.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison
 from distributed.planning.run_time import FIXED_STEPS, best_single
 from profiles.errors import counted

@@ -27,7 +27,7 @@ from distributed.ssh.command_log import CommandRecord
 from profiles.installation import WIZARD
 
 if TYPE_CHECKING:  # only when a run is watched
-    from app.dashboard.commands import Commands
+    from app.dashboard.dialogs.commands import Commands
 
 SCREENS: tuple[type[StepScreen], ...] = (
     HomeScreen, MachinesScreen, AccessScreen, ChecksScreen, LinksScreen, JobScreen, StrategyScreen, PlanScreen,

@@ -21,7 +21,7 @@ from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal
 from distributed.ssh.command_log import CommandRecord
-from distributed.ssh.host_keys import COMPARED
+from distributed.ssh.keys.host_keys import COMPARED
 
 T = TypeVar("T")
 BEHIND = "-behind"

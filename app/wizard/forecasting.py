@@ -21,9 +21,9 @@ from distributed.launcher import (
 )
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.planning.cables import CABLES
-from distributed.planning.document import Candidate, Choice, Planning, Preference
+from distributed.planning.documents.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
-from distributed.planning.fitting import fit
+from distributed.planning.memory.fitting import fit
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import FOR_EXPERTS, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time

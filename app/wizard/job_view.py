@@ -21,13 +21,13 @@ from app.wizard.records import (
 )
 from distributed.checks.findings import Health
 from distributed.checks.job import free_memory, memory_level
-from distributed.planning.fitting import FreeMemory, fit_to_budgets
-from distributed.planning.model_size import ModelSize, size_for
+from distributed.planning.memory.fitting import FreeMemory, fit_to_budgets
+from distributed.planning.memory.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
-from profiles.layers import DEFAULT
-from profiles.library import Library
+from profiles.files.layers import DEFAULT
+from profiles.files.library import Library
+from profiles.files.resolve import Resolved, load_profile
 from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
-from profiles.resolve import Resolved, load_profile
 from profiles.schema import Profile
 from training.hardware.resources import total_memory
 from training.tasks.published_models import usable_profile

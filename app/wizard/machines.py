@@ -18,7 +18,7 @@ from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.keys.host_keys import HostKeyInfo
 from distributed.system import output, read
 from profiles.installation import training_python
 from profiles.quantities import memory_text

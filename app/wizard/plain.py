@@ -18,7 +18,7 @@ from app.wizard.prompts import BareLines, prompter
 from app.wizard.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
 from app.wizard.services import Services
 from app.wizard.state import Action, StatePart, Step, TaskKind, WizardState, visited
-from distributed.ssh.host_keys import COMPARED
+from distributed.ssh.keys.host_keys import COMPARED
 from profiles.errors import ExitCode
 
 Watch = Callable[[Path], int]

@@ -23,16 +23,16 @@ from app.wizard.state import PlanRequest
 from app.wizard.ways import rhythm_text
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import Planned
-from distributed.planning.document import Planning
-from distributed.planning.fitting import fit
+from distributed.planning.documents.document import Planning
+from distributed.planning.memory.fitting import fit
 from distributed.planning.run_time import together_text
 from distributed.preparation.preflight import memory_budgets
 from profiles.errors import BadInput, MusterError
+from profiles.files.layers import DEFAULT
+from profiles.files.library import Library, check_name, saved_folder
+from profiles.files.resolve import load_profile, save_profile
 from profiles.installation import RUNS_FOLDER
-from profiles.layers import DEFAULT
-from profiles.library import Library, check_name, saved_folder
 from profiles.options import as_text, has_effect, options_by_name
-from profiles.resolve import load_profile, save_profile
 from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY
 from training.strategies.registry import interval_options

@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen d
     from distributed.checks.findings import Finding
     from distributed.discovery.machine_identity import FoundPath
     from distributed.hosts.file import Machine
-    from distributed.planning.document import Candidate, Choice
+    from distributed.planning.documents.document import Candidate, Choice
     from distributed.planning.run_time import RunTime
     from distributed.ssh.access import AccessReport
+    from profiles.files.resolve import ProfileEntry
     from profiles.options import OptionSpec
-    from profiles.resolve import ProfileEntry
     from training.records.runs import RunSummary
 
 Tell = Callable[[str], None]

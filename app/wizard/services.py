@@ -31,10 +31,10 @@ from app.wizard.records import (
 )
 from app.wizard.state import PlanRequest
 from profiles.errors import BadInput, MachinesNotReady, MusterError
+from profiles.files.library import Library
+from profiles.files.resolve import ProfileEntry, list_profiles
 from profiles.installation import RUNS_FOLDER
-from profiles.library import Library
 from profiles.locations import absolute_path
-from profiles.resolve import ProfileEntry, list_profiles
 from profiles.schema import DEFAULT_TASK
 from training.lazy import lazy
 

@@ -14,7 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from training.data.batches import BatchSource, Samples
 from training.data.data import Cursor, SampleSchedule
 from training.exchange.base import SoloExchange

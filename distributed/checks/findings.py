@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distributed.checks.machine_health import LOSES_LARGE
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
-from distributed.ssh.host_keys import NEW_HOST_KEYS
+from distributed.ssh.keys.host_keys import NEW_HOST_KEYS
 
 Level = Literal["ok", "warning", "problem"]
 _Text = Annotated[str, Field(max_length=200)]

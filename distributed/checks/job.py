@@ -16,11 +16,11 @@ from distributed.checks.machine_data import machine_data_findings
 from distributed.machine.link import MachineLink
 from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import cached_speeds
-from distributed.planning.cluster import MeasurementCache
-from distributed.planning.document import job_of
-from distributed.planning.fitting import ESTIMATE_TOLERANCE, FreeMemory, fit_to_budgets
-from distributed.planning.memory_model import member_bytes
-from distributed.planning.model_size import ModelSize, size_for
+from distributed.planning.documents.cluster import MeasurementCache
+from distributed.planning.documents.document import job_of
+from distributed.planning.memory.fitting import ESTIMATE_TOLERANCE, FreeMemory, fit_to_budgets
+from distributed.planning.memory.memory_model import member_bytes
+from distributed.planning.memory.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
 from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of

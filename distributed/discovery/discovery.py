@@ -43,7 +43,7 @@ from distributed.discovery.sightings import (
     State,
     apply,
 )
-from distributed.ssh.host_keys import KnownHosts
+from distributed.ssh.keys.host_keys import KnownHosts
 
 __all__ = ["Discovery", "Sources", "State", "machines"]
 

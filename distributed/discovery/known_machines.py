@@ -20,7 +20,7 @@ from distributed.discovery.sightings import LONGEST_NAME, Problem, Sighting, Sig
 from distributed.hosts.file import load_hosts, split_address, typed_machine
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
-from distributed.ssh.host_keys import Expected, KnownHosts, fingerprint, known_name
+from distributed.ssh.keys.host_keys import Expected, KnownHosts, fingerprint, known_name
 from distributed.ssh.wire import explain_name
 from distributed.system import output
 from profiles.errors import BadInput

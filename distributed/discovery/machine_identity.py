@@ -22,7 +22,7 @@ from distributed.discovery.sightings import (
     SightingOrigin,
     State,
 )
-from distributed.ssh.host_keys import NEW_HOST_KEYS, Expected
+from distributed.ssh.keys.host_keys import NEW_HOST_KEYS, Expected
 
 
 @dataclass(frozen=True)

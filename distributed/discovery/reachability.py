@@ -25,7 +25,7 @@ from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Failed, Identified, Observation, Problem, Reachability, State
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import CONNECTION_LIMIT, REMOTE_LOGIN, SshError, UnknownHostKey
-from distributed.ssh.host_keys import Expected, HostKeyInfo, Keys
+from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, Keys
 from distributed.ssh.session import open_transport
 from distributed.ssh.wire import NO_ROUTE, Deadline, SshStream, in_background
 from distributed.system import output

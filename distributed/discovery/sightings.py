@@ -14,7 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from distributed.discovery.network_interfaces import Endpoint
-from distributed.ssh.host_keys import Expected, Keys
+from distributed.ssh.keys.host_keys import Expected, Keys
 
 MOST_SIGHTINGS = 512
 """Maximum stored sightings of announced machines; further ones are counted, not stored."""

@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError
 
 from distributed.machine.link import MachineLink, packed
 from distributed.measuring.link_probe import MOST_PEERS, TOKEN
-from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.planning.cost_model import LINE_SHARE
+from distributed.planning.documents.cluster import Document, Link, Mbit, Name, Text
 from distributed.ssh.errors import SshError, one_line
 from distributed.ssh.process import Process
 from profiles.errors import MusterError, counted

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from distributed.machine.link import MachineLink, Tell
-from distributed.planning.cluster import ClusterMachine, Document, Measurement
-from distributed.planning.document import Workload
+from distributed.planning.documents.cluster import ClusterMachine, Document, Measurement
+from distributed.planning.documents.document import Workload
 from distributed.preparation.code_sync import Inputs
 from distributed.preparation.preflight import Facts, Ready
 from distributed.preparation.transfer import send_trees

@@ -39,9 +39,9 @@ from distributed.measuring.machine_figures import (
     measure_member,
     placements_of,
 )
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, MeasurementCache
-from distributed.planning.document import Figures, Workload
-from distributed.planning.fitting import fit
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, MeasurementCache
+from distributed.planning.documents.document import Figures, Workload
+from distributed.planning.memory.fitting import fit
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import Ready, check, memory_budgets, plan_run, ready
 from distributed.ssh.connection import Trust

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from distributed.planning.cluster import Cluster, Link
-from distributed.planning.document import Planning, Reason
+from distributed.planning.documents.cluster import Cluster, Link
+from distributed.planning.documents.document import Planning, Reason
 from distributed.planning.exchange_cost import LEAST_GAIN
 
 MOST_CABLES = 2
@@ -48,7 +48,7 @@ def with_cables(cluster: Cluster, hosts: Sequence[str], cable: Link) -> Cluster:
     """Return the cluster with cables at some machines; a link whose other end stays on Wi-Fi keeps its figures.
 
     Args:
-        hosts: :attr:`distributed.planning.cluster.ClusterMachine.host` of each machine that gets a cable.
+        hosts: :attr:`distributed.planning.documents.cluster.ClusterMachine.host` of each machine that gets a cable.
         cable: the figures of a cable.
     """
     cable_mbit = min(cable.mbit, cable.mbit_back)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distributed.planning.cluster import Cluster
+from distributed.planning.documents.cluster import Cluster
 from training.exchange.codecs import codec_by_name
 
 LINE_SHARE = 0.952

@@ -9,10 +9,10 @@ from operator import mul
 from typing import Any
 
 from distributed.planning import cost_model
-from distributed.planning.cluster import Cluster
-from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.cost_model import Bottleneck
-from distributed.planning.document import Choice
+from distributed.planning.documents.cluster import Cluster
+from distributed.planning.documents.corrections import NO_CORRECTIONS, Corrections
+from distributed.planning.documents.document import Choice
 from profiles.declarations import OptionsByOwner
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, codec_by_name, is_short
 from training.lazy import np

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Document, MeasurementCache, Name, Text
-from distributed.planning.corrections import Corrections, ExchangeCorrection, clamped, shrunk_mean
-from distributed.planning.document import Candidate, Choice, Figures, Job, MemberForecast, Planning
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Document, MeasurementCache, Name, Text
+from distributed.planning.documents.corrections import Corrections, ExchangeCorrection, clamped, shrunk_mean
+from distributed.planning.documents.document import Candidate, Choice, Figures, Job, MemberForecast, Planning
 from profiles.errors import MusterError
 from training.records.events import Event, MemberEvent, StepEvent
 from training.records.run_folder import RunFolder

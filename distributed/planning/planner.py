@@ -11,10 +11,9 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from distributed.planning import memory_model
-from distributed.planning.cluster import Cluster, ClusterMachine
-from distributed.planning.corrections import NO_CORRECTIONS, Corrections
-from distributed.planning.document import (
+from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.documents.corrections import NO_CORRECTIONS, Corrections
+from distributed.planning.documents.document import (
     Candidate,
     Choice,
     Engine,
@@ -26,6 +25,7 @@ from distributed.planning.document import (
     digest,
     profile_hash,
 )
+from distributed.planning.memory import memory_model
 from distributed.planning.prediction import Predictor, known_costs, significant
 from distributed.planning.reasons import SIGNIFICANT_RATIO, about_equal, choice_reasons, memory_reasons, settings_of
 from profiles.errors import BadInput

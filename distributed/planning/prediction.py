@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distributed.planning import cost_model, memory_model
-from distributed.planning.cluster import Cluster, ClusterMachine
-from distributed.planning.corrections import NO_CORRECTIONS, Corrections, average_equal_machines
-from distributed.planning.document import Candidate, Choice, Job, MemberForecast, PredictedOutcome, Reason
+from distributed.planning import cost_model
+from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.documents.corrections import NO_CORRECTIONS, Corrections, average_equal_machines
+from distributed.planning.documents.document import Candidate, Choice, Job, MemberForecast, PredictedOutcome, Reason
 from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
+from distributed.planning.memory import memory_model
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from training.strategies.costs import Compute, CostModel, RunSpec, SyncSchedule, batch_efficiency

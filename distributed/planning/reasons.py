@@ -5,9 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from distributed.planning import memory_model
-from distributed.planning.cluster import Cluster, ClusterMachine
-from distributed.planning.document import Candidate, Job, MemberForecast, MemberSetting, Planning, Reason, Settings
+from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.documents.document import (
+    Candidate,
+    Job,
+    MemberForecast,
+    MemberSetting,
+    Planning,
+    Reason,
+    Settings,
+)
+from distributed.planning.memory import memory_model
 from distributed.planning.prediction import Predictor, known_costs, significant, sync_schedule_of
 from distributed.planning.run_time import run_time
 from profiles.errors import BadInput

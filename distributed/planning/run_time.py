@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distributed.planning.document import Candidate, Planning
+from distributed.planning.documents.document import Candidate, Planning
 from profiles.errors import counted
 from profiles.quantities import duration_text
 

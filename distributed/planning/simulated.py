@@ -1,8 +1,8 @@
 """Simulated machines: reads them from a file, and predicts the time of a simulated run on them.
 
 The file holds groups of equal machines (:class:`Groups`), written by the user, or measured figures
-(:class:`distributed.planning.document.Figures`). The time of a step comes from the planner's :class:`Predictor`, which
-is compared with real runs at the end of each.
+(:class:`distributed.planning.documents.document.Figures`). The time of a step comes from the planner's
+:class:`Predictor`, which is compared with real runs at the end of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationError, model_validator
 
 from distributed.planning import cost_model
-from distributed.planning.cluster import (
+from distributed.planning.cost_model import LINE_SHARE
+from distributed.planning.documents.cluster import (
     LARGEST_FILE,
     Cluster,
     ClusterMachine,
@@ -25,8 +26,7 @@ from distributed.planning.cluster import (
     Measurement,
     Name,
 )
-from distributed.planning.cost_model import LINE_SHARE
-from distributed.planning.document import Choice, Figures, Job, Workload, job_of
+from distributed.planning.documents.document import Choice, Figures, Job, Workload, job_of
 from distributed.planning.prediction import BatchSplit, Predictor
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile

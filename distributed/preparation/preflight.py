@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Dial, MachineLink, address_towards, link_to
-from distributed.planning.fitting import MemoryBudget
+from distributed.planning.memory.fitting import MemoryBudget
 from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
 from distributed.preparation.this_computer import train_with

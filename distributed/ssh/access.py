@@ -33,7 +33,7 @@ from distributed.ssh.errors import (
     Stage,
     UnknownHostKey,
 )
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import BadInput, MusterError
 
 _AT_ONCE = 32

@@ -24,8 +24,8 @@ from distributed.ssh.errors import (
     UserRefused,
     one_line,
 )
-from distributed.ssh.host_keys import fingerprint
-from distributed.ssh.key_files import certificate_of, explain_key, is_default, public_blob
+from distributed.ssh.keys.host_keys import fingerprint
+from distributed.ssh.keys.key_files import certificate_of, explain_key, is_default, public_blob
 from distributed.ssh.wire import stalled
 from profiles.errors import counted
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from distributed.hosts.file import split_address
 from distributed.hosts.schema import Hosts, Machine
-from distributed.ssh.host_keys import KnownHosts, known_name, read_lines
+from distributed.ssh.keys.host_keys import KnownHosts, known_name, read_lines
 from profiles.errors import BadInput
 from profiles.installation import program as command
 from training.records.approvals import approve, digest_of, has_changed, is_approved

@@ -41,7 +41,7 @@ from distributed.ssh.errors import (
     space_hint,
 )
 from distributed.ssh.forward import LOOPBACK, Forward, Heartbeat, RemotePorts
-from distributed.ssh.host_keys import fingerprint
+from distributed.ssh.keys.host_keys import fingerprint
 from distributed.ssh.process import CHUNK, LOST_HINT, Completed, Input, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, SshStream, dial

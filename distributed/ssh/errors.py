@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar
 
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import MachinesNotReady
 
 REMOTE_LOGIN = (

@@ -14,7 +14,7 @@ import paramiko
 
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, Stage, UnknownHostKey
-from distributed.ssh.host_keys import (
+from distributed.ssh.keys.host_keys import (
     HostKeyInfo,
     HostKeyStatus,
     KnownHost,

@@ -20,7 +20,7 @@ from app.comparison import (
     step_seconds,
 )
 from app.html_report.comparison import remarks, why_best
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.app.app_events import step, sync
 from training.records.events import EvaluationEvent, Event, RunEvent

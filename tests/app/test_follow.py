@@ -13,7 +13,7 @@ from app.follow import Follower
 from app.report import EndedRun
 from app.run_view.run_state import RunState
 from profiles.errors import ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.bounded_fields import LONGEST_LINE
 from training.records.event_log import follow_lines
 from training.records.events import ErrorEvent, Event, RunEvent, WarningEvent

@@ -16,7 +16,7 @@ from app.run_view.plan_vs_actual import (
 )
 from app.run_view.run_series import of_run
 from app.run_view.run_state import RunState, reduce_events
-from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
+from distributed.planning.documents.document import Candidate, Choice, Job, MemberForecast, Planning
 from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.run_time import FIXED_STEPS
 from tests.app.app_events import step

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from app.dashboard.network import sums
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.network import sums
 from app.html_report.charts import charts_of
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body

@@ -15,13 +15,13 @@ from app.cli import approval
 from app.cli.approval import read_hosts
 from app.cli.main import main
 from app.cli.train.start import TrainRequest, plan_of, resumable
-from app.dashboard.commands import Proof
+from app.dashboard.dialogs.commands import Proof
 from distributed.hosts.file import load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Hosts
 from distributed.preparation.custom_code import code_of
 from distributed.ssh import config
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.waiting import until
 from training.records.run_folder import RunFolder
 from training.run.processes import environment
@@ -187,7 +187,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a profile in a file of somebody else's."""
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "config.ini").write_text("[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\n")
-    monkeypatch.setattr("profiles.library.CONFIG", tmp_path / "config.ini")
+    monkeypatch.setattr("profiles.files.library.CONFIG", tmp_path / "config.ini")
     return "mine"
 
 

@@ -17,7 +17,7 @@ from fake_run import FakeRun, training
 from app.cli.main import main
 from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.tasks import published_models
 from training.workers.data_findings import check_data
 

@@ -14,7 +14,7 @@ from app.cli.machines.access import trust
 from app.cli.main import main
 from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.keys.host_keys import HostKeyInfo
 from tests.report.report_runs import write_run
 from training.records.run_folder import RunFolder
 

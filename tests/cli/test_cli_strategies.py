@@ -14,7 +14,7 @@ from app.cli.main import main
 from app.cli.train import compare
 from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from profiles.errors import ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.cli.fake_run import FakeRun, training
 from tests.distributed.muster_runs import JOB
 

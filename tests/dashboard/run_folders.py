@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, RunEvent, StepEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RunFolder, new_run_id

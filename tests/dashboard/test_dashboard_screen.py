@@ -14,9 +14,9 @@ from run_folders import BEGAN, live, new_folder, started, steps
 from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
-from app.dashboard.charts import Chart
-from app.dashboard.machines import MachinesPane
-from app.dashboard.one_machine import OneMachine
+from app.dashboard.tabs.charts import Chart
+from app.dashboard.tabs.machines import MachinesPane
+from app.dashboard.tabs.one_machine import OneMachine
 from distributed.run.requests import take_requests
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
 from training.records.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
-from app.dashboard.charts import value_text
-from app.dashboard.machines import table_of
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.charts import value_text
+from app.dashboard.tabs.machines import table_of
 from app.demo.services import write_demo_run
 from app.html_report import sections
 from app.html_report.evidence import read_evidence

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from run_folders import started, steps
 
-from app.dashboard.machines import who_is_slow
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.machines import who_is_slow
 from app.run_view.run_state import reduce_events
 
 

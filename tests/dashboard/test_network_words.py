@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from run_folders import started, steps
 
-from app.dashboard.network import advice, link_map, mbit, sums, sync_row
-from app.dashboard.overview import sync_rows
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.network import advice, link_map, mbit, sums, sync_row
+from app.dashboard.tabs.overview import sync_rows
 from app.run_view.run_state import reduce_events
-from distributed.planning.cluster import Cluster, ClusterMachine, Link
-from distributed.planning.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
+from distributed.planning.documents.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
 from tests.app.app_events import sync
 from training.records.events import PeerPath, SyncEvent, WaysEvent
 

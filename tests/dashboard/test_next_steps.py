@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from app.dashboard.next_steps import HearingDialog
+from app.dashboard.dialogs.next_steps import HearingDialog
 from app.screens.app import WizardApp
 from app.wizard.state import Step
 from profiles.errors import BadInput

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from run_folders import BEGAN, new_folder, started, steps
 
-from app.dashboard.charts import newest_text
-from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
-from app.dashboard.ribbons import strips
+from app.dashboard.tabs.charts import newest_text
+from app.dashboard.tabs.overview import loss_chart, progress_line
+from app.dashboard.tabs.ribbons import strips
 from app.report import evaluation_lines
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events

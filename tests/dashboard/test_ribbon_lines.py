@@ -9,10 +9,10 @@ import pytest
 from run_folders import BEGAN, started, steps
 
 from app.console import short_names
-from app.dashboard.charts import ChartData, drawn
-from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
-from app.dashboard.ribbons import margin, strips
+from app.dashboard.tabs.charts import ChartData, drawn
+from app.dashboard.tabs.overview import loss_chart, progress_line
+from app.dashboard.tabs.ribbons import margin, strips
 from app.run_view.headline import headline
 from app.run_view.run_state import reduce_events
 from tests.app.test_plan_vs_actual import planning, prediction, ran

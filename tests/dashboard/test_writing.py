@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from app.dashboard.next_steps import HearingDialog
-from app.dashboard.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
+from app.dashboard.dialogs.next_steps import HearingDialog
+from app.dashboard.dialogs.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
 from app.report import EndedRun
 from app.run_view.run_state import RunState
 from app.screens.app import WizardApp
 from app.wizard.state import Step
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from training.run.local_plan import plan_local_run

@@ -13,15 +13,15 @@ from textual.pilot import Pilot
 
 from app.cli.main import main
 from app.dashboard.app import DashboardApp
-from app.dashboard.network import link_map
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.network import link_map
 from app.demo import MOST
 from app.demo.course import LOG, recorded_training
 from app.demo.run import Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_view.run_state import reduce_events
 from distributed.launcher import Planned
-from distributed.planning.document import Figures
+from distributed.planning.documents.document import Figures
 from distributed.planning.feedback import FIGURES
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from distributed.measuring.link_figures import LinkFigures, PairFigures
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
-from distributed.planning.corrections import NO_CORRECTIONS, Corrections
-from distributed.planning.document import Candidate, Choice, Job
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
+from distributed.planning.documents.corrections import NO_CORRECTIONS, Corrections
+from distributed.planning.documents.document import Candidate, Choice, Job
 from distributed.planning.prediction import Predictor
 
 TINY, LARGE = 39_000_000, 1_550_000_000

@@ -12,8 +12,8 @@ from typing import Any
 
 from planner_figures import TINY, cluster, job, joined, machine, predict
 
-from distributed.planning.cluster import Cluster
-from distributed.planning.document import Candidate, Choice, Job
+from distributed.planning.documents.cluster import Cluster
+from distributed.planning.documents.document import Candidate, Choice, Job
 from distributed.planning.planner import plan
 from distributed.planning.prediction import Predictor
 from profiles.errors import BadInput

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from planner_figures import job, joined
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Measurement
-from distributed.planning.corrections import average_equal_machines
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Measurement
+from distributed.planning.documents.corrections import average_equal_machines
 from distributed.planning.planner import plan
 
 

@@ -15,10 +15,10 @@ from app.wizard.forecasting import ranked
 from distributed.launcher import PlanOptions, choose
 from distributed.planning import planner
 from distributed.planning.cables import cable_reasons, with_cables
-from distributed.planning.cluster import Cluster, Link
-from distributed.planning.document import Figures, Reason, Workload
+from distributed.planning.documents.cluster import Cluster, Link
+from distributed.planning.documents.document import Figures, Reason, Workload
 from distributed.planning.reasons import sentence
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 
 if TYPE_CHECKING:
     from distributed.measuring.measure import MeasurementResult

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
-from distributed.planning.document import Figures, Workload, job_of
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
+from distributed.planning.documents.document import Figures, Workload, job_of
 from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
 from profiles.schema import ModelSettings, Profile

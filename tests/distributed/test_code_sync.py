@@ -15,7 +15,7 @@ from distributed.machine.link import MachineLink
 from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, launched_files, left_out, user_sources
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.run.local_plan import plan_local_run
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.cost_model import (
     LINE_SHARE,
     Bottleneck,
@@ -19,6 +18,7 @@ from distributed.planning.cost_model import (
     star_flows,
     transfer_seconds,
 )
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
 from profiles.errors import BadInput
 from training.exchange.codecs import codec_by_name
 from training.strategies.allreduce import OVERLAP, overlap_credit

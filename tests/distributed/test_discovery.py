@@ -61,7 +61,7 @@ from distributed.discovery.sightings import (
     apply,
 )
 from distributed.ssh.config import SshTarget
-from distributed.ssh.host_keys import HostKeyInfo, fingerprint
+from distributed.ssh.keys.host_keys import HostKeyInfo, fingerprint
 from distributed.system import parse_ports
 from profiles.errors import BadInput
 from tests.waiting import PATIENCE, until

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_figures import job, joined, machine, predict
 
-from distributed.planning.cluster import ClusterMachine, Measurement
 from distributed.planning.cost_model import MEMBER_MBIT, OPERATION_SECONDS, contention_factor, expected_slowest
-from distributed.planning.document import Candidate, Choice
+from distributed.planning.documents.cluster import ClusterMachine, Measurement
+from distributed.planning.documents.document import Candidate, Choice
 
 EVERY_STEP = Choice(strategy="allreduce", codec="bf16", engine="mesh", members=("a", "b", "c", "d"))
 FP32 = EVERY_STEP.model_copy(update={"codec": "fp32"})

@@ -13,7 +13,7 @@ from app.plan_table import explanation_lines, summary_lines
 from distributed.launcher import expected_routes
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning.document import Candidate, Choice, Job, MemberSetting, Planning, Settings
+from distributed.planning.documents.document import Candidate, Choice, Job, MemberSetting, Planning, Settings
 from distributed.planning.reasons import sentence
 
 

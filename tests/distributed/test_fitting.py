@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from distributed.planning import fitting
-from distributed.planning.fitting import FitResult, MemoryBudget
-from distributed.planning.memory_model import need_of
-from distributed.planning.model_size import ModelSize, size_for
+from distributed.planning.memory import fitting
+from distributed.planning.memory.fitting import FitResult, MemoryBudget
+from distributed.planning.memory.memory_model import need_of
+from distributed.planning.memory.model_size import ModelSize, size_for
 from profiles.errors import BadInput
-from profiles.resolve import load_profile, profile_from_options
+from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import ModelSettings, Profile
 
 GB = 2**30

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.ssh.host_keys import (
+from distributed.ssh.keys.host_keys import (
     HostKeyInfo,
     HostKeyStatus,
     KnownHosts,

@@ -34,7 +34,7 @@ from distributed.discovery.sightings import (
 )
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.config import SshTarget
-from distributed.ssh.host_keys import Expected, HostKeyInfo, KnownHosts
+from distributed.ssh.keys.host_keys import Expected, HostKeyInfo, KnownHosts
 
 PLACE = Endpoint("192.168.1.9", "en0", kind=PathKind.WIRED)
 Read = Callable[..., "HostKeyInfo | Problem"]

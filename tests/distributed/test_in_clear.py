@@ -15,8 +15,8 @@ from app.wizard import actions as do
 from app.wizard.dependencies import apply
 from app.wizard.state import Action, Step, TaskKind, WizardState
 from distributed.launcher import apply_planning
-from distributed.planning.cluster import Cluster
-from distributed.planning.document import Planning
+from distributed.planning.documents.cluster import Cluster
+from distributed.planning.documents.document import Planning
 from distributed.planning.planner import plan
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import sentence, settings_of

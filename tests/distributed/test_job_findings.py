@@ -19,14 +19,14 @@ from distributed.checks.job import check_job, free_memory, judge_data, judge_mem
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.machine_figures import SpeedFigures
-from distributed.planning.cluster import ClusterMachine, Measurement, MeasurementCache
-from distributed.planning.document import Workload, job_of
-from distributed.planning.memory_model import RUNTIME_BYTES, need_of
-from distributed.planning.model_size import ModelSize, size_for, size_of
+from distributed.planning.documents.cluster import ClusterMachine, Measurement, MeasurementCache
+from distributed.planning.documents.document import Workload, job_of
+from distributed.planning.memory.memory_model import RUNTIME_BYTES, need_of
+from distributed.planning.memory.model_size import ModelSize, size_for, size_of
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import Facts, plan_run
 from distributed.preparation.transfer import MissingFiles, Tree, send_trees
-from profiles.resolve import load_profile, profile_from_options
+from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
 from training.tasks.published_models import model_folder
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.ssh.key_files import explain_key, is_default, public_blob
+from distributed.ssh.keys.key_files import explain_key, is_default, public_blob
 from tests.lab.ssh_setup import make_key
 
 ERROR = ValueError("Unable to load PEM file: MalformedFraming")

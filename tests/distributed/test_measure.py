@@ -28,13 +28,13 @@ from distributed.measuring.link_figures import (
 )
 from distributed.measuring.machine_figures import Placement, SpeedFigures, StartBarrier, figures_of
 from distributed.measuring.measure import LinkStages, MeasurementResult, MeasureOptions, Stages
-from distributed.planning.cluster import ClusterMachine, Measurement, MeasurementCache
-from distributed.planning.document import Workload
+from distributed.planning.documents.cluster import ClusterMachine, Measurement, MeasurementCache
+from distributed.planning.documents.document import Workload
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import Inputs, folder_tree
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from tests.waiting import until
 from training.records.plan import MemberPlan
 

@@ -22,7 +22,7 @@ from distributed.launcher import DistributedLauncher
 from distributed.network_trainer import NetworkTrainer, with_machine
 from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until

@@ -15,7 +15,7 @@ from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import member_of
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab

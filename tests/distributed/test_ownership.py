@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import joined, machine
 
-from distributed.planning.cluster import Cluster, Link
-from distributed.planning.document import Choice
+from distributed.planning.documents.cluster import Cluster, Link
+from distributed.planning.documents.document import Choice
 from distributed.planning.exchange_cost import LEAST_GAIN, ExchangeCosts, best_shares
 
 SMALL = 2_000_000

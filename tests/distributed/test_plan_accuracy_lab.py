@@ -11,11 +11,11 @@ from muster_runs import JOB, PATIENCE
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
 from distributed.measuring.measure import MeasureOptions, measure
-from distributed.planning.cluster import MeasurementCache
-from distributed.planning.document import Choice, job_of
+from distributed.planning.documents.cluster import MeasurementCache
+from distributed.planning.documents.document import Choice, job_of
 from distributed.planning.feedback import compare
 from distributed.planning.prediction import Predictor
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 from tests.lab.fixtures import MakeLab
 from tests.waiting import until

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import cluster, job, machine, predict
 
-from distributed.planning.cluster import Cluster, MeasurementCache
-from distributed.planning.corrections import LARGEST_FACTOR, Corrections, ExchangeCorrection, shrunk_mean
-from distributed.planning.document import Candidate, Choice
+from distributed.planning.documents.cluster import Cluster, MeasurementCache
+from distributed.planning.documents.corrections import LARGEST_FACTOR, Corrections, ExchangeCorrection, shrunk_mean
+from distributed.planning.documents.document import Candidate, Choice
 from distributed.planning.feedback import (
     HALF_LIFE,
     MOST_OBSERVATIONS,

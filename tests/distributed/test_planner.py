@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from planner_figures import LARGE, TINY, cluster, job, jobs, joined, machine, predict, rates, speeds
 
 from app.plan_table import summary_lines, table_lines
-from distributed.planning.cluster import Cluster, Link, Measurement
-from distributed.planning.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
+from distributed.planning.documents.cluster import Cluster, Link, Measurement
+from distributed.planning.documents.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
 from distributed.planning.planner import plan, simplicity, with_hashes
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from training.strategies.allreduce import AllReduce, AllReduceCosts
 from training.strategies.costs import RunSpec

@@ -10,13 +10,13 @@ from planner_figures import cluster, joined, machine
 
 from app.cli.main import main
 from app.plan_table import explanation_lines, summary_lines, table_lines
-from distributed.planning.cluster import Cluster
-from distributed.planning.document import Figures, Planning, Workload
-from distributed.planning.fitting import MemoryBudget
-from distributed.planning.memory_model import need_of
-from distributed.planning.model_size import size_for
+from distributed.planning.documents.cluster import Cluster
+from distributed.planning.documents.document import Figures, Planning, Workload
+from distributed.planning.memory.fitting import MemoryBudget
+from distributed.planning.memory.memory_model import need_of
+from distributed.planning.memory.model_size import size_for
 from distributed.planning.planner import plan
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 
 Capture = pytest.CaptureFixture[str]
 DOCS = Path(__file__).parents[2] / "docs" / "inside" / "planning.md"

@@ -15,13 +15,13 @@ import pytest
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.agent_files import load_problem, start_loading
 from distributed.machine.link import HereConnection, MachineLink
-from distributed.planning.fitting import MemoryBudget
+from distributed.planning.memory.fitting import MemoryBudget
 from distributed.preparation import preflight
 from distributed.preparation.dial_back import DialBack
 from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
 from distributed.ssh.errors import SshError
 from profiles.errors import ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 
 SOUND = Facts((3, 11, 7), "2.13.0+cpu", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
 

@@ -17,7 +17,7 @@ from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import preflight
 from distributed.preparation.prepare import hosts_of
 from distributed.preparation.provision import find_tools, training_recipe
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, Muster
 from tests.lab.fixtures import MakeLightLab
 from tests.lab.light import LightLab

@@ -9,7 +9,7 @@ import pytest
 
 from distributed.run.request_server import LocalMachines, RequestServer
 from distributed.run.requests import Action, leave_request
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.waiting import until
 from training.records.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent

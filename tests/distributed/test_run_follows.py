@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distributed.hosts.file import load_hosts, save_hosts
-from distributed.planning.document import Planning
+from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import PLANNING
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from app.cli.train.trials import trials_of
-from distributed.planning.cluster import LARGEST_FILE, Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
-from distributed.planning.document import Figures, Workload
+from distributed.planning.documents.cluster import LARGEST_FILE, Cluster, ClusterMachine, Link, Measurement
+from distributed.planning.documents.document import Figures, Workload
 from distributed.planning.prediction import Predictor
 from distributed.planning.simulated import ClusterClock, Groups, Machines, choice_of, job_after
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.plan import RunPlan
 from training.run.local_plan import plan_local_run
 from training.simulated.clock import clock_of

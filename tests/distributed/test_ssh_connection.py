@@ -33,7 +33,7 @@ from distributed.ssh.errors import (
     Stage,
     Stalled,
 )
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.keys.host_keys import HostKeyInfo
 from distributed.ssh.process import Completed, RemoteProcess, command_line
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab

@@ -9,7 +9,7 @@ import pytest
 
 from app.cli.main import main
 from distributed.hosts.file import RUN_HOSTS
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from training.records.plan import read_plan
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run

@@ -16,10 +16,10 @@ from distributed.launcher import DistributedLauncher, PlanOptions, choose
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning.cluster import ClusterMachine, Measurement
-from distributed.planning.document import Planning, Workload
+from distributed.planning.documents.cluster import ClusterMachine, Measurement
+from distributed.planning.documents.document import Planning, Workload
 from distributed.preparation.prepare import PrepareOptions, prepare
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 from tests.distributed.muster_runs import PATIENCE, Muster
 from tests.lab import network

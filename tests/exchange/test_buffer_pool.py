@@ -15,7 +15,7 @@ from coordinated_lab import lab
 from test_mesh import PATIENCE, Group
 from waiting import until
 
-from distributed.planning.memory_model import exchange_bytes, mesh_bytes
+from distributed.planning.memory.memory_model import exchange_bytes, mesh_bytes
 from training.exchange.base import Contribution
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.exchange.links.certificates import issue_run_certificates

@@ -15,7 +15,7 @@ from coordinated_lab import RUN, lab, means
 from test_mesh import PATIENCE, Group, random_vectors, reduced
 from waiting import until
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Transport
 from training.exchange.base import ExchangeError
 from training.exchange.links.handshake import RECEIVES, SENDS, Handshakes, HandshakeTimeout

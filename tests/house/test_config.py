@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.library import CONFIG
-from profiles.resolve import list_profiles, load_profile, validate_config
+from profiles.files.library import CONFIG
+from profiles.files.resolve import list_profiles, load_profile, validate_config
 from training.strategies.registry import check_strategy
 from training.tasks.published_models import SCRIPTS
 

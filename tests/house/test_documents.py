@@ -19,8 +19,8 @@ from typer.core import TyperGroup
 
 from app.cli.commands import command_tree
 from app.cli.wizard import options
-from profiles.library import CONFIG
-from profiles.resolve import list_profiles
+from profiles.files.library import CONFIG
+from profiles.files.resolve import list_profiles
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]

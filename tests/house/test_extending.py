@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from app.cli.train.command import with_option_flags
 from app.plan_table import explanation_lines, table_lines
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
-from distributed.planning.document import Job
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
+from distributed.planning.documents.document import Job
 from distributed.planning.planner import plan
 from docs.make_options import markdown
 from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
 from profiles.options import options_by_name
-from profiles.resolve import profile_from_options
 from profiles.schema import Profile, StrategySettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask, toy_plan

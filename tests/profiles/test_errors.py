@@ -8,7 +8,7 @@ import pytest
 
 from distributed.ssh.errors import PortClosed
 from profiles.errors import BadInput, MusterError, counted
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.run_folder import RunFolder
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.layers import fittable_settings
+from profiles.files.layers import fittable_settings
+from profiles.files.resolve import load_profile, profile_from_options, save_profile, validate_config
 from profiles.optimisation import TrainingSettings
-from profiles.resolve import load_profile, profile_from_options, save_profile, validate_config
 from profiles.schema import Profile
 
 ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate"}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from profiles.ini import parse_ini, read_ini, split_lines, with_section, write_atomically
+from profiles.files.ini import parse_ini, read_ini, split_lines, with_section, write_atomically
 
 FILE = Path("some.ini")
 words = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)

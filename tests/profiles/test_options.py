@@ -7,8 +7,8 @@ import pytest
 
 from profiles.declarations import Section, declare, nearest, option, withdraw
 from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
 from profiles.options import OptionSpec, canonical, check_value, options, options_by_name
-from profiles.resolve import profile_from_options
 from profiles.schema import Profile
 
 
@@ -75,7 +75,7 @@ def test_nearest(word: str, found: str | None) -> None:
 @pytest.mark.slow
 def test_loading_profiles_loads_nothing_heavy() -> None:
     code = (
-        "import sys, profiles.resolve; profiles.resolve.list_profiles();"
+        "import sys, profiles.files.resolve; profiles.files.resolve.list_profiles();"
         "print({'torch', 'numpy', 'transformers', 'textual', 'paramiko', 'typer'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"set()\n"

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
 from profiles.options import canonical, options_by_name
 from profiles.other_names import HINTS
-from profiles.resolve import profile_from_options
 
 
 def test_a_hint_names_options_that_there_are() -> None:

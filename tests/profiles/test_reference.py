@@ -4,8 +4,8 @@ from pathlib import Path
 
 from docs.make_options import PAGE, markdown
 from profiles.declarations import forms
+from profiles.files.resolve import load_profile
 from profiles.options import options
-from profiles.resolve import load_profile
 
 
 def test_the_page_is_current() -> None:

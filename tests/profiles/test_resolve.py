@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput, ExitCode
-from profiles.ini import parse_ini
-from profiles.layers import COMMAND_LINE, merge, override_layer
-from profiles.library import Library
-from profiles.resolve import list_profiles, load_profile, profile_from_options, resolve, validate_config
+from profiles.files.ini import parse_ini
+from profiles.files.layers import COMMAND_LINE, merge, override_layer
+from profiles.files.library import Library
+from profiles.files.resolve import list_profiles, load_profile, profile_from_options, resolve, validate_config
 
 Write = Callable[..., Path]
 ORDER = ["DEFAULT", "dataset_defaults", "group:g", "model:m", "dataset:d", "profile:p", "distributed:p", "command line"]

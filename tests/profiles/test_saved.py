@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from profiles.ini import parse_ini
-from profiles.library import check_name
-from profiles.resolve import load_profile, save_profile
+from profiles.files.ini import parse_ini
+from profiles.files.library import check_name
+from profiles.files.resolve import load_profile, save_profile
 
 Write = Callable[..., Path]
 VALUES = {"model": "o/m", "dataset": "o/d", "batch_size": "4"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.resolve import load_profile, profile_from_options, save_profile
+from profiles.files.resolve import load_profile, profile_from_options, save_profile
 from profiles.schema import Profile
 
 OWN = f"{__file__}:Mine"

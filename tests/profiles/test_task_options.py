@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from profiles.declarations import owners
 from profiles.errors import BadInput
+from profiles.files.resolve import load_profile, profile_from_options
 from profiles.options import OptionSpec, options
-from profiles.resolve import load_profile, profile_from_options
 
 TASKS = tuple(owners("model"))
 FOLDER = Path(__file__).parents[2] / "training" / "tasks"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.events import Event, RunEvent
 from training.records.plan import Status
 from training.records.run_folder import RunFolder

@@ -18,7 +18,7 @@ from app.html_report.evidence import read_evidence
 from app.html_report.page import body, embedded, show_report, write_report
 from app.html_report.sections import label
 from cli_typer import main
-from distributed.planning.document import Choice
+from distributed.planning.documents.document import Choice
 from distributed.planning.feedback import PredictionComparison
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step, sync

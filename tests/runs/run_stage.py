@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, to_line
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run

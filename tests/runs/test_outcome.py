@@ -16,7 +16,7 @@ from app.report import EndedRun, completed_lines, failure_hint, next_commands
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import load_profile, profile_from_options
+from profiles.files.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
 from training.api import failure_of
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent

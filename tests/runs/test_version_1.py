@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.run_view.run_state import reduce_events
-from distributed.planning.document import Figures, Planning
+from distributed.planning.documents.document import Figures, Planning
 from training.records.events import UnknownEvent
 from training.records.run_folder import RunFolder
 from training.strategies.diloco import DiLoCoOptions

@@ -12,12 +12,12 @@ from members import Member
 from small_models import in_a_group
 from stand_ins import All, Half
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
-from distributed.planning.document import Job
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
+from distributed.planning.documents.document import Job
 from distributed.planning.planner import plan
 from profiles.declarations import Section
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from training.strategies.allreduce import AllReduce

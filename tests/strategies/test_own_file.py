@@ -13,12 +13,12 @@ from members import settings_of
 from stand_ins import Half
 
 from app.cli.train.trial_run import shortened
-from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
-from distributed.planning.document import Job
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, Measurement
+from distributed.planning.documents.document import Job
 from distributed.planning.planner import plan
 from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput
-from profiles.resolve import load_profile, profile_from_options, save_profile
+from profiles.files.resolve import load_profile, profile_from_options, save_profile
 from profiles.schema import Profile, StrategySettings
 from training.records.plan import RunPlan
 from training.run.local_plan import plan_local_run

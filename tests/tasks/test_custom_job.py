@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from profiles.errors import BadInput, RunFailed
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.tasks.custom import CustomJob, CustomTask
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])

@@ -9,8 +9,8 @@ import pytest
 import soundfile
 from sound_kinds import voice, write
 
-from distributed.planning.model_size import size_for
-from profiles.resolve import profile_from_options
+from distributed.planning.memory.model_size import size_for
+from profiles.files.resolve import profile_from_options
 from profiles.schema import DataSettings
 from training.workers.data_findings import Longest, longest_clip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 from training.run.local_plan import plan_local_run
 from training.tasks import published_models

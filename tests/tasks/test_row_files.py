@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.tasks.conversations import conversation_files, read_conversations
 from training.tasks.row_files import row_files, rows_of
 from training.tasks.speech_dataset import is_on_hub

@@ -10,7 +10,7 @@ from tiny_speech import tiny_whisper
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import ModelSettings
 from training.tasks.whisper.checkpoint import kept_alignment_heads, spaced_layers
 from training.tasks.whisper.model import WhisperModelWrapper

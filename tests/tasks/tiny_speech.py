@@ -21,7 +21,7 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import WhisperTokenizer
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from training.tasks.base import Batch, Task
 from training.tasks.custom import CustomJob, CustomTask

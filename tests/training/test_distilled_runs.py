@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiles.errors import ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
 from tests.training.group import Member, OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiles.errors import ExitCode
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.events import SnapshotEvent, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder

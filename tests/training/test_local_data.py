@@ -18,7 +18,7 @@ from torch import nn
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import DataSettings
 from training.api import LocalTrainer
 from training.data.data import Cursor, SampleSchedule

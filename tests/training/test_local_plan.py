@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.hardware.resources import count_gpus, gpus_have_bf16
 from training.run.local_plan import plan_local_run
 from training.strategies.registry import scaling_rule_of

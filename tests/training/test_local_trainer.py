@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.distributed.muster_runs import JOB
 from tests.preloaded.python import python_itself

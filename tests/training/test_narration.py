@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
 from training.run.narration import INTERVAL, RunNarrator
 

@@ -10,7 +10,7 @@ import torch
 from group import Member, run_group
 from toy_task import ToyTask, toy_plan
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.training.memory_exchange import Room, RoomExchange
 from training.records.events import EvaluationEvent
 from training.strategies.weights import flatten

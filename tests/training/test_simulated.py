@@ -12,7 +12,7 @@ from torch import nn
 
 from app.cli.train.start import TrainRequest, hosts_file_of, plan_of
 from profiles.errors import BadInput, RunFailed
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.training.turns import in_turns
 from training.api import LocalTrainer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.run.local_plan import plan_local_run
 from training.trial import short_run, short_run_start
 from training.trial.short_run import LEAST_STEPS, MORE_SECONDS, MOST_SECONDS, WARM_UP, StepTime, StepTimer

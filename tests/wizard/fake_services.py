@@ -30,15 +30,15 @@ from app.wizard.state import PlanRequest
 from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures
-from distributed.planning.document import Candidate, Choice
+from distributed.planning.documents.document import Candidate, Choice
 from distributed.planning.run_time import RunTime
 from distributed.preparation.provision import InstallProgress
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import BadInput, RunFailed
+from profiles.files.resolve import ProfileEntry
 from profiles.options import options_by_name
-from profiles.resolve import ProfileEntry
 
 OK = ItemStatus.OK
 

@@ -12,7 +12,7 @@ from app.wizard.job_view import data_of, fits_of, job_of, resolved
 from app.wizard.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
-from distributed.planning.model_size import size_for
+from distributed.planning.memory.model_size import size_for
 from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA

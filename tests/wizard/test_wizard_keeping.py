@@ -16,10 +16,10 @@ from app.wizard.state import Answers, PlanRequest
 from distributed.hosts.file import load_hosts
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning.document import Workload
+from distributed.planning.documents.document import Workload
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
-from profiles.resolve import load_profile
+from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 from tests.distributed.planner_figures import TINY, job, machine, measured_pair
 from tests.wizard.fake_services import ANNA, HERE

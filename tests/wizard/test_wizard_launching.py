@@ -14,7 +14,7 @@ from app.wizard.plain_words import plan_lines
 from app.wizard.plan import SSH, coordinator_place, plan_of, saving
 from app.wizard.records import ItemStatus
 from app.wizard.state import Answers, PlanRequest, StatePart
-from distributed.planning.document import Planning, Settings
+from distributed.planning.documents.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
 from profiles.split import DATA_STAY

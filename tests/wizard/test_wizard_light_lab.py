@@ -17,8 +17,8 @@ from app.wizard.records import ItemStatus, MachineRow
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
 from distributed.preparation.custom_code import code_of
-from profiles import library
-from profiles.resolve import load_profile
+from profiles.files import library
+from profiles.files.resolve import load_profile
 from tests.distributed.muster_runs import JOB, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until_state

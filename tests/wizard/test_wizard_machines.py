@@ -21,8 +21,8 @@ from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
-from distributed.ssh.host_keys import HostKeyInfo
-from profiles.resolve import ProfileEntry
+from distributed.ssh.keys.host_keys import HostKeyInfo
+from profiles.files.resolve import ProfileEntry
 from tests.waiting import until_state
 
 PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Reachability.ONLINE, None)

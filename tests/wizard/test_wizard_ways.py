@@ -10,7 +10,7 @@ from app.wizard.forecasting import Forecast, ranked
 from app.wizard.plain_words import way_words
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning.document import Workload
+from distributed.planning.documents.document import Workload
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from profiles.schema import Profile

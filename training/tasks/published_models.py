@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from profiles.errors import BadInput
+from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.installation import SHARED, training_code, training_python
-from profiles.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
 
@@ -38,7 +38,7 @@ def usable_profile(
     tell: Tell = lambda line: None,
     check: Callable[[Profile], None] = lambda profile: None,
 ) -> Resolved:
-    """Return a profile whose model can be obtained, see :func:`profiles.resolve.load_profile`.
+    """Return a profile whose model can be obtained, see :func:`profiles.files.resolve.load_profile`.
 
     A missing model is created, which takes half a minute. If that fails, the profile's ``stand_in`` is returned with
     the same overrides, and reported by ``tell``.

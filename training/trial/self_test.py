@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from profiles.resolve import profile_from_options
+from profiles.files.resolve import profile_from_options
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
 from training.hardware.device import select_device

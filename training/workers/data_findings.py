@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, MusterError
-from profiles.resolve import NO_OVERRIDES, Resolved, load_profile
+from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.records.plan import RunPlan
 from training.tasks.language_codes import language_code

@@ -196,7 +196,7 @@ def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) 
 
 def trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is started or resumed as needed."""
-    from distributed.planning.fitting import fit
+    from distributed.planning.memory.fitting import fit
     from distributed.preparation.preflight import local_memory_budgets
     from training.run.local_plan import plan_local_run
     from training.tasks.whisper.cross_validation import profile_of, write_data

@@ -22,7 +22,7 @@ from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import PasswordRefused, Stage
-from distributed.ssh.host_keys import COMPARED, HostKeyInfo
+from distributed.ssh.keys.host_keys import COMPARED, HostKeyInfo
 from profiles.errors import ExitCode, MusterError
 
 _PASSWORD_TRIES = 3

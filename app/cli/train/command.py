@@ -1,7 +1,7 @@
 """``distributed-train``, with every declared option as a flag.
 
 ``--learning-rate 1e-3`` is ``--set learning_rate=1e-3``: the flag hands its text on to
-:func:`profiles.resolve.load_profile`, so that one place checks values, whichever way they came.
+:func:`profiles.files.resolve.load_profile`, so that one place checks values, whichever way they came.
 """
 
 from __future__ import annotations

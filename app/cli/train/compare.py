@@ -22,14 +22,14 @@ from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
 from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
-from distributed.planning.fitting import fit
+from distributed.planning.memory.fitting import fit
 from distributed.preparation.preflight import local_memory_budgets
 from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
-from profiles.layers import DEFAULT
-from profiles.library import check_name
+from profiles.files.layers import DEFAULT
+from profiles.files.library import check_name
+from profiles.files.resolve import load_profile, save_profile
 from profiles.options import has_effect
 from profiles.quantities import bytes_text
-from profiles.resolve import load_profile, save_profile
 from profiles.schema import Profile
 from training.hardware.resources import whole_cores
 from training.records.run_folder import RunFolder

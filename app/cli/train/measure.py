@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from distributed.launcher import PlanOptions
     from distributed.measuring.link_figures import PairFigures
     from distributed.measuring.measure import MeasurementResult
-    from distributed.planning.cluster import Cluster
-    from distributed.planning.document import Planning, Reason
+    from distributed.planning.documents.cluster import Cluster
+    from distributed.planning.documents.document import Planning, Reason
     from distributed.preparation.prepare import PrepareOptions
     from profiles.schema import Profile
 
@@ -242,8 +242,8 @@ def plan(
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
     from distributed.planning.cables import cable_reasons
-    from distributed.planning.document import Figures, job_of
-    from distributed.planning.fitting import MemoryBudget, fit
+    from distributed.planning.documents.document import Figures, job_of
+    from distributed.planning.memory.fitting import MemoryBudget, fit
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import with_hashes
 
@@ -263,7 +263,7 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
 def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, options: PrepareOptions) -> Planning:
     """Prepare the machines and measure what is unknown or outdated, as a run does before it starts."""
     from distributed.launcher import propose
-    from distributed.planning.fitting import fit
+    from distributed.planning.memory.fitting import fit
     from distributed.preparation.preflight import memory_budgets
     from distributed.preparation.prepare import prepare
     from training.workers.data_findings import check_data
@@ -281,7 +281,7 @@ def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, op
 def _subset(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ...]]:
     """Return the subset of the cluster that a hosts file names, and a reason for each machine without measurements."""
     from distributed.hosts.file import load_hosts
-    from distributed.planning.document import Reason
+    from distributed.planning.documents.document import Reason
 
     requested = [machine.name.casefold() for machine in load_hosts(hosts_file).machines]
     base_name_by_machine = {machine.name: machine.name.casefold().partition(":")[0] for machine in cluster.machines}

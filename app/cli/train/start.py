@@ -18,12 +18,12 @@ from app.progress import progress_for
 from app.report import title_of
 from app.run_view.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
-from distributed.planning.fitting import fit
+from distributed.planning.memory.fitting import fit
 from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import local_memory_budgets
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import load_profile, profile_from_options
+from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
 from profiles.split import DATA_STAY
 from profiles.trackers import tracker_names
@@ -272,7 +272,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
     """
     from app.cli.machines.access import prepare_options
     from distributed.launcher import DistributedLauncher, PlanOptions, resume_run
-    from distributed.planning.document import Planning
+    from distributed.planning.documents.document import Planning
 
     person, since = not request.no_input and somebody(), events_before(request)
     prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)

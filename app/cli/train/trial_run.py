@@ -38,7 +38,7 @@ from training.strategies.user_strategy import shortened_for_trial, sync_schedule
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned
-    from distributed.planning.document import Planning
+    from distributed.planning.documents.document import Planning
 
 STEPS = 6
 INNER_STEPS = 3

@@ -10,10 +10,10 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
 from app.dashboard.braille import Curve
-from app.dashboard.charts import COLOURS, Chart, ChartData, marks, sample, value_text
-from app.dashboard.one_machine import MIN_WIDTH, OneMachine
-from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.charts import COLOURS, Chart, ChartData, marks, sample, value_text
+from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
+from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.run_view.headline import age, lag, slowest
 from app.run_view.member_state import MemberState
 from app.run_view.run_series import of_member, smoothed

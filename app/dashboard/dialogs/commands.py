@@ -15,8 +15,8 @@ from textual.notifications import SeverityLevel
 from textual.widgets import Static
 
 from app.console import command_about
-from app.dashboard.pane import LEVELS
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.pane import LEVELS
 from app.run_view.headline import headline
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal

@@ -12,7 +12,8 @@ from textual.content import Content
 
 from app.console import relative_path
 from app.dashboard.braille import Curve
-from app.dashboard.charts import (
+from app.dashboard.reader import Picture
+from app.dashboard.tabs.charts import (
     BAND_STYLE,
     LEAST_CHART,
     Chart,
@@ -25,11 +26,10 @@ from app.dashboard.charts import (
     sample,
     value_text,
 )
-from app.dashboard.network import link_map
-from app.dashboard.pane import Pane, Words
-from app.dashboard.reader import Picture
-from app.dashboard.ribbons import strips
-from app.dashboard.samples import sample_lines
+from app.dashboard.tabs.network import link_map
+from app.dashboard.tabs.pane import Pane, Words
+from app.dashboard.tabs.ribbons import strips
+from app.dashboard.tabs.samples import sample_lines
 from app.report import evaluation_lines, failure_hint
 from app.run_view.figures import evaluated_series, evaluation_text
 from app.run_view.ribbon import rate_of_run

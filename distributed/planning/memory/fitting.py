@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from distributed.planning.memory_model import need_of
-from distributed.planning.model_size import ModelSize, size_for
+from distributed.planning.memory.memory_model import need_of
+from distributed.planning.memory.model_size import ModelSize, size_for
 from profiles.errors import BadInput
-from profiles.layers import fittable_settings
+from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
 from profiles.schema import FITTED, Profile
 from training.data.data import shares_to_batch_sizes

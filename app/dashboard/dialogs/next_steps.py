@@ -1,5 +1,5 @@
 """The dialog after a run: its model on a sample, before and after training; the report; how others open the model; and
-further commands. Language models have :mod:`app.dashboard.writing`."""
+further commands. Language models have :mod:`app.dashboard.dialogs.writing`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from app.console import TOUR_PROFILE, command_line, program_words, visible
-from app.dashboard.samples import sample_texts
+from app.dashboard.tabs.samples import sample_texts
 from app.microphone import recorded
 from app.report import EndedRun, next_commands
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog

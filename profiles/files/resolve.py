@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from profiles.declarations import check_together, forms, is_valid_choice, nearest
 from profiles.errors import BadInput
-from profiles.ini import IniFile, parse_ini, read_text, with_section, write_atomically
-from profiles.layers import (
+from profiles.files.ini import IniFile, parse_ini, read_text, with_section, write_atomically
+from profiles.files.layers import (
     COMMAND_LINE,
     DEFAULT,
     Merged,
@@ -31,7 +31,7 @@ from profiles.layers import (
     resolve_aliases,
     settings_to_fit,
 )
-from profiles.library import FoundSection, Library, check_headings, check_name, saved_folder
+from profiles.files.library import FoundSection, Library, check_headings, check_name, saved_folder
 from profiles.locations import absolute_location, absolute_path, remote_path, with_files
 from profiles.options import (
     OptionSpec,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput
-from profiles.ini import IniFile, IniSection, read_ini
+from profiles.files.ini import IniFile, IniSection, read_ini
 from profiles.installation import SHARED, saved_profiles
 from profiles.options import canonical, hint_for, options_by_name
 from profiles.other_names import HINTS

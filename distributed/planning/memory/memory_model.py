@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distributed.planning.cluster import ClusterMachine
-from distributed.planning.document import Job
-from distributed.planning.model_size import ModelSize
+from distributed.planning.documents.cluster import ClusterMachine
+from distributed.planning.documents.document import Job
+from distributed.planning.memory.model_size import ModelSize
 from profiles.declarations import OptionsByOwner
 from profiles.locations import user_code_in
 from profiles.schema import QUANTISED, ModelSettings, Profile, StrategySettings

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile, Name, Text
+from distributed.planning.documents.cluster import Bytes, Cluster, Document, DocumentFile, Name, Text
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from profiles.options import memory_saving_settings, options_by_name

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from distributed.planning.cluster import Cluster, ClusterMachine, Document, Measurement, Name, Text
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Document, Measurement, Name, Text
 
 LARGEST_FACTOR = 3.0
 """Bound of every factor and of its inverse: one disturbed run must not decide the next plan."""

@@ -18,9 +18,9 @@ from textual.widgets import Input
 
 from app.console import visible
 from app.dashboard.log_book import LogLine
-from app.dashboard.overview import clock_text, entry_text
-from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.overview import clock_text, entry_text
+from app.dashboard.tabs.pane import Pane, Words
 from app.run_view.headline import problems
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal

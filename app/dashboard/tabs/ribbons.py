@@ -10,8 +10,8 @@ from textual.content import Content
 
 from app.console import short_names, visible
 from app.dashboard.braille import Window
-from app.dashboard.pane import mark_of
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.pane import mark_of
 from app.run_view.member_state import TROUBLE, MemberState
 from app.run_view.ribbon import Ribbon, most_notable, ribbons, shares
 from app.shell.text import StatusMark, literal, together

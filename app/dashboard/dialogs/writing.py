@@ -18,8 +18,16 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from app.console import program_words, visible
-from app.dashboard.next_steps import UNTRAINED, Asking, AskingDialog, HearingDialog, ModelDialog, answer_of, words_of
-from app.dashboard.samples import sample_texts
+from app.dashboard.dialogs.next_steps import (
+    UNTRAINED,
+    Asking,
+    AskingDialog,
+    HearingDialog,
+    ModelDialog,
+    answer_of,
+    words_of,
+)
+from app.dashboard.tabs.samples import sample_texts
 from app.report import EndedRun
 from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key

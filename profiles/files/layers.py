@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiles.errors import BadInput
-from profiles.ini import label_of
-from profiles.library import SELECTORS, FoundSection, Library, check_keys, unknown_option_hint
+from profiles.files.ini import label_of
+from profiles.files.library import SELECTORS, FoundSection, Library, check_keys, unknown_option_hint
 from profiles.locations import is_location
 from profiles.options import canonical, hint_for, option_names, options_by_name
 from profiles.schema import FITTED, Profile

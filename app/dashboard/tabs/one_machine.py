@@ -9,9 +9,9 @@ from textual.containers import Vertical
 from textual.content import Content
 
 from app.dashboard.braille import Curve
-from app.dashboard.charts import LEAST_CHART, Chart, ChartData, unit_of
-from app.dashboard.pane import Words, state_of
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.charts import LEAST_CHART, Chart, ChartData, unit_of
+from app.dashboard.tabs.pane import Words, state_of
 from app.run_view.run_series import of_member, smoothed
 from app.shell.text import literal, muted
 from profiles.quantities import bytes_text

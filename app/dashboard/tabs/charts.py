@@ -14,9 +14,9 @@ from textual.content import Content
 from textual.widgets import Static
 
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
-from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
-from app.dashboard.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
+from app.dashboard.tabs.pane import Pane
+from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
 from app.run_view.figures import evaluated_series
 from app.run_view.metrics import RATES
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of

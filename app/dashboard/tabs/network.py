@@ -9,8 +9,8 @@ from itertools import combinations
 from textual.app import ComposeResult
 from textual.content import Content
 
-from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.pane import Pane, Words
 from app.plan_table import choice_text
 from app.run_view.pair_paths import pair_lines, pairs
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend

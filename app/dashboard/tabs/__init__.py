@@ -1,0 +1,1 @@
+"""The six tabs, and what they share."""

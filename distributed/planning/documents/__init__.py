@@ -1,0 +1,1 @@
+"""Documents in and out of the planner, and corrections of measured figures."""

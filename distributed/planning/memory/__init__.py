@@ -1,0 +1,1 @@
+"""Predicted memory of a member, and how a profile is made to fit it."""

@@ -1,0 +1,1 @@
+"""Host keys, key files, and log-in with them."""
