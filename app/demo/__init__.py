@@ -1,9 +1,9 @@
 """The tour: recorded machines and a recorded run behind the interfaces of the real ones.
 
-It needs no network and no training, and serves the documentation's pictures and the screens' tests too. Names, chips
-and health of the machines are invented; links, speeds and the run were recorded on lab hosts (``record/README.md``).
-All machines are named ``demo-...`` and the profile of a run ``scripted-demo``, so that nothing can be taken for a
-measurement of yours.
+It needs no network and no training, and also provides the documentation's pictures and data for the screens' tests.
+Names, chips and health of the machines are invented; links, speeds and the run were recorded on lab hosts
+(``record/README.md``). All machines are named ``demo-...`` and the profile of a run ``scripted-demo``, so that nothing
+can be mistaken for a measurement of the user's machines.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from app.console import TOUR_PROFILE
 RECORD = Path(__file__).parent / "record"
 CONFIG = RECORD / "config.ini"
 MOST = 8
-"""Machines."""
+"""Largest number of machines."""
 PROFILE = TOUR_PROFILE
 JOB = "demo"
-"""The profile that the set-up begins with."""
+"""Profile with which the set-up starts."""
 
 
 class ScriptClock:
     """A clock for scripted work; closing it ends all waiting.
 
     Args:
-        speed: how much faster than the script.
-        clock: seconds since any moment.
+        speed: factor by which it runs faster than the script.
+        clock: returns seconds from an arbitrary origin.
     """
 
     def __init__(self, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class ScriptClock:
 
     @property
     def passed(self) -> float:
-        """Scripted seconds since the beginning."""
+        """Scripted seconds since the start."""
         return (self._clock() - self._began) * self.speed
 
     def work(self, seconds: float) -> None:

@@ -42,11 +42,11 @@ from training.simulated.clock import Cost
 from training.tasks.showcase import Showcase
 
 LOG = "log"
-"""Pseudo-event kind of a line of a log."""
+"""Pseudo-event kind of a log line."""
 VICTIM = "demo-studio"
-"""The machine that is lost, and comes back."""
+"""The machine that is lost and returns."""
 LOST, AWAY = 0.55, 0.12
-"""Share of the steps after which it is lost, and smallest share it is away; it comes back at a synchronisation."""
+"""Share of the steps after which it is lost, and the least share it is away; it returns at a synchronisation."""
 START = 9.0
 """Seconds before the first step."""
 _SILENCE = 5.0
@@ -76,8 +76,7 @@ class RecordedTraining(BaseModel):
         return len(self.norms)
 
     def loss(self, rank: int, share: float) -> float:
-        """Return a member's loss after a share of the run; for one that was away or was not recorded, another
-        member's."""
+        """Return a member's loss after a share of the run; another member's if it was away or was not recorded."""
         step = min(self.steps - 1, int(share * self.steps))
         step_losses = [losses[step] for losses in self.losses]
         recorded_losses = [loss for loss in step_losses if loss is not None]
@@ -94,7 +93,7 @@ def recorded_training() -> RecordedTraining:
 
 
 def figures_of(names: Sequence[str]) -> Figures:
-    """Return the recorded measurements of machines of the tour."""
+    """Return the recorded measurements of these machines."""
     measurement = MeasurementResult(list(names), local_name=HERE)
     measurement.pairs = [fixture().pair(source, target) for source, target in combinations(names, 2)]
     speeds = {machine.name: machine.speed for machine in fixture().machines}
@@ -103,10 +102,11 @@ def figures_of(names: Sequence[str]) -> Figures:
 
 
 class TourScript:
-    """The events of one run, in the order of their times.
+    """Generates the events of one run in chronological order.
 
     Args:
-        seed: of the random variation between steps.
+        plan: plan of the run; its members are machines of the tour.
+        seed: seed of the random variation between steps.
     """
 
     def __init__(self, plan: RunPlan, seed: int = 0) -> None:
@@ -135,7 +135,7 @@ class TourScript:
 
     @property
     def _interval(self) -> int:
-        """Steps between two exchanges that are reported."""
+        """Steps between two reported synchronisations."""
         if self._plan.world_size == 1:
             return self._steps + 1
         interval = self._clock.cost(tuple(sorted(self._live)), self._trainable, self._steps).interval
@@ -228,7 +228,7 @@ class TourScript:
 
     @property
     def _bytes(self) -> int:
-        """Mean bytes that a member sends in one exchange."""
+        """Mean bytes that a member sends in one synchronisation."""
         count = len(self._live)
         names = tuple(member.name for member in self._plan.members)
         codec = codec_by_name(choice_of(self._plan.profile, names).codec)
@@ -270,7 +270,7 @@ class TourScript:
         return SnapshotEvent(time=self._time, member=rank, step=step, path=path, bytes=size, seconds=0.4, live=live)
 
     def _load(self, rank: int, at: float) -> MachineEvent:
-        """Return an invented load of a machine: heat, power, memory."""
+        """Return invented readings of a machine: temperature, power, memory."""
         machine = self._machines[rank]
         worked = max(0.0, at - self._began)
         heat = 1 - math.exp(-worked / 40)
@@ -286,7 +286,7 @@ class TourScript:
         figures = {"cpu_percent": 38.0 + 9 * (rank % 4), "memory_used": memory, "memory_total": machine.memory}
         return MachineEvent.model_validate({"time": at, "member": rank, **figures, **readings})
 
-    # ----------------------------------------------------------------------------------------------- lost and back
+    # --------------------------------------------------------------------------------------------- loss and return
 
     @property
     def _lost_at(self) -> int:

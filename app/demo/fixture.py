@@ -14,7 +14,7 @@ from distributed.planning.documents.cluster import ClusterMachine
 from distributed.planning.documents.document import Workload
 
 HERE = "demo-macbook"
-"""The machine that plays this computer."""
+"""Name of the machine that stands for this computer."""
 
 
 class _RecordModel(BaseModel):
@@ -22,14 +22,14 @@ class _RecordModel(BaseModel):
 
 
 class Trouble(_RecordModel):
-    """What keeps a machine of the tour from training."""
+    """What prevents a machine of the tour from training."""
 
     error: str
-    """Cause of the :class:`distributed.ssh.errors.SshError` that it ends with."""
+    """Cause of the :class:`distributed.ssh.errors.SshError` that connecting raises."""
     problem: str = ""
     hint: str = ""
     seconds: float = 0.0
-    """Seconds after which it ends by itself; 0: it does not."""
+    """Seconds after which the trouble ends by itself; 0: it does not."""
     lacks: tuple[str, ...] = ()
     """Packages that are missing until they are installed."""
 
@@ -52,11 +52,11 @@ class TourMachine(_RecordModel):
     """Answer to the first probe of a check."""
     health: Health
     speed: ClusterMachine
-    """Its measured speed at the job."""
+    """Its measured speed for the job."""
 
     @property
     def key_blob(self) -> bytes:
-        """Of its host key."""
+        """Public part of its host key."""
         return f"the host key of {self.name}".encode()
 
 

@@ -1,4 +1,4 @@
-"""The tour's network: machines appear, accept the login, are checked and measured as they were recorded.
+"""The tour's network: machines are discovered, logged in to, checked and measured as recorded.
 
 It replaces connections and discovery, so that everything above it is the product's own code.
 """
@@ -64,7 +64,7 @@ from training.records.plan import RunPlan
 
 USER = "me"
 WRONG = "wrong"
-"""The one password that is refused."""
+"""The only password that is refused."""
 APPEAR_EVERY = 0.7
 _INSTALLATION = ("making an environment for Python 3.12", "downloading torch (package 61 of 84, 213 MB in all)",
                  "unpacking what was downloaded")  # fmt: skip
@@ -102,7 +102,7 @@ class TourConnection(HereConnection):
 
 
 class _Listener(Process):
-    """The program that listens on a free port, while others connect to it."""
+    """A program that listens on a free port while other machines connect to it."""
 
     stderr = b""
 
@@ -120,7 +120,7 @@ class _Listener(Process):
 
 
 class TourSearch:
-    """Machines that appear one after the other; the one that sleeps wakes up.
+    """A search in which machines appear one after the other, and a sleeping one wakes up.
 
     Args:
         typed: the only machine to look for; ``None``: all.
@@ -171,11 +171,11 @@ class TourSearch:
 
 
 class TourOutside(Outside):
-    """The machines of the tour; remembers which were repaired.
+    """The machines of the tour, with the repairs made so far.
 
     Args:
-        number: of machines, this computer included.
-        open_doors: all machines accept the login and have their packages.
+        number: number of machines, including this computer.
+        open_doors: whether all machines accept the login and have their packages from the start.
     """
 
     picks_all: ClassVar[bool] = True
@@ -186,7 +186,7 @@ class TourOutside(Outside):
         self._mended = {machine.name for machine in self.machines if open_doors}
         self._equipped = set(self._mended)
         self._tried: dict[str, float] = {}
-        """When each machine was first tried, from which on a trouble that ends by itself is counted."""
+        """Scripted time of the first attempt to connect to each machine, from which temporary troubles are timed."""
 
     def now(self) -> float:
         return self.clock.passed
@@ -215,7 +215,7 @@ class TourOutside(Outside):
             connection = self._connect(machine, trust)
         except SshError as error:
             return explain(target, host, error)
-        assert tour_machine is not None  # a connection was made
+        assert tour_machine is not None  # the connection was made
         return AccessReport(
             target.name, host.host_port, USER, fingerprint=connection.fingerprint, system=tour_machine.uname
         )
@@ -260,7 +260,7 @@ class TourOutside(Outside):
             raise NoKeyAccepted(machine.name, trouble.problem, trouble.hint, True)
         raise _REFUSALS[trouble.error](machine.name, trouble.problem, trouble.hint)
 
-    # ------------------------------------------------------------------------------------------------ looks and figures
+    # ------------------------------------------------------------------------------------------ checks and measurements
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
         self.clock.work(_LOOKING)

@@ -65,8 +65,8 @@ class Player:
     Args:
         run: held by this process.
         events: see :func:`recorded`.
-        start: Unix time at which the run begins.
-        speed: how much faster than recorded; durations shrink with it, so that the figures fit together.
+        start: Unix time at which the run starts.
+        speed: playback speed relative to the recording; durations are scaled with it, so that figures stay consistent.
     """
 
     def __init__(self, run: RunFolder, events: Sequence[Event], start: float, speed: float) -> None:
@@ -74,7 +74,7 @@ class Player:
         self._names = [member.name for member in run.plan().members]
         self._machines, self._book = LocalMachines(run.plan()), RequestBook()
         self._state = RunState()
-        """State after the events that were written."""
+        """State after the events written so far."""
         self._dropped: set[int] = set()
         """Members whose events are left out because they were dropped by request."""
         self._paused_at: float | None = None
@@ -104,7 +104,7 @@ class Player:
         return self._start + event.time / self._speed
 
     def _put(self, event: Event) -> None:
-        """Write an event, or a line of a log, with its due time."""
+        """Write an event, or a log line, with its due time."""
         due_at = self._due(event)
         if isinstance(event, UnknownEvent) and event.kind == LOG:
             log_line = event.model_extra or {}
@@ -236,10 +236,10 @@ def _utc_text(moment: float) -> str:
 def start_demo_run(
     output_dir: Path, planned: Planned, command: Sequence[str], seed: int = 0, speed: float = 1.0
 ) -> Path:
-    """Start the recorded run with this plan; it outlives this process and its terminal. Return its folder.
+    """Start the recorded run with this plan and return its folder; it outlives this process and its terminal.
 
     Raises:
-        BadInput: the folder cannot be made.
+        BadInput: the folder cannot be created.
         RunFailed: the run's process did not start.
     """
     run = create(output_dir, planned, command)
@@ -257,7 +257,7 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
     """Create and hold the folder of a run of the tour.
 
     Raises:
-        BadInput: the folder cannot be made.
+        BadInput: the folder cannot be created.
     """
     profile = planned.plan.profile.model_copy(update={"name": PROFILE})
     plan = planned.plan.model_copy(update={"profile": profile})
@@ -269,7 +269,7 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
 
 
 def main() -> int:
-    """Play the run whose folder comes on stdin, to its end."""
+    """Play the run whose folder is read from stdin, to its end."""
     parser = argparse.ArgumentParser(prog="python -m app.demo.run", description="Play the recorded run.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speed", type=float, default=1.0)

@@ -31,11 +31,11 @@ class DemoServices(Services):
     """The services of the tour.
 
     Args:
-        number: of machines, this computer included.
-        speed: how much faster than recorded.
-        output: where the run's folder goes.
-        clock: monotonic seconds, which decide what has appeared by now.
-        open_doors: all machines accept the login and have their packages.
+        number: number of machines, including this computer.
+        speed: playback speed relative to the recording.
+        output: folder of the run folders.
+        clock: monotonic seconds, by which machines appear.
+        open_doors: whether all machines accept the login and have their packages from the start.
 
     Raises:
         BadInput: fewer than one machine, or more than the tour has.
@@ -75,7 +75,7 @@ class DemoServices(Services):
         return replace(demo_plan, way=f"{plan.way} ({NOT_DONE})", assessment=note)
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
-        """Refuse: a tour saves no choices.
+        """Reject saving: the choices of a tour are not saved.
 
         Raises:
             BadInput: always.
@@ -92,10 +92,10 @@ class DemoServices(Services):
         return follow(path, planned.plan, see)
 
     def planned(self, request: PlanRequest) -> Planned:
-        """Return the planned run as the Plan screen shows it.
+        """Return the planned run that the Plan screen shows.
 
         Raises:
-            BadInput: the choices do not fit together.
+            BadInput: the choices are inconsistent.
         """
         from app.wizard.forecasting import Forecast
         from app.wizard.plan import choices
@@ -112,7 +112,7 @@ class DemoServices(Services):
 
 
 def command_of(number: int) -> str:
-    """Return the command of this tour."""
+    """Return the command that starts this tour."""
     return f"{WIZARD} --demo {number}"
 
 
@@ -136,16 +136,16 @@ def recommended(machines: int) -> Planned:
 def write_demo_run(
     folder: Path, machines: int = 3, seed: int = 0, start: float = DEMO_START, until: float | None = None
 ) -> Path:
-    """Write a finished run into the output folder ``folder``, and return the run's folder.
+    """Write a finished run into the output folder ``folder``, and return its run folder.
 
     Args:
-        machines: how many machines take part.
+        machines: number of machines that take part.
         seed: see :func:`app.demo.run.pace_of`; the same seed and start give the same events.
         start: Unix time of the run's start.
         until: seconds after the start at which the run is left unfinished; ``None``: it is finished.
 
     Raises:
-        BadInput: too many machines, the run is there already, or the folder cannot be written.
+        BadInput: too many machines, the run exists already, or the folder cannot be written.
     """
     from app.demo.run import Player, create, pace_of, recorded
 

@@ -1,5 +1,5 @@
-"""Trackers: the same events as files of CSV, TensorBoard, Weights & Biases or trackio, through their own libraries.
+"""Trackers: a run's events as CSV, TensorBoard, Weights & Biases or trackio data, through their own libraries.
 
-A tracker is one more reader of the run folder, in a process of its own (``python -m app.trackers.tracking
-NAMES``): it survives the terminal, ends with the run, and whatever happens to it, the run does not notice.
+A tracker is another reader of the run's events, in a separate process (``python -m app.trackers.tracking NAMES``): it
+survives the terminal, ends with the run, and its failures do not affect the run.
 """

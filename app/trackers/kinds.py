@@ -1,4 +1,4 @@
-"""The tracker protocol and the four trackers; a tracker's library is imported when it is opened."""
+"""The tracker protocol and the four trackers; a tracker's library is imported when the tracker is opened."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def columns() -> Mapping[str, tuple[str, ...]]:
 
 
 class CsvFiles:
-    """CSV files for spreadsheets and scripts: one a kind of event (``step.csv`` ...), appended to."""
+    """CSV files for spreadsheets and scripts: one per kind of event (``step.csv`` ...), appended to."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         self._run = run
@@ -175,7 +175,7 @@ class CsvFiles:
 
 
 def cell(value: object) -> object:
-    """Return a value for a cell; text is quoted where a spreadsheet would read it as a formula."""
+    """Return a value for a cell; text that a spreadsheet would read as a formula is quoted."""
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value)
     if not isinstance(value, str):
@@ -185,7 +185,7 @@ def cell(value: object) -> object:
 
 
 class TensorboardFiles:
-    """Event files by TensorBoard's own writer: one folder a member, so that their curves overlay."""
+    """Event files by TensorBoard's own writer: one folder per member, so that their curves overlay."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -230,7 +230,7 @@ class _Flat:
     """Base of trackers with one run for all members, where figures carry the members' names."""
 
     _tracked: Any
-    """The library's run."""
+    """The run object of the library."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         self._run = run
@@ -249,7 +249,7 @@ class _Flat:
 
 
 class WandbRun(_Flat):
-    """Weights & Biases: online where this machine is logged in, else offline files; figures over the training step."""
+    """Weights & Biases: online if this machine is logged in, else offline files; figures over the training step."""
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         import wandb

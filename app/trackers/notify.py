@@ -28,7 +28,7 @@ from training.records.run_folder import RunFolder
 TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
 _PATIENCE = 20.0
-"""Timeout of a command or a web request, seconds."""
+"""Timeout of a command or a web request in seconds."""
 _HOST = re.compile(r"https?://[^\s/?#@]+(?:[/?#][^\s]*)?\Z")
 _ENDINGS = {"completed": "is done", "failed": "failed", "cancelled": "was stopped"}
 _SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
@@ -104,7 +104,7 @@ class Notifier:
             self._send("running", f"{name} is lost{cause}; the others go on")
 
     def flush(self) -> None:
-        """Each message is sent at once."""
+        """Do nothing: each message is sent at once."""
 
     def close(self, status: str) -> str:
         metadata = RunFolder.open(self._run.path).metadata

@@ -1,7 +1,7 @@
-"""Feeds a run's events to its trackers: all from the first one on, each once, however often the run is started.
+"""Feeds a run's events to its trackers: all from the first one on, each once, even if the run is resumed.
 
-Trackers run in a process of their own (``python -m app.trackers.tracking NAMES``), started with the run; missing
-libraries are reported before it.
+Trackers run in a separate process (``python -m app.trackers.tracking NAMES``), started with the run; missing
+libraries are reported before it starts.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from training.records.run_folder import RunFolder
 from training.run.processes import BackgroundProcess, run_from_stdin
 
 FOLDER = "trackers"
-"""Folder in the run folder; every tracker has its own in it."""
+"""Folder in the run folder; each tracker has a subfolder."""
 FLUSH_EVERY = 2.0
 _POSITION = "position"
 _NOTIFY = "notify"
 _PATIENCE = 60.0
-"""Seconds within which the run must have begun."""
+"""Seconds within which the run must have started."""
 _NICENESS = 10
 _LIBRARIES = ("tensorboard", "wandb", "trackio")
-"""Trackers that need a library, which has the tracker's name."""
+"""Trackers that need a library of the same name."""
 Say = Callable[[str], None]
 
 
@@ -59,9 +59,9 @@ def checked_trackers(text: str) -> tuple[str, ...]:
 
 
 def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
-    """Start the trackers of a run in a process of their own; a failure is reported and does not stop the run.
+    """Start the trackers of a run in a separate process; a failure is reported and does not stop the run.
 
-    Notifications, where they are requested, are one of the trackers.
+    Notifications, if requested, are one of the trackers.
     """
     names = [*names, *([_NOTIFY] if notify.is_requested() else [])]
     if not names:
@@ -99,10 +99,10 @@ class _TrackerFeed:
 
 
 class Tracking:
-    """Feeds a run to its trackers. A tracker that fails is dropped; the others go on.
+    """Feeds a run to its trackers. A tracker that fails is dropped; the others continue.
 
     Args:
-        say: takes lines for a person.
+        say: callback for status lines.
 
     Raises:
         BadInput: there is no run, or no tracker could be opened.
@@ -115,7 +115,7 @@ class Tracking:
         run = TrackedRun(path, RunFolder.open(path).metadata)
         self._feeds = [feed for name in names if (feed := self._opened(run, name)) is not None]
         self.locations: dict[str, str] = {}
-        """Where the figures are, by tracker; filled at the end."""
+        """Location of each tracker's figures; filled at the end."""
         if not self._feeds:
             raise BadInput(f"{path.name}: no tracker could be opened", f"see {path / 'logs'}")
 
@@ -127,7 +127,7 @@ class Tracking:
             lock.acquire()  # a second process would send everything twice
             opener = notify.Notifier if name == _NOTIFY else KINDS[name]
             tracker = opener(run, folder)
-        except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
+        except Exception as error:  # noqa: BLE001 - third-party libraries: any error drops this tracker only
             self._say(f"{name}: could not be opened: {_error_text(error)}")
             lock.release()
             return None
@@ -158,7 +158,7 @@ class Tracking:
         for feed in list(self._feeds):
             try:
                 act(feed)
-            except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
+            except Exception as error:  # noqa: BLE001 - third-party libraries: any error drops this tracker only
                 self._say(f"{feed.name}: stopped sending after an error: {_error_text(error)}")
                 self._feeds.remove(feed)
                 with contextlib.suppress(Exception):
@@ -171,12 +171,12 @@ def _error_text(error: Exception) -> str:
 
 
 def main(names: str) -> int:
-    """Track the run whose folder comes on stdin, to its end."""
+    """Track the run whose folder is read from stdin, to its end."""
     path = run_from_stdin("trackers.log")
     if path is None:
         return 0
     with contextlib.suppress(OSError):
-        os.nice(_NICENESS)  # the training comes first
+        os.nice(_NICENESS)  # training has priority
     try:
         deadline = time.monotonic() + _PATIENCE
         while not is_live(path) and RunFolder.open(path).metadata.status not in FINAL and time.monotonic() < deadline:

@@ -32,9 +32,9 @@ from profiles.errors import BadInput, MusterError
 
 REPORT = "/report"
 MOST_SCREENS = 8
-"""Most screens at once; each is a process."""
+"""Largest number of screens at once; each is a process."""
 PATIENCE = 5.0
-"""Seconds that a screen has to end."""
+"""Seconds after which a screen that was asked to stop is killed."""
 _SHUTDOWN = 6.0
 _HERE = Path(__file__).parent
 _TIGHT = {
@@ -45,7 +45,7 @@ _TIGHT = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 _NO_TICKET = "This address was already used, or is unknown here.\nPress Enter where 'web' runs for a new one.\n"
 _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -90,7 +90,7 @@ class WebServer(Server):
         return app
 
     def initialize_logging(self) -> None:
-        """Leave logging alone: diagnostics are this program's."""
+        """Do nothing: this program configures logging itself."""
 
     async def on_startup(self, app: web.Application) -> None:
         """Silence textual-serve: the command prints the address."""
@@ -103,7 +103,7 @@ class WebServer(Server):
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = self._refusal(request) or await handler(request)
             if not response.prepared:
-                if request.path != REPORT:  # a report has its own
+                if request.path != REPORT:  # a report sets its own policy
                     response.headers["Content-Security-Policy"] = self._policy
                 response.headers.update(_TIGHT)
             return response
@@ -131,7 +131,7 @@ class WebServer(Server):
     # ---------------------------------------------------------------------------------------------------- the screens
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Return the report of the run, which a screen opens in its browser and not on this machine."""
+        """Return the report of the run; a screen opens it in the user's browser instead of on this machine."""
         assert self._run is not None
         try:
             path = await asyncio.to_thread(write_report, self._run)
@@ -167,7 +167,7 @@ class WebServer(Server):
             await connection.prepare(request)
             asked = ((request.query.get("width", ""), 80), (request.query.get("height", ""), 24))
             await screen.start(*(min(1000, max(1, to_int(size, usual))) for size, usual in asked))
-            with contextlib.suppress(ValueError, AssertionError, KeyError, IndexError, TypeError):  # not of our page
+            with contextlib.suppress(ValueError, AssertionError, KeyError, IndexError, TypeError):  # not from our page
                 await self._process_messages(connection, screen)
         finally:
             self._screens -= 1
@@ -307,8 +307,8 @@ class AllowedHosts:
     """The host names by which this server may be addressed.
 
     Args:
-        address: it listens on; ``0.0.0.0`` or ``::`` stand for all of this machine's.
-        port: it listens on.
+        address: address it listens on; ``0.0.0.0`` or ``::`` stand for all addresses of this machine.
+        port: port it listens on.
         own_names: names of this machine.
     """
 
@@ -320,8 +320,10 @@ class AllowedHosts:
             self._names |= {name.lower() for name in own_names if name}
 
     def is_ours(self, host: str) -> bool:
-        """Whether a Host header means this server. Where it listens on all addresses, any literal address does: only
-        names can be made to point here from outside."""
+        """Return whether a Host header names this server.
+
+        If it listens on all addresses, any literal address does: only names can be made to point here from outside.
+        """
         name, colon, port = host.rpartition(":")
         if not colon or name.endswith(":") or port != str(self._port):
             return False
@@ -333,12 +335,12 @@ class AllowedHosts:
 
 
 def bracketed(address: str) -> str:
-    """Return an address as it stands in a URL."""
+    """Return an address as written in a URL."""
     return f"[{address}]" if ":" in address else address
 
 
 def _is_address(name: str) -> bool:
-    """Whether ``name`` is a literal address as in a URL."""
+    """Whether ``name`` is a literal address as written in a URL."""
     inner = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     try:
         return (ipaddress.ip_address(inner).version == 6) == (inner != name)

@@ -1,6 +1,6 @@
-"""One screen of the web server: ``session.py [RUN_FOLDER]``, its terminal is the browser.
+"""One screen of the web server: ``session.py [RUN_FOLDER]``. Its terminal is the browser.
 
-It is started by its path, in the folder where ``web`` was typed: runs are looked for from there.
+It is started by path in the folder where ``web`` was typed, from which runs are looked for.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _LOOK = 1.0
 
 
 def _exit_with_server(server: int) -> None:
-    """Exit when the server is gone, also if it was killed: otherwise this screen would stay forever."""
+    """Exit when the server is gone, even if it was killed: otherwise this screen would never end."""
     while os.getppid() == server:
         time.sleep(_LOOK)
     os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show the run, or the guided set-up where none was named."""
+    """Show the run, or the guided set-up if no run is named."""
     threading.Thread(target=_exit_with_server, args=(os.getppid(),), daemon=True).start()
     from app.screens.own_keys import own_keys
 
