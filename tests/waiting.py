@@ -1,4 +1,4 @@
-"""Waiting in tests: for as long as a busy machine may need, and with a word of what was waited for."""
+"""Waiting in tests: long enough for a busy machine, and with an error that names the condition."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 PATIENCE = 60.0
-"""Seconds within which anything waited for is there, on a busy machine."""
+"""Default seconds to wait, enough for a busy machine."""
 _LOOK = 0.01
 
 
 def until(happened: Callable[[], Found], patience: float = PATIENCE) -> Found:
-    """Ask again and again until the answer is true; return it. Asking takes at most a third of the time.
+    """Poll a condition until it is true and return its value; polling takes at most a third of the time.
 
     Raises:
-        AssertionError: it was not in time; names the question and the last answer.
+        AssertionError: it was not true in time; the text has the condition and its last value.
     """
     end = time.monotonic() + patience
     while True:
@@ -35,8 +35,11 @@ def until(happened: Callable[[], Found], patience: float = PATIENCE) -> Found:
 
 
 def timed_out(wait: Callable[[float], object], error: type[Exception], said: str) -> None:
-    """Let a wait for so many seconds end with an error that matches ``said``; where a busy machine does not come as far
-    in few seconds, it has more."""
+    """Check that a wait fails with an error that matches ``said``.
+
+    Args:
+        wait: called with a timeout of 0.5, 4 and 32 seconds until the error matches: a busy machine may need longer.
+    """
     for seconds in (0.5, 4.0, 32.0):
         try:
             wait(seconds)
@@ -50,13 +53,13 @@ def timed_out(wait: Callable[[float], object], error: type[Exception], said: str
 
 
 def until_state(wizard: Wizard, condition: Callable[[WizardState], Any], patience: float = PATIENCE) -> WizardState:
-    """Wait until the state of a set-up is so; return it."""
+    """Wait until the state of a set-up fulfils a condition; return it."""
     assert wizard.wait(condition, patience), f"not within {patience:.0f} s: {words_of(condition)} in {wizard.state}"
     return wizard.state
 
 
 def words_of(condition: Callable[..., Any]) -> str:
-    """Return the lines of code that ask the question, for a message."""
+    """Return the source of a condition on one line, for error messages."""
     try:
         return " ".join(line.strip() for line in inspect.getsource(condition).splitlines())
     except (OSError, TypeError):  # a method of an object written in C, or a partial

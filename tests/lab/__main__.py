@@ -43,7 +43,7 @@ def _convert(kind: str, value: str) -> Any:
 
 
 def up(hosts: Sequence[HostSpec]) -> int:
-    """Build a lab, tell how to use it, and wait."""
+    """Build a lab, print how to use it, and wait for Ctrl-C or SIGTERM."""
     with Lab(*hosts) as lab:
         print(f"Lab {lab.slot}: this machine is {lab.address}")
         for host in lab:
@@ -60,10 +60,10 @@ def up(hosts: Sequence[HostSpec]) -> int:
 
 
 def find_host(slot: int, name: str) -> tuple[int, str]:
-    """Return process 1 of a host of a running lab, and the name of its cable.
+    """Return the PID of a host's process 1 in a running lab, and the name of its cable.
 
     Raises:
-        LabUnavailable: there is none.
+        LabUnavailable: there is no such lab or host.
     """
     try:
         hosts = json.loads((reaper.BASE / str(slot) / "hosts.state").read_text())
@@ -76,7 +76,7 @@ def find_host(slot: int, name: str) -> tuple[int, str]:
 
 
 def act(command: str, slot: int, name: str, rest: Sequence[str]) -> int:
-    """Do something to a host of a lab that runs in another terminal."""
+    """Apply a command to a host of a lab that runs in another terminal."""
     pid, cable = find_host(slot, name)
     if command in ("cut", "mend"):
         network.ip("link", "set", cable, "down" if command == "cut" else "up")

@@ -1,4 +1,4 @@
-"""Records what goes through a network interface of this machine, as somebody with a wire tap would."""
+"""Captures the traffic of a network interface of this machine, as an eavesdropper could."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 _ALL_PROTOCOLS = 3
 _BUFFER = 64 << 20
 _FORCE_BUFFER = 33
-"""``SO_RCVBUFFORCE``: beyond the system's limit, for root."""
+"""``SO_RCVBUFFORCE``: lets root exceed the system's limit."""
 
 
 class Capture:
-    """Raw frames of one interface, from ``with`` to the end of its block. Linux, root."""
+    """Captures raw frames of one interface while used as a context manager. Needs Linux and root."""
 
     def __init__(self, interface: str) -> None:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS))
@@ -35,7 +35,7 @@ class Capture:
                 continue
 
     def streams(self, source: str, port: int) -> list[bytes]:
-        """Return the bytes of each TCP connection from ``source`` to ``port``, up to the first gap, oldest first."""
+        """Return the bytes of each TCP connection from ``source`` to ``port``, oldest first, up to its first gap."""
         pieces: dict[int, dict[int, bytes]] = {}
         for peer, number, payload in self._segments(source, port):
             known = pieces.setdefault(peer, {})
@@ -43,7 +43,7 @@ class Capture:
         return [_joined(parts) for parts in pieces.values()]
 
     def _segments(self, source: str, port: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield source port, sequence number and payload; a SYN as an empty piece before the first byte."""
+        """Yield source port, sequence number and payload of each segment; a SYN has an empty payload."""
         for frame in list(self._frames):
             if (
                 frame[12:14] != b"\x08\x00"
@@ -70,7 +70,7 @@ class Capture:
 
 
 def _joined(pieces: dict[int, bytes]) -> bytes:
-    """Put pieces by sequence number together; what was sent twice counts once."""
+    """Join payloads by sequence number; retransmitted bytes count once."""
     stream, following = b"", next(iter(pieces))
     for number in sorted(pieces):
         if number > following:

@@ -1,4 +1,4 @@
-"""Labs for the tests of the lab itself."""
+"""Lab fixtures for the tests of the lab itself."""
 
 from tests.lab.fixtures import make_lab, make_light_lab
 

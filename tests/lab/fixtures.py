@@ -1,6 +1,6 @@
-"""Fixtures that build labs for tests and take them down again; a machine that cannot skips with the reason.
+"""Fixtures that build labs and remove them afterwards; tests are skipped with the reason on machines that cannot.
 
-``from tests.lab.fixtures import make_lab, make_light_lab`` in a ``conftest.py`` puts them at the tests' disposal.
+``from tests.lab.fixtures import make_lab, make_light_lab`` in a ``conftest.py`` makes them available to its tests.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MakeLightLab = Callable[..., LightLab]
 
 @pytest.fixture
 def make_lab() -> Iterator[MakeLab]:
-    """Give a function that builds a lab from names and host specifications."""
+    """Provide a function that builds a lab from names and host specifications."""
     with ExitStack() as labs:
         yield lambda *hosts: labs.enter_context(Lab(*hosts))
 
 
 @pytest.fixture
 def make_light_lab() -> Iterator[MakeLightLab]:
-    """Give a function that builds a lab on loopback ports."""
+    """Provide a function that builds a lab on loopback ports."""
     with ExitStack() as labs:
         yield lambda *hosts: labs.enter_context(LightLab(*hosts))

@@ -1,4 +1,4 @@
-"""One host of a lab: switched on and off, cut off, slowed down, and looked into."""
+"""One host of a lab: starting, killing, cutting its link, limiting its speed, and running commands in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COVERED = ("/root", "/tmp", "/run", "/dev/shm")
 
 
 class Surroundings(Protocol):
-    """What of its lab a host needs."""
+    """Attributes of a lab that its hosts use."""
 
     slot: int
     folder: Path
@@ -39,9 +39,9 @@ class LabHost:
         self.address = f"198.18.{lab.slot}.{11 + number}"
         self.folder = lab.folder / spec.name
         self.files = self.folder / "disk" / "root"
-        """Its home folder, seen from here (not with ``home_mb``)."""
+        """Its home folder as a path on this machine (not with ``home_mb``)."""
         self.pid = 0
-        """Its process 1 as this machine counts; 0 while it is off."""
+        """PID of its process 1 on this machine; 0 while it is off."""
         self._lab = lab
         self._cable = f"mu{lab.slot}h{number}"
         self._quota_name = f"muster-lab-{lab.slot}-{number}"
@@ -76,7 +76,7 @@ class LabHost:
         processes.write_accounts(self.folder / "etc", self.spec)
 
     def start(self) -> None:
-        """Begin to switch it on; :meth:`finish_start` waits."""
+        """Start it without waiting; :meth:`finish_start` waits."""
         command = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
         command += [sys.executable, "-I", "-S", str(Path(__file__).with_name("init.py")), str(self._plan())]
         if self.spec.cores is not None:
@@ -92,7 +92,7 @@ class LabHost:
         )
 
     def finish_start(self) -> None:
-        """Plug in the cable and wait until sshd listens."""
+        """Connect its network cable and wait until sshd listens."""
         self._expect("here")
         assert self._process is not None and self._process.stdin is not None
         self.pid = processes.only_child(self._process.pid)
@@ -129,12 +129,12 @@ class LabHost:
         return path
 
     def boot(self) -> None:
-        """Switch it on again; disk and keys are as they were."""
+        """Start it again; its disk and keys are unchanged."""
         self.start()
         self.finish_start()
 
     def command(self, argv: Sequence[str], cwd: str | Path = "/root") -> list[str]:
-        """Return the command line, for this machine, that runs ``argv`` inside the host as root."""
+        """Return the command line that runs ``argv`` as root inside the host when started on this machine."""
         variables = {"HOME": "/root", "USER": "root", **self._environment}
         words = [f"{key}={value}" for key, value in variables.items()]
         words = ["nsenter", "-t", str(self.pid), "-a", "--", "env", "-u", "TMPDIR", "-C", str(cwd), *words, *argv]
@@ -147,24 +147,24 @@ class LabHost:
     def run(
         self, argv: Sequence[str], timeout: float = 60.0, cwd: str | Path = "/root", **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside and wait for it; not over SSH."""
+        """Run a command inside the host, not over SSH, and wait for it."""
         words = self.command(argv, cwd)
         return subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
 
     def popen(self, argv: Sequence[str], cwd: str | Path = "/root", **options: Any) -> subprocess.Popen[Any]:
-        """Start a command inside. It ends with the host; to end it earlier signal its :meth:`pids`, not the handle."""
+        """Start a command inside the host. It ends with the host; to end it earlier, signal its :meth:`pids`."""
         return subprocess.Popen(self.command(argv, cwd), **options)
 
     def cut(self) -> None:
-        """Pull its network cable."""
+        """Disconnect its network cable."""
         network.ip("link", "set", self._cable, "down")
 
     def mend(self) -> None:
-        """Put the cable back."""
+        """Reconnect its network cable."""
         network.ip("link", "set", self._cable, "up")
 
     def set_rate(self, mbit: float | None) -> None:
-        """Shape its link in both directions while it runs; ``None`` lifts the limit."""
+        """Limit its link to ``mbit`` in both directions while it runs; ``None`` lifts the limit."""
         self._mbit = mbit
         network.shape(self._cable, self.pid, mbit)
 
@@ -175,22 +175,22 @@ class LabHost:
         network.set_quota(self._quota, cores)
 
     def traffic(self) -> Traffic:
-        """Return what went through its interface so far."""
+        """Return the bytes at its network interface so far."""
         return network.traffic(self.pid)
 
     def pids(self, text: str = "") -> list[int]:
-        """Return its processes whose command line holds ``text``, process 1 left out, as this machine counts."""
+        """Return the PIDs, on this machine, of its processes except process 1 whose command line contains ``text``."""
         return processes.in_namespace(self.pid, text)
 
     def new_host_key(self) -> None:
-        """Give it another host key, as a machine has that was set up anew."""
+        """Give it another host key, like a reinstalled machine."""
         ssh_setup.make_key(self.folder / "host_key")
         for pid in self.pids("sshd_config"):
             processes.end(pid)
         self.start_sshd()
 
     def stop_sshd(self) -> None:
-        """Switch Remote Login off; sessions that run go on."""
+        """Stop its sshd; open sessions continue."""
         for pid in self.pids("sshd_config"):
             processes.end(pid)
 
@@ -200,7 +200,7 @@ class LabHost:
         network.wait_until_listening(self.pid, self.port)
 
     def kill(self) -> None:
-        """Pull the plug: no good-bye on the wire, and nothing of it runs any more."""
+        """Kill it without closing its connections, and wait until all its processes are gone."""
         if self._process is None:
             return
         if self.pid:

@@ -1,7 +1,7 @@
-"""Process 1 of a lab's host: mounts, network, sshd; then it buries the dead until its owner goes away.
+"""Process 1 of a lab host: sets up mounts, network and sshd, then reaps child processes until its owner is gone.
 
-Started by ``lab.py`` inside new namespaces with the path of a JSON document. Standard library only. It ends, and the
-kernel ends everything else in the host with it, when its stdin closes: so a lab never outlives its owner.
+Started by ``host.py`` inside new namespaces with the path of a JSON document; uses the standard library only. It exits
+when its stdin closes, and the kernel then kills all other processes of the host, so a lab never outlives its owner.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def bind(source: Path, target: Path) -> None:
 
 
 def own_files(plan: dict[str, Any]) -> None:
-    """Give the host its own home, /tmp, /run and names; keep the interpreter and the checkout where they are."""
+    """Mount the host's own home, /tmp, /run and names; the interpreter and the checkout keep their paths."""
     folder = Path(plan["folder"])
     mount("proc", "/proc", "proc")
     kept = [(folder / "keep" / str(number), Path(path)) for number, path in enumerate(plan["keep"])]
@@ -63,7 +63,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def hide(paths: list[str], nothing: Path) -> None:
-    """Cover folders with an empty one, and files with one that cannot be run."""
+    """Cover folders with an empty one, and files with one that cannot be executed."""
     for path in {os.path.realpath(path) for path in paths if os.path.exists(path)}:
         if os.path.isdir(path):
             mount("tmpfs", path, "tmpfs", options="mode=755,size=64k")
@@ -74,19 +74,19 @@ def hide(paths: list[str], nothing: Path) -> None:
 def network(plan: dict[str, Any]) -> None:
     commands = f"link set lo up\naddr add {plan['address']}/24 dev eth0\nlink set eth0 up\n"
     subprocess.run(["ip", "-batch", "-"], input=commands, text=True, check=True, capture_output=True)
-    with contextlib.suppress(OSError):  # as people's machines have it; a server's kernel may be set to something else
+    with contextlib.suppress(OSError):  # the usual setting of desktop systems; this machine's may differ
         Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
 
 
 def start_sshd(plan: dict[str, Any]) -> None:
-    """Start sshd, which goes to the background once it listens."""
+    """Start sshd, which forks into the background once it listens."""
     folder = Path(plan["folder"])
     command = [plan["sshd"], "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
     subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
 
 
 def serve() -> None:
-    """Bury the dead until stdin ends."""
+    """Reap child processes until stdin closes."""
     wake, wakened = os.pipe()
     for descriptor in (wake, wakened):
         os.set_blocking(descriptor, False)

@@ -1,7 +1,7 @@
-"""Ends a light lab when its owner goes away, however it goes: ``python keeper.py FOLDER``, the owner holds its stdin.
+"""Ends a light lab when its owner exits, even if killed: ``python keeper.py FOLDER``, with stdin held by the owner.
 
-Processes are found by two marks: sshd servers have the lab's folder on their command line, and whatever a session has
-started carries the lab's name in its environment.
+Its processes are recognised by two marks: sshd servers have the lab's folder on their command line, and processes
+started by sessions have the lab's name in their environment.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 
 MARK = "MUSTER_LAB_HOST"
-_PATIENCE = 60.0  # this file is run by its path too, and then has no room to import from
+_PATIENCE = 60.0  # the file is also run by path, where nothing can be imported from tests
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """Yield the processes whose environment says that they run on a host whose mark begins so."""
+    """Yield the processes whose environment has a host mark that starts with ``mark``."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK, "").startswith(mark):
@@ -28,7 +28,7 @@ def marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def servers(config: str) -> Iterator[psutil.Process]:
-    """Yield the sshd servers with such a configuration, and the sshd processes that hold their connections."""
+    """Yield the sshd servers with this configuration on their command line, and the processes of their connections."""
     for process in psutil.process_iter():
         if config in command_line(process) and "sshd" in command_line(process):
             yield process
@@ -44,7 +44,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def end(config: str, mark: str) -> None:
-    """Kill servers first, so that no new session begins, then everything that sessions have started."""
+    """Kill the servers first, so that no new session starts, then all processes started by sessions."""
     limit = time.monotonic() + _PATIENCE
     while found := [process for process in (*servers(config), *marked(mark)) if _alive(process)]:
         for process in found:
@@ -63,7 +63,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def end_lab(folder: Path) -> None:
-    """End every host of a lab and remove its files."""
+    """End all hosts of a lab and remove its files."""
     end(f"{folder}/", f"{folder.name}-")
     shutil.rmtree(folder, ignore_errors=True)
 

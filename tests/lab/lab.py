@@ -6,12 +6,12 @@
         SshConnection.connect(lab.target("a"))
         lab["b"].cut()
 
-Each host has network, process, mount, UTS and IPC namespaces of its own, its own host key, /root, /tmp, /run and
-/etc/hosts; the rest of the file system is this machine's. The hosts are 198.18.N.11 and up (a range reserved for
-benchmarks, RFC 2544), this machine is 198.18.N.1 on the same bridge and so takes part in the network.
+Each host has its own network, process, mount, UTS and IPC namespaces, host key, /root, /tmp, /run and /etc/hosts; the
+rest of the file system is shared with this machine. The hosts are 198.18.N.11 and up (a range reserved for
+benchmarks, RFC 2544); this machine is 198.18.N.1 on the same bridge and so takes part in the network.
 
-A host lives as long as the process that built it: its process 1 ends when the owner does, and the kernel ends all the
-others with it. What then is left (a bridge, cgroups, a folder) is removed by the next lab or by ``clean``.
+A host lives as long as the process that built it: its process 1 exits when the owner does, and the kernel kills all
+its other processes. What remains (a bridge, cgroups, a folder) is removed by the next lab or by ``clean``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lab:
         hosts: names or :class:`~tests.lab.spec.HostSpec`.
 
     Raises:
-        LabUnavailable: this machine cannot build it; the text says what is missing.
+        LabUnavailable: this machine cannot build it; the text names what is missing.
     """
 
     def __init__(self, *hosts: str | HostSpec) -> None:
@@ -56,7 +56,7 @@ class Lab:
         self.hosts_file = self.folder / "hosts.json"
         self._hosts: dict[str, LabHost] = {}
         self._owner = os.getpid()
-        """A forked child must not take down what is not its own."""
+        """A forked child must not remove its parent's lab."""
         atexit.register(self.close)
         try:
             self._build([HostSpec(host) if isinstance(host, str) else host for host in hosts])
@@ -104,18 +104,18 @@ class Lab:
         return self._hosts[name]
 
     def hosts(self, *names: str, **fields: Any) -> Hosts:
-        """Return the hosts-file entries of these hosts, or of all, with this Python and more ``fields`` for each."""
+        """Return hosts-file entries of these hosts (default: all), with this Python and extra ``fields`` for each."""
         chosen = [self._hosts[name] for name in names] if names else list(self)
         given = {"python": sys.executable, **fields}
         machines = tuple(Machine(name=host.name, address=host.address, **given) for host in chosen)
         return Hosts(machines=machines, ssh_config=str(self.ssh_config))
 
     def target(self, name: str, **fields: Any) -> SshTarget:
-        """Return the SSH target of a host, with other ``fields`` in place of the usual ones."""
+        """Return the SSH target of a host, with ``fields`` replaced."""
         return replace(SshTarget(name, name, config_file=str(self.ssh_config)), **fields)
 
     def close(self) -> None:
-        """Take everything down. May be called twice."""
+        """Remove all hosts, the bridge and the files. May be called twice."""
         if os.getpid() != self._owner or not self.folder.exists():
             return
         for host in self:

@@ -1,8 +1,8 @@
-"""Hosts without root: one sshd per host on a loopback port of this user, with the face of :class:`tests.lab.lab.Lab`.
+"""Hosts without root: one sshd per host on a loopback port, with the interface of :class:`tests.lab.lab.Lab`.
 
-Each host has its own port, host key and HOME; user, processes and the rest of the file system are shared. A cut is
-made by stopping the host's sshd processes, so the far side falls silent as with a pulled cable. No rates, quotas or
-counters.
+Each host has its own port, host key and HOME; user, processes and the rest of the file system are shared. A link is
+cut by stopping the host's sshd processes, so its peer falls silent as with a disconnected cable. There are no rates,
+quotas or traffic counters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ command=$SSH_ORIGINAL_COMMAND
 unset SSH_ORIGINAL_COMMAND
 exec "$SHELL" -c "$command"
 """
-"""sshd starts every command in the account's real home folder; the host's own is elsewhere."""
+"""sshd starts every command in the account's real home folder; this changes to the host's own."""
 _PORTS = range(10_000, 32_000)
 
 
@@ -101,32 +101,32 @@ class LightHost:
         self.boot()
 
     def stop_sshd(self) -> None:
-        """Switch Remote Login off; sessions that run go on."""
+        """Stop its sshd; open sessions continue."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def new_host_key(self) -> None:
-        """Give it another host key, as a machine has that was set up anew."""
+        """Give it another host key, like a reinstalled machine."""
         ssh_setup.make_key(self.folder / "host_key")
         self.stop_sshd()
         self.start_sshd()
 
     def run(self, argv: Sequence[str], timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command as if inside: in its home folder, marked as one of its processes."""
+        """Run a command as if inside the host: in its home folder, marked as one of its processes."""
         environment = {**os.environ, "HOME": str(self.files), MARK: self._mark}
         return subprocess.run(
             argv, capture_output=True, text=True, timeout=timeout, env=environment, cwd=self.files, **options
         )
 
     def pids(self, text: str = "") -> list[int]:
-        """Return the processes that were started on it, and its sshd's, whose command line holds ``text``."""
+        """Return the PIDs of its sshd and of processes started on it, if their command line contains ``text``."""
         found = (*keeper.marked(self._mark), *keeper.servers(str(self._config)))
         return sorted({process.pid for process in found if text in keeper.command_line(process)})
 
     def cut(self) -> None:
-        """Make it fall silent without closing anything."""
+        """Make it fall silent without closing any connection."""
         self._signal(signal.SIGSTOP)
 
     def mend(self) -> None:
@@ -138,7 +138,7 @@ class LightHost:
                 process.send_signal(number)
 
     def kill(self) -> None:
-        """End everything that runs on it."""
+        """Kill all its processes."""
         keeper.end(str(self._config), self._mark)
         self.stop_sshd()
 
@@ -147,7 +147,7 @@ class LightLab:
     """Hosts on loopback ports. Use it as a context manager, or call :meth:`close`.
 
     Raises:
-        LabUnavailable: sshd is missing or does not start; the text says why.
+        LabUnavailable: sshd is missing or does not start; the text has the reason.
     """
 
     def __init__(self, *hosts: str | HostSpec) -> None:
@@ -184,20 +184,20 @@ class LightLab:
         return self._hosts[name]
 
     def hosts(self, *names: str, **fields: Any) -> Hosts:
-        """Return the hosts-file entries of these hosts, or of all, with this Python and more ``fields`` for each.
+        """Return hosts-file entries of these hosts (default: all), with this Python and extra ``fields`` for each.
 
-        Their runs meet on loopback: other addresses of this machine may be those of a lab that ends meanwhile.
+        The coordinator listens on loopback, as this machine's other addresses may belong to labs that end earlier.
         """
         chosen = [self._hosts[name] for name in names] if names else list(self)
         given = {"python": sys.executable, "coordinator_at": LightHost.address, **fields}
         return Hosts(machines=tuple(Machine(name=h.name, **given) for h in chosen), ssh_config=str(self.ssh_config))
 
     def target(self, name: str, **fields: Any) -> SshTarget:
-        """Return the SSH target of a host, with other ``fields`` in place of the usual ones."""
+        """Return the SSH target of a host, with ``fields`` replaced."""
         return replace(SshTarget(name, name, config_file=str(self.ssh_config)), **fields)
 
     def close(self) -> None:
-        """End everything and remove all files. May be called twice."""
+        """End all processes and remove all files. May be called twice."""
         if os.getpid() != self._owner or not self.folder.exists():
             return
         keeper.end_lab(self.folder)
@@ -214,7 +214,7 @@ class LightLab:
 
 
 def _free_port() -> int:
-    """Below those that systems give to connections: none takes it before sshd does, nor while sshd is stopped."""
+    """Return a port below the ephemeral range, which no connection takes while sshd is not running."""
     while True:
         port = _PORTS[secrets.randbelow(len(_PORTS))]
         with socket.socket() as probe, contextlib.suppress(OSError):

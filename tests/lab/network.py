@@ -1,4 +1,4 @@
-"""Bridges, links, shapes and CPU quotas: thin words over ip, tc and cgroups."""
+"""Bridges, links, rate limits and CPU quotas: thin wrappers of ip, tc and cgroups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.waiting import PATIENCE
 
 CPU_CGROUP = Path("/sys/fs/cgroup/cpu")
 _PERIOD = 100_000
-"""Microseconds over which a CPU quota is counted."""
+"""Period of a CPU quota in microseconds."""
 _BURST = 64 * 1024
-"""Bytes a shaped link may send at once, at least; less would stall segmentation offload."""
+"""Smallest burst of a shaped link in bytes; less would stall segmentation offload."""
 _BURST_SECONDS = 0.004
-"""What a fast link may catch up after the kernel was late to wake it."""
+"""Burst of a fast link in seconds, by which it catches up after a late wake-up by the kernel."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _call(command: list[str], check: bool) -> None:
 
 
 def make_bridge(name: str, address: str) -> None:
-    with contextlib.suppress(OSError):  # namespaces may take what is allowed here
+    with contextlib.suppress(OSError):  # namespaces may only use algorithms allowed here
         allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
         if "cubic" not in (names := allowed.read_text().split()):
             allowed.write_text(" ".join([*names, "cubic"]))
@@ -54,7 +54,7 @@ def make_bridge(name: str, address: str) -> None:
 
 
 def plug_in(bridge: str, port: str, pid: int) -> None:
-    """Lay a cable from the bridge into the network namespace of a process, where it is called eth0."""
+    """Connect the bridge and the network namespace of a process by a cable, whose end there is named eth0."""
     ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     ip("link", "set", port, "master", bridge, "up")
 
@@ -64,10 +64,13 @@ def unplug(port: str) -> None:
 
 
 def shape(port: str, pid: int, mbit: float | None, end: str = "eth0") -> None:
-    """Limit both directions of a cable, or lift the limit; running connections go on.
+    """Limit a cable's rate in both directions, or lift the limit; open connections continue.
 
     Args:
-        end: what the cable is called in the network namespace of the process.
+        port: name of the cable's end on this machine.
+        pid: a process in the network namespace of the other end.
+        mbit: rate in Mbit/s; ``None``: unlimited.
+        end: name of the cable's end in that namespace.
     """
     inside = ["nsenter", "-t", str(pid), "-n", "tc"]
     for tc, device in ((["tc"], port), (inside, end)):
@@ -81,7 +84,7 @@ def shape(port: str, pid: int, mbit: float | None, end: str = "eth0") -> None:
 
 
 def traffic(pid: int) -> Traffic:
-    """Return the counters of eth0 in the namespace of a process."""
+    """Return the counters of eth0 in the network namespace of a process."""
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
@@ -91,10 +94,10 @@ def traffic(pid: int) -> Traffic:
 
 
 def wait_until_listening(pid: int, port: int, patience: float = PATIENCE) -> None:
-    """Wait until a TCP port is open in the namespace of a process; sshd goes to the background before it listens.
+    """Wait until a TCP port is open in the namespace of a process; sshd forks into the background before it listens.
 
     Raises:
-        LabUnavailable: it was not in time.
+        LabUnavailable: it did not open within ``patience`` seconds.
     """
     end = time.monotonic() + patience
     while not any(_listening_ports(Path(f"/proc/{pid}/net/tcp"), port)):
@@ -110,10 +113,10 @@ def _listening_ports(table: Path, port: int) -> Iterator[bool]:
 
 
 def make_quota(name: str) -> Path:
-    """Make a cgroup for CPU quotas.
+    """Create a cgroup for CPU quotas.
 
     Raises:
-        LabUnavailable: this machine has none of the kind we know.
+        LabUnavailable: this machine has no cgroup v1 CPU controller.
     """
     if not (CPU_CGROUP / "cpu.cfs_quota_us").exists():
         raise LabUnavailable(f"CPU quotas need cgroup v1 at {CPU_CGROUP} with cpu.cfs_quota_us")
@@ -137,7 +140,7 @@ def within_quota(folder: Path | None, command: list[str]) -> list[str]:
 
 
 def remove_quota(folder: Path, patience: float = PATIENCE) -> None:
-    """Remove a cgroup once the kernel has let go of its last process."""
+    """Remove a cgroup once the kernel has released its last process."""
     end = time.monotonic() + patience
     while folder.exists():
         try:
@@ -149,7 +152,8 @@ def remove_quota(folder: Path, patience: float = PATIENCE) -> None:
 
 
 def need_root_and_tools() -> None:
-    """
+    """Check that namespaces can be built here.
+
     Raises:
         LabUnavailable: this machine or this user cannot build network namespaces.
     """

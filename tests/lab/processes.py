@@ -17,10 +17,10 @@ from tests.waiting import PATIENCE, until
 
 
 def read_line(stream: IO[str], patience: float = PATIENCE) -> str:
-    """Return the next line of a child's output, or nothing at its end.
+    """Return the next line of a child's output; empty at its end.
 
     Raises:
-        TimeoutError: it said nothing in time.
+        TimeoutError: no output within ``patience`` seconds.
     """
     ready, _, _ = select.select([stream], [], [], patience)
     if not ready:
@@ -33,7 +33,7 @@ def only_child(pid: int) -> int:
 
 
 def birth(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot, to tell it from a later one with its number."""
+    """Return a process's start time in clock ticks since boot, to tell it from others with its PID; empty: gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -41,7 +41,7 @@ def birth(pid: int) -> str:
 
 
 def in_namespace(init: int, text: str) -> list[int]:
-    """Return the processes in the PID namespace of ``init`` whose command line holds ``text``."""
+    """Return the PIDs in the PID namespace of ``init``, without itself, whose command line contains ``text``."""
     if not init:
         return []
     namespace = os.readlink(f"/proc/{init}/ns/pid")
@@ -58,17 +58,18 @@ def command_line(pid: int) -> str:
 
 
 def line_of(pid: int) -> str:
-    """Return the command line of a process, nothing where it is gone."""
+    """Return the command line of a process; empty if it is gone."""
     with contextlib.suppress(OSError):
         return command_line(pid)
     return ""
 
 
 def until_it_runs(pids: Callable[[str], list[int]], command: str) -> int:
-    """Return a host's process once it is there and alone: a shell in the background becomes its command a little later.
+    """Return a host's process once it is the only match: a background shell takes a moment to become its command.
 
     Args:
-        pids: the host's method of that name.
+        pids: the method of that name of the host.
+        command: its whole command line.
     """
 
     def alone() -> list[int]:
@@ -79,14 +80,14 @@ def until_it_runs(pids: Callable[[str], list[int]], command: str) -> int:
 
 
 def signal_all(pids: list[int], number: int) -> None:
-    """Signal processes, of which one may end with another."""
+    """Send a signal to processes; those that are gone are ignored."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def end(pid: int, number: int = signal.SIGKILL, patience: float = PATIENCE) -> None:
-    """Signal a process and wait until it is gone or dead."""
+    """Send a signal to a process and wait until it is gone or a zombie."""
     started = birth(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -98,7 +99,7 @@ def end(pid: int, number: int = signal.SIGKILL, patience: float = PATIENCE) -> N
 
 
 def kill_now(init: int) -> None:
-    """Kill process 1 of a host: the kernel kills all the others and waits for them."""
+    """Kill process 1 of a host; the kernel kills its other processes and waits for them."""
     end(init)
 
 
@@ -110,7 +111,7 @@ def _is_dead(pid: int) -> bool:
 
 
 def bury(process: subprocess.Popen[str]) -> None:
-    """End a child and close its pipes."""
+    """Close a child's pipes and wait for its end, or kill it after 10 seconds."""
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):
@@ -123,7 +124,7 @@ def bury(process: subprocess.Popen[str]) -> None:
 
 
 def write_accounts(folder: Path, spec: HostSpec) -> None:
-    """Write passwd and shadow of a host: this machine's, with its own shell and password for root."""
+    """Write a host's passwd and shadow: this machine's accounts, with the host's shell and password for root."""
     lines = Path("/etc/passwd").read_text().splitlines()
     root = f"root:x:0:0:root:/root:{spec.shell}"
     (folder / "passwd").write_text("\n".join([root, *(x for x in lines if not x.startswith("root:"))]) + "\n")

@@ -1,4 +1,4 @@
-"""What labs leave behind when their owner was killed, and its removal."""
+"""Removal of labs whose owner was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.lab.spec import LabUnavailable
 BASE = Path("/var/tmp/muster-lab")
 _SLOTS = 200
 _UNCLAIMED = 60.0
-"""Seconds after which a folder without an owner is nobody's."""
+"""Seconds after which a folder without an owner counts as abandoned."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Owner:
 
 
 def claim_slot() -> tuple[int, Path]:
-    """Take a number that no other lab has: it decides the bridge's name and the addresses.
+    """Claim a free lab number, which determines the bridge's name and the addresses.
 
     Raises:
-        LabUnavailable: all are taken.
+        LabUnavailable: all numbers are in use.
     """
     with alone():
         for slot in range(_SLOTS):
@@ -54,7 +54,7 @@ def claim_slot() -> tuple[int, Path]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold what gives numbers out and takes them back: a number freed by one is not reaped again by another."""
+    """Hold the lock for claiming and removing labs, so that a freed number is not removed again when it is reused."""
     BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (BASE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -62,7 +62,7 @@ def alone() -> Iterator[None]:
 
 
 def labs() -> dict[int, Owner | None]:
-    """Return the labs on this machine by number; ``None`` for one whose owner is not known (yet)."""
+    """Return the owners of the labs on this machine by number; ``None`` if the owner is not known (yet)."""
     found = sorted(int(path.name) for path in BASE.iterdir() if path.name.isdigit()) if BASE.is_dir() else []
     return {slot: _owner(BASE / str(slot)) for slot in found}
 
@@ -77,7 +77,7 @@ def _owner(folder: Path) -> Owner | None:
 def reap() -> list[int]:
     """Remove every lab whose owner is dead, and return their numbers.
 
-    Its hosts died with the owner; one that is still on its way out is waited for.
+    Hosts die with the owner; those still exiting are waited for.
     """
     with alone():
         gone = [slot for slot, owner in labs().items() if _abandoned(slot, owner)]
@@ -96,7 +96,7 @@ def _abandoned(slot: int, owner: Owner | None) -> bool:
 
 
 def remove(slot: int) -> None:
-    """Remove what a lab has left in the system."""
+    """Remove a lab's processes, network devices, cgroups and files."""
     folder = BASE / str(slot)
     for pid in _hosts_still_running(folder):
         processes.kill_now(pid)
@@ -110,7 +110,7 @@ def remove(slot: int) -> None:
 
 
 def _hosts_still_running(folder: Path) -> list[int]:
-    """Return process 1 of each host: they carry their plan's path on the command line."""
+    """Return the PIDs of the hosts' process 1, recognised by the path of their plan on the command line."""
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:

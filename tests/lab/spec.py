@@ -1,4 +1,4 @@
-"""What a lab's host is to be like."""
+"""Specification of a lab host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class LabUnavailable(pytest.skip.Exception):
-    """This machine cannot give what was asked for; the text says what is missing. A test that wants it is skipped."""
+    """The machine lacks what a lab needs; the text names it. The test is skipped."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,20 @@ class HostSpec:
     mbit: float | None = None
     """Rate of its link in both directions, Mbit/s; ``None``: unlimited."""
     password: str | None = None
-    """Lets root log in by it."""
+    """Password with which root may log in; ``None``: none."""
     key: bool = True
-    """The lab's key may log in."""
+    """Whether the lab's key may log in."""
     person: bool = False
-    """Holds the lab's private key, known_hosts and ssh configuration: a machine somebody sits at."""
+    """Whether it holds the lab's private key, known_hosts and SSH configuration, like the machine a user works on."""
     sshd: bool = True
-    """Whether Remote Login is on."""
+    """Whether its sshd runs."""
     shell: str = "/bin/bash"
     """Root's login shell."""
     home_mb: int | None = None
-    """Size of the disk that holds the home folder and /tmp, MB; ``None``: no limit of its own."""
+    """Size in MB of the disk with the home folder and /tmp; ``None``: no separate disk."""
     clock_offset: float = 0.0
-    """Seconds its clock is ahead."""
+    """Seconds by which its clock is ahead."""
     hide: tuple[str, ...] = ()
-    """Files and folders of this machine that it must not have."""
+    """Files and folders of this machine that are hidden from it."""
     sshd_options: tuple[str, ...] = ()
-    """More lines for its sshd_config; they win."""
+    """Additional lines at the start of its sshd_config, which take precedence."""

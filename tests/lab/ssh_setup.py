@@ -1,4 +1,4 @@
-"""Keys, server configuration and client configuration of a lab's hosts."""
+"""Keys, server configuration and client configuration of lab hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SFTP_SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/sftp-server", "/u
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client finds a host, and the host's public key line (type and base64)."""
+    """How a client reaches a host, and the host's public key line (type and base64)."""
 
     name: str
     address: str
@@ -33,7 +33,7 @@ class Place:
 
 @lru_cache
 def sshd_program() -> str:
-    """Return the absolute path of sshd, which insists on being started by it.
+    """Return the absolute path of sshd, which refuses to start by a relative one.
 
     Raises:
         LabUnavailable: it is not installed.
@@ -45,7 +45,7 @@ def sshd_program() -> str:
 
 
 def make_key(path: Path, kind: str = "ed25519") -> None:
-    """Write a key pair without passphrase, in place of an older one."""
+    """Write a key pair without passphrase, replacing an older one."""
     path.unlink(missing_ok=True)
     bits = ["-b", "2048"] if kind == "rsa" else []
     subprocess.run(["ssh-keygen", "-q", "-t", kind, *bits, "-N", "", "-C", "lab", "-f", str(path)], check=True)
@@ -57,7 +57,7 @@ def public_key(path: Path) -> str:
 
 
 def server_config(folder: Path, spec: HostSpec, listen: str, port: int, environment: dict[str, str]) -> Path:
-    """Write the sshd_config of one host; its host key and log lie beside it."""
+    """Write the sshd_config of one host; its host key and log are in the same folder."""
     lines = [
         *spec.sshd_options,
         f"Port {port}",
@@ -91,14 +91,14 @@ def _subsystem() -> list[str]:
 
 @lru_cache
 def _penalties() -> tuple[str, ...]:
-    """Newer servers ban an address after some failures; tests fail on purpose."""
+    """Return the option that disables bans after failed logins, if sshd supports it: tests fail logins on purpose."""
     options = ["-T", "-f", "/dev/null", "-o", "PerSourcePenalties=no"]
     found = subprocess.run([sshd_program(), *options], capture_output=True, text=True)
     return () if "Bad configuration option" in found.stderr else ("PerSourcePenalties no",)
 
 
 def client_config(folder: Path, places: Iterable[Place], key: Path) -> Path:
-    """Write ``ssh_config`` and ``known_hosts`` into ``folder``; the names in them are the hosts' names."""
+    """Write ``ssh_config`` and ``known_hosts`` for these hosts into ``folder``."""
     known, blocks = [], []
     for place in places:
         names = [place.name, place.address] if place.port == 22 else [f"[{place.address}]:{place.port}"]
@@ -118,17 +118,17 @@ def client_config(folder: Path, places: Iterable[Place], key: Path) -> Path:
 
 
 def configured(config: Path, folder: Path, text: str) -> str:
-    """Write a configuration to a folder that says something before all that ``config`` says, and return its path."""
+    """Write an SSH configuration in which ``text`` precedes ``config`` and so overrides it; return its path."""
     path = folder / "ssh_config"
     path.write_text(f"{text}\nMatch all\nInclude {config}\n")
     return str(path)
 
 
 def session_environment(spec: HostSpec) -> dict[str, str]:
-    """Return variables that every session on the host gets.
+    """Return the environment variables of every session on the host.
 
     Raises:
-        LabUnavailable: a clock offset is asked for and libfaketime is missing.
+        LabUnavailable: a clock offset is specified and libfaketime is missing.
     """
     if not spec.clock_offset:
         return {}

@@ -1,4 +1,4 @@
-"""The command line on a terminal of its own, as a person meets it."""
+"""Runs the command line on a pseudo-terminal, as a user would."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN_TERMINAL = (
 
 
 class Terminal:
-    """A command on a terminal of its own, 80 columns wide."""
+    """A command on its own pseudo-terminal, 80 columns wide."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -34,11 +34,11 @@ class Terminal:
         os.close(theirs)
         self.screen = ""
         self._text = codecs.getincrementaldecoder("utf-8")()
-        """A character may come in two pieces."""
+        """Incremental, as a character may arrive in two pieces."""
         self._seen = 0
 
     def wait_for(self, text: str, patience: float = 120.0) -> None:
-        """Read until ``text`` is on the screen, beyond what was waited for before."""
+        """Read until ``text`` appears on the screen after the previous match."""
         end = time.monotonic() + patience
         while (place := self.screen.find(text, self._seen)) < 0:
             if not self._read(end):
@@ -49,7 +49,7 @@ class Terminal:
     def _read(self, end: float) -> bool:
         if not select.select([self._ours], [], [], max(end - time.monotonic(), 0.0))[0]:
             return False
-        with contextlib.suppress(OSError):  # the other side is closed
+        with contextlib.suppress(OSError):  # the other end is closed
             data = os.read(self._ours, 65536)
             self.screen += self._text.decode(data)
             return bool(data)

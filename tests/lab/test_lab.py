@@ -1,4 +1,4 @@
-"""The lab gives what it promises, and takes everything down again."""
+"""Tests of the lab: hosts, links, quotas and cleanup."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lab() -> Iterator[Lab]:
 
 
 def traces(slot: int) -> list[str]:
-    """What of a lab is left in the system."""
+    """Return what remains of a lab in the system: links, cgroups, folders, processes and mounts."""
     net = Path("/sys/class/net")
     links = [link.name for link in (*net.glob(f"mu{slot}h*"), *net.glob(f"muster{slot}"))]
     groups = [group.name for group in network.CPU_CGROUP.glob(f"muster-lab-{slot}-*")]
@@ -79,7 +79,7 @@ def test_the_checkout_and_its_python_are_there_wherever_they_lie(lab: Lab) -> No
 
 
 def test_what_is_to_be_hidden_is(lab: Lab) -> None:
-    assert lab["bare"].run(["sh", "-c", "true"]).returncode != 0  # run() itself goes through env
+    assert lab["bare"].run(["sh", "-c", "true"]).returncode != 0  # run() itself uses env
     with SshConnection.connect(lab.target("bare")) as bare:
         assert bare.run(["env"]).returncode in (126, 127)
 
@@ -88,7 +88,7 @@ def test_what_is_to_be_hidden_is(lab: Lab) -> None:
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("mbit", [20, 1000])
 def test_a_shaped_link_carries_what_it_says(lab: Lab, mbit: float, way: str) -> None:
-    """A busy machine can only make a transfer slower: the best of some counts, ever longer ones, and none is above."""
+    """A busy machine only slows transfers: the best of several, ever longer ones counts, and none may be faster."""
     best, seconds = 0.0, 0.4
     try:
         for _ in range(5):
@@ -99,17 +99,17 @@ def test_a_shaped_link_carries_what_it_says(lab: Lab, mbit: float, way: str) -> 
                 return
             lab["a"].set_rate(None)
             free = _rate(lab, way, int(mbit * 1e6 / 8 * seconds))
-            seconds *= 2  # what a wait for the processor costs is lost in it
+            seconds *= 2  # the longer the transfer, the less a wait for the processor matters
     finally:
         lab["a"].set_rate(None)
     if free < 3 * mbit:
-        # The link can only be told from a free one that is much faster: else nothing is known about the limit.
+        # A limit can only be observed if the unlimited link is much faster; otherwise the test is inconclusive.
         pytest.skip(f"others use this machine: it carries {free:.0f} Mbit/s without a limit")
     raise AssertionError(f"{best:.0f} of {mbit:.0f} Mbit/s, and {free:.0f} without a limit")
 
 
 def _rate(lab: Lab, way: str, size: int) -> float:
-    """Return Mbit/s on the wire while ``size`` bytes go up to the host, or down from it."""
+    """Return Mbit/s on the wire while ``size`` bytes are sent up to the host or down from it."""
     before = lab["a"].traffic()
     seconds = _transfer(lab, way, size)
     moved = lab["a"].traffic() - before
@@ -196,7 +196,7 @@ def test_nothing_is_left_after_the_end(make_lab: MakeLab) -> None:
     lab["x"].run(["sh", "-c", "setsid sleep 94.5 >/dev/null 2>&1 &"])
     processes.until_it_runs(lab["x"].pids, "sleep 94.5")
     assert traces(lab.slot)
-    with reaper.alone():  # or another lab takes the number
+    with reaper.alone():  # keeps another lab from claiming the number
         lab.close()
         assert traces(lab.slot) == []
 

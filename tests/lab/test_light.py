@@ -1,4 +1,4 @@
-"""The light lab has the lab's face without root, and takes everything down again."""
+"""Tests of the light lab: the lab's interface without root, and its cleanup."""
 
 from __future__ import annotations
 
