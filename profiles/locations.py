@@ -58,3 +58,14 @@ def is_location(value: str, folder: Path) -> bool:
 
 def _exists(value: str, folder: Path) -> bool:
     return os.path.exists(absolute_path(value, folder))
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether a data set does not exist locally, and its name may be one on the hub."""
+    return bool(path) and not Path(path).expanduser().exists() and not looks_like_path(path)
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether ``name`` can only be a path, not ``name`` or ``owner/name`` on the hub."""
+    is_file = Path(name).suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"}
+    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or is_file

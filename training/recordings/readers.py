@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from profiles.errors import BadInput
+from profiles.locations import looks_like_path
 from training.recordings import corpora, layouts
 from training.recordings.recording import (
     Exclusion,
@@ -28,7 +29,6 @@ from training.recordings.recording import (
 )
 from training.tasks.path_resolution import is_saved, without_hidden
 from training.tasks.speech_clips import FileSource, split_named
-from training.tasks.speech_dataset import looks_like_path
 from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row_of
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)

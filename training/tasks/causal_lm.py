@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from profiles.errors import BadInput, counted
+from profiles.locations import is_on_hub
 from profiles.schema import QUANTISED, Profile
 from training.records.bounded_fields import LONGEST_TEXT
 from training.tasks.base import Batch, Progress, Task
@@ -42,7 +43,6 @@ from training.tasks.pretrained import (
 )
 from training.tasks.showcase import SampleOutput
 from training.tasks.speech_clips import held_out_count
-from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, sample_tokens, tokenise
 
 _PROMPT, _NEW = 32, 48

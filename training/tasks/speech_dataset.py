@@ -17,6 +17,7 @@ from pathlib import Path
 
 from profiles.errors import BadInput, counted
 from profiles.installation import program
+from profiles.locations import looks_like_path
 from training.tasks.faults import Faults
 from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, apply_patches, read_patches, unmatched_patches
 from training.tasks.path_resolution import path_as_written, resolve_path, without_hidden
@@ -252,17 +253,6 @@ def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
     if split not in splits:
         raise BadInput(f"data set {path} has no split {split!r}", f"it has: {', '.join(splits)}")
     return splits[split]
-
-
-def is_on_hub(path: str) -> bool:
-    """Whether a data set does not exist locally, and its name may be one on the hub."""
-    return bool(path) and not Path(path).expanduser().exists() and not looks_like_path(path)
-
-
-def looks_like_path(name: str) -> bool:
-    """Whether ``name`` can only be a path, not ``name`` or ``owner/name`` on the hub."""
-    is_file = Path(name).suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"}
-    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or is_file
 
 
 def has_tables(folder: Path) -> bool:

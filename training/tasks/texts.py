@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import BadInput, counted
+from profiles.locations import is_on_hub
 from training.tasks.cache import get_or_build
 from training.tasks.conversation_rows import IGNORED_COLUMNS
 from training.tasks.message_rows import text_of
 from training.tasks.path_resolution import without_hidden
 from training.tasks.row_files import is_table, row_files, rows_of
 from training.tasks.speech_clips import SPLITS, by_split, held_out_count, path_if_file
-from training.tasks.speech_dataset import is_on_hub
 from training.tasks.tables import read_text
 
 if TYPE_CHECKING:

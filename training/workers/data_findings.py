@@ -29,6 +29,7 @@ from typing import Any
 
 from profiles.errors import BadInput, MusterError
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
+from profiles.locations import is_on_hub
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.records.plan import RunPlan
 from training.tasks.language_codes import language_code
@@ -47,7 +48,6 @@ from training.tasks.speech_clips import (
 )
 from training.tasks.speech_dataset import (
     SpeechTables,
-    is_on_hub,
     leaked_clips,
     read_speech,
     read_tables,

@@ -19,13 +19,14 @@ from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Ou
 from app.cli.terminal import answer, reporting
 from app.console import answered_yes, say, show_line, visible
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counted
+from profiles.locations import is_on_hub
 from profiles.quantities import duration_text
 from profiles.schema import Profile
 from training.records.run_folder import RunFolder, has_snapshots
 from training.records.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
 from training.tasks.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_recordings
 from training.tasks.speech_clips import FileSource
-from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
+from training.tasks.speech_dataset import has_tables, read_tables
 from training.workers.data_findings import check_data
 
 if TYPE_CHECKING:

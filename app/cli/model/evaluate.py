@@ -24,6 +24,7 @@ from app.run_view.figures import (
 )
 from app.run_view.metrics import metric_label, metric_text
 from profiles.errors import BadInput, ExitCode, counted
+from profiles.locations import is_on_hub
 from profiles.quantities import bytes_text, duration_text
 from training.records.model_folders import is_language_model
 from training.records.plan import read_plan
@@ -31,7 +32,7 @@ from training.records.run_files import check_writable
 from training.records.runs import find_model, find_run
 from training.tasks.error_analysis import slice_of, wer_difference
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
-from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
+from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
 
 if TYPE_CHECKING:
     from training.export.export import ExportOutcome

@@ -24,10 +24,10 @@ from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_tables, read_with_validation
 from training.tasks.tables import write_table
-from training.tasks.whisper.decoding import DecodingResult, transcribe_clips
+from training.tasks.whisper.decoding import DecodingResult, generation_bound, transcribe_clips
 from training.tasks.whisper.features import NOISE, augment
 from training.tasks.whisper.samples import SpeechData
-from training.tasks.whisper.task import WhisperTask, generation_bound
+from training.tasks.whisper.task import WhisperTask
 from training.tasks.word_errors import ErrorRates
 
 SPLIT = "train"

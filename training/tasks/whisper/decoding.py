@@ -27,6 +27,7 @@ from training.hardware.device import evaluating, select_device
 from training.tasks.sound_file import Samples
 from training.tasks.whisper.model import TIMESTAMP_STEP, WhisperModelWrapper
 
+_MARGIN = 8  # minimum tokens beyond the longest transcript; else half of its length
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 """Names of the no-speech token, in newer and older tokenizers."""
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -291,3 +292,14 @@ def _no_speech(wrapper: WhisperModelWrapper, logits: torch.Tensor) -> list[float
     vocabulary = wrapper.tokenizer.get_vocab()
     token = next((vocabulary[name] for name in _NO_SPEECH if name in vocabulary), None)
     return [0.0] * len(logits) if token is None else [float(p) for p in logits.softmax(dim=-1)[:, token]]
+
+
+def generation_bound(longest: int, cap: int, positions: int) -> int:
+    """Return the maximum number of tokens of a generated text in an evaluation.
+
+    Args:
+        longest: tokens of the longest transcript of the whole split, so that the limit is the same for every batch.
+        cap: the configured limit (``eval_max_new_tokens``); 0: none.
+        positions: the decoder's positions that remain for a text.
+    """
+    return min(longest + max(_MARGIN, longest // 2), cap or positions, positions)

@@ -25,6 +25,7 @@ from training.tasks.packing import unpacked
 from training.tasks.predictions import Prediction, first_of, prediction_of
 from training.tasks.speech_clips import REPAIR_HINT, SPEAKER_COLUMNS, Clip, list_clips, long_clip_error, too_long_for
 from training.tasks.speech_dataset import read_with_validation
+from training.tasks.whisper.decoding import generation_bound
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment, fill_row
 from training.tasks.whisper.languages import selected_languages
@@ -38,18 +39,6 @@ logger = logging.getLogger("muster.data")
 _MAX_LISTED = 10  # broken clips that are logged individually
 _DETECTION_CLIPS = 8  # clips for language detection if no language was given
 _MIN_BF16_WIDTH = 384  # of Whisper tiny, the narrowest model measured with bf16 on a CPU
-_MARGIN = 8  # minimum tokens beyond the longest transcript; else half of its length
-
-
-def generation_bound(longest: int, cap: int, positions: int) -> int:
-    """Return the maximum number of tokens of a generated text in an evaluation.
-
-    Args:
-        longest: tokens of the longest transcript of the whole split, so that the limit is the same for every batch.
-        cap: the configured limit (``eval_max_new_tokens``); 0: none.
-        positions: the decoder's positions that remain for a text.
-    """
-    return min(longest + max(_MARGIN, longest // 2), cap or positions, positions)
 
 
 class NoUsableClips(BadInput):
