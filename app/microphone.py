@@ -13,7 +13,7 @@ from app.console import say
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
-    from training.tasks.sound_file import Samples
+    from training.tasks.speech.sound_file import Samples
 
 RATE = 16_000
 MOST_SECONDS = 3600.0

@@ -27,7 +27,7 @@ from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
 from training.records.events import StepEvent
-from training.strategies.outer_costs import OVERLAP, OVERLAPS
+from training.strategies.parts.outer_costs import OVERLAP, OVERLAPS
 from training.strategies.streaming_diloco import StreamingOptions
 
 NAMES = ("a", "b", "c", "d")

@@ -28,10 +28,10 @@ from training.records.events import EvaluationEvent, Event, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 from training.simulated.clock import Absence, Cost
-from training.tasks.predictions import FOLDER
-from training.tasks.showcase import NAME, read_showcase
+from training.tasks.scoring.predictions import FOLDER
+from training.tasks.scoring.showcase import NAME, read_showcase
 
 MACHINES = 3
 MODEL = "openai/whisper-tiny.en"

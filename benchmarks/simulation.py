@@ -21,7 +21,7 @@ from profiles.files.resolve import load_profile
 from training.records.events import Event, MachineEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 
 PROFILE = "nanogpt"
 

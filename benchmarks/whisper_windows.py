@@ -25,7 +25,7 @@ import torch
 
 from profiles.schema import DataSettings, ModelSettings, Profile
 from training.hardware.device import Precision, select_precision
-from training.tasks.speech_dataset import clips_of_split
+from training.tasks.speech.speech_dataset import clips_of_split
 from training.tasks.whisper.task import WhisperTask
 
 DATA = ROOT / "examples" / "spoken_commands"

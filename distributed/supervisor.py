@@ -47,9 +47,9 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.records.plan import LAUNCHED_FILES
 from training.records.run_folder import RunFolder
-from training.run.local_run import RunController
 from training.run.outcome import RunOutcome, write_end
 from training.run.processes import PhaseTimer, run_from_stdin
+from training.run.run_controller import RunController
 
 _START_WARNING = 30.0
 """Seconds between two warnings about missing members during the start."""

@@ -25,10 +25,10 @@ from app.demo.services import DEMO_START, DemoServices, write_demo_run
 from app.follow import Follower
 from app.screens.app import WizardApp
 from app.shell.base_app import MusterApp
-from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.records import AccessNeed, ItemStatus
-from app.wizard.state import WizardState
+from app.wizard.state import actions as do
+from app.wizard.state.records import AccessNeed, ItemStatus
+from app.wizard.state.state import WizardState
 from training.records.events import Event
 
 MACHINES = 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from app.wizard.engine import Wizard
-    from app.wizard.state import WizardState
+    from app.wizard.state.state import WizardState
 
 Found = TypeVar("Found")
 PATIENCE = 60.0

@@ -27,9 +27,9 @@ from training.records.run_files import explain_errors, private_file
 from training.records.run_folder import RunFolder, has_snapshots
 from training.records.runs import USUAL, find_run, plan_to_resume
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.narration import RunNarrator
 from training.run.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
+from training.run.run_controller import RunController
 from training.run.stopping import stopped_by
 
 if TYPE_CHECKING:

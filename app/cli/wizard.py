@@ -14,7 +14,7 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.installation import DEMO, program
 
 if TYPE_CHECKING:
-    from app.wizard.services import Services
+    from app.wizard.services.services import Services
 
 _INSTEAD = {
     "profiles list": "list what can be trained",
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
             return ExitCode.BAD_INPUT
         if chosen.plain or can_only_print():
             from app.cli.runs.attach import show_run
-            from app.wizard.plain import run_plain
+            from app.wizard.plain.plain import run_plain
 
             restore_interrupts()
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
@@ -90,7 +90,7 @@ def _chosen(demo: int | None, name: str | None) -> tuple[Services, str]:
         BadInput: there are not so many scripted machines, or no such profile, or it cannot be used.
     """
     if demo is None:
-        from app.wizard.services import Services
+        from app.wizard.services.services import Services
         from profiles.files.resolve import load_profile  # with pydantic, which --help does without
 
         if name is not None:

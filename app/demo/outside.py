@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from app.demo import ScriptClock
 from app.demo.fixture import HERE, TourMachine, fixture
-from app.wizard.machines import ThisComputer
-from app.wizard.outside import Outside
-from app.wizard.records import Tell
+from app.wizard.services.machines import ThisComputer
+from app.wizard.services.outside import Outside
+from app.wizard.state.records import Tell
 from distributed.checks.examination import MachineExamination, examine
 from distributed.discovery.discovery import Sources
 from distributed.discovery.network_interfaces import Endpoint, PathKind

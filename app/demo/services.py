@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
-from app.wizard.launch_records import LaunchProgress
-from app.wizard.records import Assessment, Home, ItemStatus, Plan, Tell
-from app.wizard.services import Services
-from app.wizard.state import Answers, PlanRequest
+from app.wizard.services.services import Services
+from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.records import Assessment, Home, ItemStatus, Plan, Tell
+from app.wizard.state.state import Answers, PlanRequest
 from profiles.errors import BadInput
 from profiles.installation import PROGRAM, RUNS_FOLDER, WIZARD
 
@@ -84,7 +84,7 @@ class DemoServices(Services):
 
     def launch(self, request: PlanRequest, see: Callable[[LaunchProgress], None], tell: Tell) -> Path:
         from app.demo.run import start_demo_run
-        from app.wizard.launching import follow
+        from app.wizard.services.launching import follow
 
         planned = self.planned(request)
         command = command_of(self._number).split()
@@ -97,8 +97,8 @@ class DemoServices(Services):
         Raises:
             BadInput: the choices are inconsistent.
         """
-        from app.wizard.forecasting import Forecast
-        from app.wizard.plan import choices
+        from app.wizard.services.forecasting import Forecast
+        from app.wizard.services.plan import choices
 
         planned = choices(request, CONFIG).planned
         if planned is None:
@@ -122,7 +122,7 @@ def recommended(machines: int) -> Planned:
     Raises:
         BadInput: the tour has fewer machines.
     """
-    from app.wizard.machines import Naming
+    from app.wizard.services.machines import Naming
     from distributed.discovery import discovery
 
     tour = DemoServices(machines, _AT_ONCE, open_doors=True)

@@ -18,11 +18,11 @@ from app.run_view.showcase import TextPiece, change_of
 from app.run_view.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.records.plan import RunPlan
-from training.tasks.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
-from training.tasks.predictions import Prediction
-from training.tasks.showcase import Sample, Showcase
-from training.tasks.speech_clips import FileSource
-from training.tasks.speech_dataset import read_speech
+from training.tasks.scoring.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
+from training.tasks.scoring.predictions import Prediction
+from training.tasks.scoring.showcase import Sample, Showcase
+from training.tasks.speech.speech_clips import FileSource
+from training.tasks.speech.speech_dataset import read_speech
 
 WORST = 10
 LONGEST = 30.0
@@ -170,8 +170,8 @@ def _sound(path: Path | None) -> bytes | str:
     """Return the beginning of a recording as MP3, or the reason why it is not in the page."""
     if path is None or not path.is_file():
         return "the recording is not on this machine"
-    from training.tasks.audio import as_mp3  # imports soundfile
-    from training.tasks.sound_file import AudioError
+    from training.tasks.speech.audio import as_mp3  # imports soundfile
+    from training.tasks.speech.sound_file import AudioError
 
     try:
         return as_mp3(path, LONGEST)

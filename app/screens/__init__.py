@@ -1,1 +1,1 @@
-"""The guided set-up's screens: each draws one step of :mod:`app.wizard.state` and sends actions, nothing else."""
+"""The guided set-up's screens: each draws one step of :mod:`app.wizard.state.state` and sends actions, nothing else."""

@@ -18,11 +18,11 @@ from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
 from app.shell.terminal_app import NO_KEYS
-from app.wizard import actions
 from app.wizard.engine import TaskRecord, Wizard
-from app.wizard.records import ItemStatus
-from app.wizard.services import Services
-from app.wizard.state import Step, WizardState
+from app.wizard.services.services import Services
+from app.wizard.state import actions
+from app.wizard.state.records import ItemStatus
+from app.wizard.state.state import Step, WizardState
 from distributed.ssh.command_log import CommandRecord
 from profiles.installation import WIZARD
 

@@ -23,10 +23,10 @@ from app.screens.step_screen import (
 from app.shell.keys import Key
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.text import MARGIN, TableColumn, TableRow, bar, join, literal, muted, widths
-from app.wizard import actions
-from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
-from app.wizard.records import GOOD, UNSETTLED, Check, ItemStatus
-from app.wizard.state import Step, TaskKind, WizardState
+from app.wizard.state import actions
+from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
+from app.wizard.state.records import GOOD, UNSETTLED, Check, ItemStatus
+from app.wizard.state.state import Step, TaskKind, WizardState
 from profiles.errors import counted
 from profiles.quantities import duration_text, rate_figure
 

@@ -13,11 +13,11 @@ from app.report import what_next
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
-from app.wizard import actions
-from app.wizard.assessment import of_finding, of_run, started_text
-from app.wizard.dependencies import MEASURES
-from app.wizard.records import KnownProfile, Presence
-from app.wizard.state import Step, WizardState
+from app.wizard.state import actions
+from app.wizard.state.assessment import of_finding, of_run, started_text
+from app.wizard.state.dependencies import MEASURES
+from app.wizard.state.records import KnownProfile, Presence
+from app.wizard.state.state import Step, WizardState
 from profiles.errors import counted
 
 if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without

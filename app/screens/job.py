@@ -13,10 +13,10 @@ from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
-from app.wizard import actions
-from app.wizard.dependencies import measures
-from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStatus, JobOption
-from app.wizard.state import StatePart, Step, WizardState
+from app.wizard.state import actions
+from app.wizard.state.dependencies import measures
+from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStatus, JobOption
+from app.wizard.state.state import StatePart, Step, WizardState
 from profiles.errors import counted
 from profiles.options import OptionSpec
 from profiles.quantities import bytes_text

@@ -14,9 +14,9 @@ from app.shell.dialogs import TextDialog, TrustDialog
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
-from app.wizard import actions
-from app.wizard.records import Access, AccessNeed, ItemStatus, MachineRow
-from app.wizard.state import Step, WizardState
+from app.wizard.state import actions
+from app.wizard.state.records import Access, AccessNeed, ItemStatus, MachineRow
+from app.wizard.state.state import Step, WizardState
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath

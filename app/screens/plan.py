@@ -17,10 +17,10 @@ from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
-from app.wizard import actions
-from app.wizard.launch_records import LaunchRow
-from app.wizard.records import UNSETTLED, ItemStatus, MachineChange, Plan
-from app.wizard.state import Action, Step, WizardState
+from app.wizard.state import actions
+from app.wizard.state.launch_records import LaunchRow
+from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, Plan
+from app.wizard.state.state import Action, Step, WizardState
 from profiles.quantities import bytes_text
 from training.records.run_files import is_live
 from training.records.runs import summarise

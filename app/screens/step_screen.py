@@ -17,11 +17,11 @@ from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, join, literal, muted, whole_width
-from app.wizard import actions
-from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
-from app.wizard.records import Assessment, ItemStatus
-from app.wizard.state import ORDER, Action, StatePart, Step, WizardState, visited
+from app.wizard.state import actions
+from app.wizard.state.dependencies import blockers, busy_here
+from app.wizard.state.records import Assessment, ItemStatus
+from app.wizard.state.state import ORDER, Action, StatePart, Step, WizardState, visited
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)

@@ -11,10 +11,10 @@ from app.console import command_line
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, muted
-from app.wizard import actions
-from app.wizard.records import RankedCandidate
-from app.wizard.state import Step, WizardState
-from app.wizard.ways import about, advised, offered, rhythm_text
+from app.wizard.state import actions
+from app.wizard.state.records import RankedCandidate
+from app.wizard.state.state import Step, WizardState
+from app.wizard.state.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, share_text, time_text

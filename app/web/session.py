@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         os.environ[SERVED] = "/report"
         return run_dashboard(Path(arguments[0]), keymap=own_keys())
     from app.screens.app import run_wizard
-    from app.wizard.services import Services
+    from app.wizard.services.services import Services
 
     return run_wizard(Services(), "", False, keymap=own_keys())
 

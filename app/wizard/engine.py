@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from app.wizard.actions import install_key, rerun
-from app.wizard.dependencies import apply, begin, inputs, tasks_to_start
-from app.wizard.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
-from app.wizard.records import SENT, Access, ItemStatus, RankedCandidate
-from app.wizard.services import Services
-from app.wizard.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
+from app.wizard.services.services import Services
+from app.wizard.state.actions import install_key, rerun
+from app.wizard.state.dependencies import apply, begin, inputs, tasks_to_start
+from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
+from app.wizard.state.records import SENT, Access, ItemStatus, RankedCandidate
+from app.wizard.state.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
-    from app.wizard.discovery_watch import DiscoveryWatch
+    from app.wizard.services.discovery_watch import DiscoveryWatch
 
 Listener = Callable[[], None]
 RETRY_EVERY = 3.0

@@ -29,8 +29,8 @@ from profiles.schema import Profile
 from training.records.plan import JOB_FACTORY, RunPlan
 from training.records.run_files import explain, sha256, write_atomically
 from training.strategies.user_strategy import as_user_code
-from training.tasks.patches import FOLDER as PATCHES
-from training.tasks.speech_dataset import files_of_table
+from training.tasks.speech.patches import FOLDER as PATCHES
+from training.tasks.speech.speech_dataset import files_of_table
 
 REPOSITORY = TOP
 IGNORED = frozenset(

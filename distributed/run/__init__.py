@@ -1,1 +1,1 @@
-"""One run on machines: planned before it starts, asked for things while it is on, compared with its plan at the end."""
+"""One run on machines: which member runs where, and the requests to the run."""

@@ -13,7 +13,7 @@ from distributed.run.requests import Outcome, Request, RequestBook, take_request
 from profiles.errors import BadInput, MusterError
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.records.plan import RunPlan
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 
 _POLL = 0.05
 _DONE = {"pause": "the run is paused after step {step}", "resume": "the run goes on", "snapshot": "of step {step}"}

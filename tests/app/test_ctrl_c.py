@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 READING = """import signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 from app.console import answered_yes, ctrl_c_heard
-from app.wizard.prompts import BareLines
+from app.wizard.plain.prompts import BareLines
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the thread has it: it does not interrupt what reads here
 try:

@@ -14,7 +14,7 @@ from app.cli.main import main
 from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import ExitCode
 from training.records.run_folder import RunFolder
-from training.tasks.predictions import read_predictions, write_predictions
+from training.tasks.scoring.predictions import read_predictions, write_predictions
 
 Capture = pytest.CaptureFixture[str]
 

@@ -13,11 +13,11 @@ from textual.pilot import Pilot
 
 from app.dashboard.dialogs.next_steps import HearingDialog
 from app.screens.app import WizardApp
-from app.wizard.state import Step
+from app.wizard.state.state import Step
 from profiles.errors import BadInput
 from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import at
-from training.tasks.showcase import Sample
+from training.tasks.scoring.showcase import Sample
 
 CLIP = Sample(
     id="c1",

@@ -15,13 +15,13 @@ from app.dashboard.dialogs.writing import ChatDialog, ChatProcess, WritingDialog
 from app.report import EndedRun
 from app.run_view.run_state import RunState
 from app.screens.app import WizardApp
-from app.wizard.state import Step
+from app.wizard.state.state import Step
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import load_profile
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from training.run.local_plan import plan_local_run
-from training.tasks.showcase import Kind, Sample, Showcase
+from training.tasks.scoring.showcase import Kind, Sample, Showcase
 
 PROMPT = Sample(
     id="sample 0", prompt="Who?", exact_prompt="<user>Who?", reference="Muster.", before="Me.", after="Muster!"

@@ -10,10 +10,10 @@ import pytest
 
 from app.demo import MOST
 from app.demo.services import DemoServices
-from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.records import AccessNeed, ItemStatus
-from app.wizard.state import Step, WizardState
+from app.wizard.state import actions as do
+from app.wizard.state.records import AccessNeed, ItemStatus
+from app.wizard.state.state import Step, WizardState
 from distributed.run.requests import leave_request
 from tests.waiting import PATIENCE, until_state
 from training.records.run_folder import RunFolder

@@ -11,7 +11,7 @@ from planner_figures import LARGE, TINY, job, machine
 from scripted_connection import undialled
 
 from app.cli.main import main
-from app.wizard.forecasting import ranked
+from app.wizard.services.forecasting import ranked
 from distributed.launcher import PlanOptions, choose
 from distributed.planning import planner
 from distributed.planning.cables import cable_reasons, with_cables

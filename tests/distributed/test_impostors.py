@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.wizard.discovery_watch import is_present
-from app.wizard.machines import Naming
-from app.wizard.records import ItemStatus
+from app.wizard.services.discovery_watch import is_present
+from app.wizard.services.machines import Naming
+from app.wizard.state.records import ItemStatus
 from distributed.discovery.known_machines import MachineCandidate, look_up, with_expected
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.network_interfaces import Endpoint, Interfaces, PathKind

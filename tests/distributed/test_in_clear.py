@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from planner_figures import job, joined, machine
 from scripted_connection import undialled as link
 
-from app.wizard import actions as do
-from app.wizard.dependencies import apply
-from app.wizard.state import Action, Step, TaskKind, WizardState
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import apply
+from app.wizard.state.state import Action, Step, TaskKind, WizardState
 from distributed.launcher import apply_planning
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import Planning

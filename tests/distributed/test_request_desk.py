@@ -14,7 +14,7 @@ from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 
 
 class Told:

@@ -15,8 +15,8 @@ from tests.waiting import until
 from training.records.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.outcome import RunOutcome
+from training.run.run_controller import RunController
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -22,10 +22,10 @@ MODULES = {
         "whisper/model",
         "whisper/distillation",
         "pretrained",
-        "speech_clips",
-        "speech_dataset",
+        "speech/speech_clips",
+        "speech/speech_dataset",
     ),
-    "causal_lm": ("causal_lm", "pretrained", "texts"),
+    "causal_lm": ("text/causal_lm", "pretrained", "text/texts"),
     "custom": ("custom", "user_code", "object_files"),
 }
 LIMITED = [spec for spec in options() if spec.tasks]

@@ -11,8 +11,8 @@ import numpy as np
 import soundfile
 
 from training.recordings.segments.transcribing import TimedWord
-from training.tasks.audio import decode
-from training.tasks.sound_file import Samples
+from training.tasks.speech.audio import decode
+from training.tasks.speech.sound_file import Samples
 
 CLIPS = Path(__file__).parents[2] / "examples" / "spoken_commands"
 RATE = 16_000

@@ -10,7 +10,7 @@ from sounds import wav_bytes, write_tone
 
 from training.recordings.readers import READERS, kind_of
 from training.recordings.recording import ExclusionReason, ReadRequest, Recording
-from training.tasks.hub_speech import HubSource
+from training.tasks.speech.hub_speech import HubSource
 
 
 def read(source: Path, kind: str) -> list[Recording]:

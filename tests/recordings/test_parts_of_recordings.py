@@ -11,7 +11,7 @@ from profiles.errors import BadInput
 from training.recordings.preparing import PreparationJob, prepare
 from training.recordings.readers import read_tables
 from training.recordings.recording import ExclusionReason, ReadRequest, Recording
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech.speech_dataset import read_speech
 
 
 def recordings(table: Path) -> list[Recording]:

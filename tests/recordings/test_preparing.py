@@ -19,7 +19,7 @@ from training.recordings.dataset_folder import Result
 from training.recordings.fetching import FetchLimits
 from training.recordings.preparing import PreparationJob, prepare
 from training.recordings.recording import ReadRequest
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech.speech_dataset import read_speech
 
 
 def silent_progress(phase: str, done: int, total: int | None) -> None: ...

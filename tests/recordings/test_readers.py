@@ -16,7 +16,7 @@ from sounds import write_rows, write_tone
 from profiles.errors import BadInput
 from training.recordings.readers import READERS, kind_of, read_bigquery
 from training.recordings.recording import Columns, ExclusionReason, MissingSource, ReadRequest, Recording, UrlSource
-from training.tasks.speech_clips import FileSource
+from training.tasks.speech.speech_clips import FileSource
 
 
 def read(source: Path | str, columns: Columns | None = None, kind: str = "") -> list[Recording]:

@@ -20,10 +20,10 @@ from training.recordings.segments import dataset
 from training.recordings.segments.cutting import SegmentOptions, TimeSpan, cut_at_pauses
 from training.recordings.segments.dataset import RecordingResult, find_sources, segment_all
 from training.recordings.segments.recording import pieces
-from training.tasks.audio import SECONDS, Activity, decode, stream
 from training.tasks.base import Progress
-from training.tasks.sound_file import AudioError
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech.audio import SECONDS, Activity, decode, stream
+from training.tasks.speech.sound_file import AudioError
+from training.tasks.speech.speech_dataset import read_speech
 
 
 def silent(name: str) -> Progress:

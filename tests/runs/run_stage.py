@@ -12,7 +12,7 @@ from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, to_line
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 from training.run.stopping import ProgressMonitor
 
 

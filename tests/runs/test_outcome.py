@@ -24,8 +24,8 @@ from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder, remove_run_folder, remove_unused
 from training.records.runs import summarise
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.outcome import NOT_THIS_RUN, RunOutcome, RunTotals, write_end
+from training.run.run_controller import RunController
 
 
 def new_folder(output: Path) -> RunFolder:

@@ -8,10 +8,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from app.wizard.assessment import of_report
 from app.wizard.engine import TaskRecord
-from app.wizard.launch_records import LaunchProgress, LaunchRow
-from app.wizard.records import (
+from app.wizard.state.assessment import of_report
+from app.wizard.state.launch_records import LaunchProgress, LaunchRow
+from app.wizard.state.records import (
     Assessment,
     DataSummary,
     DiscoveredMachines,
@@ -26,7 +26,7 @@ from app.wizard.records import (
     Presence,
     StrategyRanking,
 )
-from app.wizard.state import Action, Answers, StatePart, Step, TaskKind, WizardState
+from app.wizard.state.state import Action, Answers, StatePart, Step, TaskKind, WizardState
 from distributed.checks.findings import Finding
 from distributed.discovery.machine_identity import FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind

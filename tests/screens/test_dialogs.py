@@ -9,7 +9,7 @@ from rich.style import Style
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.wizard.state import Step
+from app.wizard.state.state import Step
 from tests.screens.pilot import fixed_clock, run, until_text
 from tests.screens.states import at
 

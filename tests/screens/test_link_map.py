@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.link_map import IDEAL, LinkMedium, MapLink, drawn, legend
-from app.wizard.state import Step, TaskKind
+from app.wizard.state.state import Step, TaskKind
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import STRATEGY, at
 

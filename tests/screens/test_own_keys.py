@@ -12,8 +12,8 @@ import app.dashboard.screen
 from app.screens.app import WizardApp
 from app.screens.own_keys import own_keys
 from app.shell.keymap import bindings_of, read_keymap, screens
-from app.wizard import actions as do
-from app.wizard.state import Step
+from app.wizard.state import actions as do
+from app.wizard.state.state import Step
 from profiles.errors import BadInput
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import at

@@ -9,10 +9,10 @@ import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.records import ItemStatus
-from app.wizard.state import Step
+from app.wizard.state import actions as do
+from app.wizard.state.records import ItemStatus
+from app.wizard.state.state import Step
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.screens.pilot import choose, fixed_clock, lines, run, text, until
@@ -36,7 +36,7 @@ async def mended(pilot: Pilot[Any], name: str) -> None:
 
 def shown(app: WizardApp, name: str, code: str, command: str) -> bool:
     """Whether the row failed for its own reason, and the screen says so and what to do."""
-    row = next(one for one in app.wizard.state.access if one.key == name)
+    row = next(one for one in app.wizard.state.state.access if one.key == name)
     said = bare(text(app))
     return (
         row.status is ItemStatus.FAILED

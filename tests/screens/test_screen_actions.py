@@ -13,10 +13,10 @@ from textual.screen import Screen
 from app.dashboard.dialogs.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
 from app.screens.plan import LaunchScreen
-from app.wizard import actions as do
-from app.wizard.launch_records import LaunchProgress
-from app.wizard.records import ItemStatus, Plan
-from app.wizard.state import Action, StatePart, Step, TaskKind
+from app.wizard.state import actions as do
+from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.records import ItemStatus, Plan
+from app.wizard.state.state import Action, StatePart, Step, TaskKind
 from profiles.files.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import DESK, FINGERPRINT, at

@@ -10,9 +10,9 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
-from app.wizard.dependencies import apply, inputs
-from app.wizard.records import MachineRow
-from app.wizard.state import Action, Step, TaskKind
+from app.wizard.state.dependencies import apply, inputs
+from app.wizard.state.records import MachineRow
+from app.wizard.state.state import Action, Step, TaskKind
 from distributed.hosts.file import Machine
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import MACHINES, Still, at

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.shell.base_screen import BaseScreen, TitleBar
 from app.shell.keys import KeyBar
-from app.wizard.state import ServiceTask, Step, TaskKind
+from app.wizard.state.state import ServiceTask, Step, TaskKind
 from tests.screens.pilot import fixed_clock, run
 from tests.screens.states import at
 

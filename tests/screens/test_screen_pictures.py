@@ -9,10 +9,10 @@ import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.wizard.launch_records import LaunchProgress, LaunchRow
-from app.wizard.launching import STEPS
-from app.wizard.records import ItemStatus
-from app.wizard.state import StatePart, Step
+from app.wizard.services.launching import STEPS
+from app.wizard.state.launch_records import LaunchProgress, LaunchRow
+from app.wizard.state.records import ItemStatus
+from app.wizard.state.state import StatePart, Step
 from tests.screens.pilot import SIZES, comes_to_match, fixed_clock, lines, resize, run, text
 from tests.screens.states import EVIL, MAIN_KEYS, at, hostile
 

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
-from app.wizard.state import Step
+from app.wizard.state.state import Step
 from tests.screens.pilot import fixed_clock, lines, resize, run, text, until_text
 from tests.screens.states import at
 

@@ -9,8 +9,8 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.dialogs import TextDialog, TrustDialog
-from app.wizard import actions as do
-from app.wizard.state import Step
+from app.wizard.state import actions as do
+from app.wizard.state.state import Step
 from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import FINGERPRINT, at
 

@@ -22,8 +22,8 @@ from training.strategies.async_diloco import AsyncDiLoCo, AsyncDiLoCoOptions
 from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import StrategyContext
 from training.strategies.composition import check_components
-from training.strategies.delta_rounds import parse_speed
 from training.strategies.diloco import DiLoCo
+from training.strategies.parts.delta_rounds import parse_speed
 
 TARGETS = torch.linspace(-1.0, 1.0, 24).reshape(4, 6)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.strategies.permutation import permuted
+from training.strategies.parts.permutation import permuted
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 64, 97, 1000, 16_384, 16_385, 100_003])

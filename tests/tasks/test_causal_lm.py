@@ -26,9 +26,9 @@ from transformers import (
 )
 
 from profiles.errors import BadInput
-from training.tasks import texts
-from training.tasks.causal_lm import CausalLMTask
-from training.tasks.texts import Blocks, hold_out_tail, read_texts
+from training.tasks.text import texts
+from training.tasks.text.causal_lm import CausalLMTask
+from training.tasks.text.texts import Blocks, hold_out_tail, read_texts
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
-from training.tasks.chat_template import renderer_of, turns
-from training.tasks.conversation_rows import row_to_conversation
-from training.tasks.conversations import IGNORED, tokenise_conversations
+from training.tasks.text.chat_template import renderer_of, turns
+from training.tasks.text.conversation_rows import row_to_conversation
+from training.tasks.text.conversations import IGNORED, tokenise_conversations
 
 THOUGHT = (
     "{% for m in messages %}<{{ m['role'] }}>"

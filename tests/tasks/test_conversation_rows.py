@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
-from training.tasks.conversation_rows import MAX_MESSAGES, LabelledText, is_text_row, row_to_conversation
-from training.tasks.conversations import IGNORED, tokenise_conversations
-from training.tasks.message_rows import text_of
+from training.tasks.text.conversation_rows import MAX_MESSAGES, LabelledText, is_text_row, row_to_conversation
+from training.tasks.text.conversations import IGNORED, tokenise_conversations
+from training.tasks.text.message_rows import text_of
 
 Texts = list[tuple[str, str]]
 

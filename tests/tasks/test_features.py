@@ -14,7 +14,7 @@ import soundfile
 from tiny_speech import RATE, silent, tone, write_clips
 from transformers import WhisperFeatureExtractor
 
-from training.tasks.speech_clips import FileSource
+from training.tasks.speech.speech_clips import FileSource
 from training.tasks.whisper.features import LogMel
 from training.tasks.whisper.samples import open_features
 

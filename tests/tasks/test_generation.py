@@ -13,11 +13,11 @@ from tiny_text import CHATML, save_model
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput
-from training.tasks.causal_lm import CausalLMTask
-from training.tasks.chat_template import PLAIN_TEMPLATE, renderer_of
-from training.tasks.conversations import ChatTokens
-from training.tasks.generation import Sampling, TextGenerator, _Pieces
-from training.tasks.text_evaluation import evaluate_text
+from training.tasks.text.causal_lm import CausalLMTask
+from training.tasks.text.chat_template import PLAIN_TEMPLATE, renderer_of
+from training.tasks.text.conversations import ChatTokens
+from training.tasks.text.generation import Sampling, TextGenerator, _Pieces
+from training.tasks.text.text_evaluation import evaluate_text
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "b"}]
 

@@ -16,8 +16,8 @@ from profiles.errors import BadInput
 from training.loop.train_member import prepare_data
 from training.records.events import Event, WarningEvent
 from training.run.local_plan import plan_local_run
-from training.tasks.causal_lm import CausalLMTask
-from training.tasks.conversations import (
+from training.tasks.text.causal_lm import CausalLMTask
+from training.tasks.text.conversations import (
     IGNORED,
     Conversation,
     conversation_files,

@@ -10,8 +10,8 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.tasks.audio import SoundStream, decode
-from training.tasks.sound_file import AudioError
+from training.tasks.speech.audio import SoundStream, decode
+from training.tasks.speech.sound_file import AudioError
 from training.tasks.whisper.decoding import compression_ratio, split_at_timestamps
 
 FIRST = 1000

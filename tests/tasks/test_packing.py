@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, WhisperConfig, WhisperForConditionalGeneration, masking_utils
 
-from training.tasks import causal_lm
-from training.tasks.causal_lm import CausalLMTask
-from training.tasks.packing import unpacked
+from training.tasks.text import causal_lm
+from training.tasks.text.causal_lm import CausalLMTask
+from training.tasks.text.packing import unpacked
 from training.tasks.whisper import task
 from training.tasks.whisper.task import WhisperTask
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
 from profiles.locations import is_on_hub
-from training.tasks.conversations import conversation_files, read_conversations
-from training.tasks.row_files import row_files, rows_of
-from training.tasks.texts import read_texts
+from training.tasks.text.conversations import conversation_files, read_conversations
+from training.tasks.text.row_files import row_files, rows_of
+from training.tasks.text.texts import read_texts
 from training.workers.data_findings import findings
 
 ROWS = [{"prompt": f"say {number}", "response": f"    {number}\n"} for number in range(3)]

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from training.tasks.predictions import Prediction
-from training.tasks.showcase import Sample, SampleOutput, Showcase, read_showcase, showcase_of_items, showcase_of_texts
+from training.tasks.scoring.predictions import Prediction
+from training.tasks.scoring.showcase import (
+    Sample,
+    SampleOutput,
+    Showcase,
+    read_showcase,
+    showcase_of_items,
+    showcase_of_texts,
+)
 
 
 def clips(**edits: int) -> list[Prediction]:

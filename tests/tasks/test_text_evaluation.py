@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from app.cli.main import main
 from profiles.errors import BadInput, ExitCode
 from training.records.model_folders import is_language_model
-from training.tasks.text_evaluation import evaluate_text
+from training.tasks.text.text_evaluation import evaluate_text
 
 VOCABULARY = 258
 

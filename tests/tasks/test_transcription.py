@@ -17,9 +17,9 @@ from tiny_speech import RATE, WORDS, tone
 from app.cli.main import main
 from profiles.errors import BadInput
 from training.hardware.device import select_device
-from training.tasks.sound_file import Samples
-from training.tasks.speech_clips import hold_out
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech.sound_file import Samples
+from training.tasks.speech.speech_clips import hold_out
+from training.tasks.speech.speech_dataset import read_speech
 from training.tasks.whisper.evaluation import evaluate_model
 from training.tasks.whisper.transcription import TranscriptionOptions, next_cut, piece_count, transcribe
 

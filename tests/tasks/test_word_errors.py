@@ -12,9 +12,9 @@ from training.recordings.checks import find_duplicates
 from training.recordings.recording import MissingSource, Recording
 from training.recordings.segments.matching import word_keys
 from training.recordings.segments.transcript import parse_text
-from training.tasks.spelling import american_spellings
-from training.tasks.text_normalisation import WITHOUT_SPACES, characters, fold, normalise
-from training.tasks.word_errors import ErrorRates, count_errors, normalizer_for
+from training.tasks.scoring.spelling import american_spellings
+from training.tasks.scoring.text_normalisation import WITHOUT_SPACES, characters, fold, normalise
+from training.tasks.scoring.word_errors import ErrorRates, count_errors, normalizer_for
 
 
 def counts(language: str, reference: str, hypothesis: str) -> tuple[int, int]:

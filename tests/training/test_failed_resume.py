@@ -14,8 +14,8 @@ from training.records.events import SnapshotEvent, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.outcome import RunOutcome
+from training.run.run_controller import RunController
 
 pytestmark = pytest.mark.slow
 

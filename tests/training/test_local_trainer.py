@@ -27,8 +27,8 @@ from training.api import OBJECTS, LocalTrainer, write_objects
 from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.outcome import RunOutcome
+from training.run.run_controller import RunController
 from training.tasks.custom import CustomJob
 
 pytestmark = pytest.mark.slow

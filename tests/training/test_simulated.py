@@ -20,7 +20,7 @@ from training.exchange.codecs import codec_by_name
 from training.records.events import ErrorEvent, Event, RunEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 from training.simulated.baton import Baton
 from training.simulated.exchange import OtherMemberFailed, SimulatedExchange, SimulatedGroup
 

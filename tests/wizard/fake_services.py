@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.wizard.launch_records import LaunchProgress
-from app.wizard.records import (
+from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.records import (
     DataSummary,
     DiscoveredMachines,
     Fit,
@@ -26,7 +26,7 @@ from app.wizard.records import (
     StrategyRanking,
     Tell,
 )
-from app.wizard.state import PlanRequest
+from app.wizard.state.state import PlanRequest
 from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import DiscoveredMachines, ItemStatus, MachineRow
-from app.wizard.services import Services
+from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.services import Services
+from app.wizard.state.records import DiscoveredMachines, ItemStatus, MachineRow
 from distributed.hosts.file import Machine
 from distributed.ssh.access import AccessReport, check_access
 from distributed.ssh.connection import SshTarget, Trust

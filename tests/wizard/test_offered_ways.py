@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.wizard.forecasting import ranked
-from app.wizard.records import RankedCandidate
-from app.wizard.ways import about, advised, label_of, offered
+from app.wizard.services.forecasting import ranked
+from app.wizard.state.records import RankedCandidate
+from app.wizard.state.ways import about, advised, label_of, offered
 from distributed.planning.planner import plan
 from distributed.planning.reasons import why_in_words
 from distributed.planning.run_time import FIXED_STEPS

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard import actions as do
-from app.wizard import plain
-from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.prompts import BareLines, Questions, prompter
-from app.wizard.records import Tell
-from app.wizard.state import ItemStatus, JobAnswers, MachineRow
+from app.wizard.plain import plain
+from app.wizard.plain.prompts import BareLines, Questions, prompter
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import blockers
+from app.wizard.state.records import Tell
+from app.wizard.state.state import ItemStatus, JobAnswers, MachineRow
 from distributed.measuring.link_figures import PairFigures
 from distributed.ssh.access import AccessReport
 from tests.waiting import PATIENCE, until_state

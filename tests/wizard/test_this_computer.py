@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.machines import linux, mac, row_of, this_computer
+from app.wizard.services.machines import linux, mac, row_of, this_computer
 from distributed.hosts.file import Machine
 
 CPU = "processor\t: 0\nmodel name\t: AMD Ryzen 7 7700X\nmodel\t\t: 97\n"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard import actions as do
-from app.wizard.assessment import of_report
 from app.wizard.engine import Wizard
-from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import Access, AccessNeed, ItemStatus, MachineRow
-from app.wizard.services import Services
+from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.services import Services
+from app.wizard.state import actions as do
+from app.wizard.state.assessment import of_report
+from app.wizard.state.records import Access, AccessNeed, ItemStatus, MachineRow
 from distributed.ssh.access import AccessReport
 from distributed.ssh.config import accept
 from tests.lab.fixtures import MakeLab

@@ -12,11 +12,11 @@ import pytest
 
 from app.cli.wizard import main
 from app.demo.services import DemoServices
-from app.wizard import actions as do
-from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import Access, AccessNeed, ItemStatus
-from app.wizard.state import Step, WizardState
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import blockers
+from app.wizard.state.records import Access, AccessNeed, ItemStatus
+from app.wizard.state.state import Step, WizardState
 from tests.waiting import until_state
 from tests.wizard.own_terminal import OwnTerminal
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.wizard import actions as do
-from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import AccessNeed, ItemStatus
-from app.wizard.state import Step, TaskKind, WizardState
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import blockers
+from app.wizard.state.records import AccessNeed, ItemStatus
+from app.wizard.state.state import Step, TaskKind, WizardState
 from tests.waiting import until, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
 

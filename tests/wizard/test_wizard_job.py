@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.wizard.job_view import data_of, fits_of, job_of, resolved
-from app.wizard.records import ItemStatus, JobAnswers, JobForm, JobOption
+from app.wizard.services.job_view import data_of, fits_of, job_of, resolved
+from app.wizard.state.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
 from distributed.planning.memory.model_size import size_for

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.wizard.forecasting import Forecast, ranked
-from app.wizard.plan import saving
-from app.wizard.records import JobAnswers
-from app.wizard.services import known_profiles, saved_hosts
-from app.wizard.state import Answers, PlanRequest
+from app.wizard.services.forecasting import Forecast, ranked
+from app.wizard.services.plan import saving
+from app.wizard.services.services import known_profiles, saved_hosts
+from app.wizard.state.records import JobAnswers
+from app.wizard.state.state import Answers, PlanRequest
 from distributed.hosts.file import load_hosts
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult

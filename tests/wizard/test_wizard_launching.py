@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from app.wizard.launching import STEPS, Grid, refused, tail
-from app.wizard.plain_words import plan_lines
-from app.wizard.plan import SSH, coordinator_place, plan_of, saving
-from app.wizard.records import ItemStatus
-from app.wizard.state import Answers, PlanRequest, StatePart
+from app.wizard.plain.plain_words import plan_lines
+from app.wizard.services.launching import STEPS, Grid, refused, tail
+from app.wizard.services.plan import SSH, coordinator_place, plan_of, saving
+from app.wizard.state.records import ItemStatus
+from app.wizard.state.state import Answers, PlanRequest, StatePart
 from distributed.planning.documents.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile

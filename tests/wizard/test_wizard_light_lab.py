@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.wizard import actions as do
-from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import ItemStatus, MachineRow
-from app.wizard.services import Services
-from app.wizard.state import Step, WizardState
+from app.wizard.services.services import Services
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import blockers
+from app.wizard.state.records import ItemStatus, MachineRow
+from app.wizard.state.state import Step, WizardState
 from distributed.preparation.custom_code import code_of
 from profiles.files import library
 from profiles.files.resolve import load_profile

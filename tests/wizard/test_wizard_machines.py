@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.wizard import actions as do
-from app.wizard.dependencies import apply, begin
 from app.wizard.engine import Wizard
-from app.wizard.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of, trust_in
-from app.wizard.observations import sighted
-from app.wizard.records import DiscoveredMachines, ItemStatus, KnownProfile
-from app.wizard.services import Services
+from app.wizard.services.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of, trust_in
+from app.wizard.services.services import Services
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import apply, begin
+from app.wizard.state.observations import sighted
+from app.wizard.state.records import DiscoveredMachines, ItemStatus, KnownProfile
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Reachability, SightingOrigin
@@ -145,7 +145,7 @@ def test_a_key_that_is_known_under_another_name_is_not_asked_for_again(
 ) -> None:
     keys = [paramiko.ECDSAKey.generate() for _ in range(2)]
     (tmp_path / "known_hosts").write_text(f"b {keys[0].get_name()} {keys[0].get_base64()}\n")
-    monkeypatch.setattr("app.wizard.machines.USER_KNOWN_HOSTS", (tmp_path / "known_hosts",))
+    monkeypatch.setattr("app.wizard.services.machines.USER_KNOWN_HOSTS", (tmp_path / "known_hosts",))
     shown = [HostKeyInfo("x", "198.18.2.12", key.get_name(), key.asbytes()) for key in keys]
     assert [trust_in(())(key) for key in shown] == [True, False]
     assert trust_in((shown[1].fingerprint,))(shown[1])

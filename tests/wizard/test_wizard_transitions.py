@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.wizard import actions as do
-from app.wizard.assessment import of_run
-from app.wizard.dependencies import apply, begin, blockers, inputs, tasks_to_start
-from app.wizard.launch_records import LaunchProgress
-from app.wizard.observations import begun, done, failed, log_line, sighted
-from app.wizard.records import (
+from app.wizard.state import actions as do
+from app.wizard.state.assessment import of_run
+from app.wizard.state.dependencies import apply, begin, blockers, inputs, tasks_to_start
+from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.observations import begun, done, failed, log_line, sighted
+from app.wizard.state.records import (
     Assessment,
     DataSummary,
     DiscoveredMachines,
@@ -26,7 +26,7 @@ from app.wizard.records import (
     Plan,
     StrategyRanking,
 )
-from app.wizard.state import (
+from app.wizard.state.state import (
     ORDER,
     Action,
     ServiceTask,

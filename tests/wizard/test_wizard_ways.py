@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.wizard.forecasting import Forecast, ranked
-from app.wizard.plain_words import way_words
+from app.wizard.plain.plain_words import way_words
+from app.wizard.services.forecasting import Forecast, ranked
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
 from distributed.planning.documents.document import Workload

@@ -36,7 +36,7 @@ V = TypeVar("V")
 
 STANDSTILL = 1800.0
 """Seconds without a byte and without a result after which a wait ends. A working coordinator acts earlier: it gives up
-a round after 900 s. While bytes move, a wait goes on, however slow they are."""
+an operation after 900 s. While bytes move, a wait goes on, however slow they are."""
 JOINING_DEADLINE = 6 * 3600.0
 """Seconds a newcomer waits to join: the next synchronisation may be hundreds of slow steps away, and the run may be
 paused."""

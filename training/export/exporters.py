@@ -22,14 +22,14 @@ from transformers.modeling_outputs import BaseModelOutput
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
 from training.export.formats import ModelSource
-from training.tasks.audio import decode
-from training.tasks.language_codes import language_code
-from training.tasks.sound_file import AudioError, Samples
-from training.tasks.speech_clips import Clip
-from training.tasks.speech_dataset import clips_of_split, read_speech
+from training.tasks.scoring.word_errors import count_errors, normalizer_for
+from training.tasks.speech.audio import decode
+from training.tasks.speech.language_codes import language_code
+from training.tasks.speech.sound_file import AudioError, Samples
+from training.tasks.speech.speech_clips import Clip
+from training.tasks.speech.speech_dataset import clips_of_split, read_speech
 from training.tasks.whisper.features import Features
 from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.word_errors import count_errors, normalizer_for
 
 CHECK_CLIPS = 3
 """Number of recordings that are transcribed."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.recordings.recording import Exclusion, ExclusionReason, Recording
-from training.tasks.sound_file import Samples
-from training.tasks.text_normalisation import fold
+from training.tasks.scoring.text_normalisation import fold
+from training.tasks.speech.sound_file import Samples
 
 RATE = 16_000
 """Samples a second of what is written."""

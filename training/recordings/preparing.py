@@ -43,12 +43,12 @@ from training.recordings.recording import (
     UnusableRecording,
     UrlSource,
 )
-from training.tasks.audio import decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest
-from training.tasks.language_codes import code_of
-from training.tasks.sound_file import AudioError, Samples, SoundFile
-from training.tasks.speech_clips import FileSource
+from training.tasks.speech.audio import decode
+from training.tasks.speech.language_codes import code_of
+from training.tasks.speech.sound_file import AudioError, Samples, SoundFile
+from training.tasks.speech.speech_clips import FileSource
 
 if TYPE_CHECKING:
     from training.recordings.recording import Source

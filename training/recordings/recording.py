@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.tasks.path_resolution import path_as_written, resolve_path
-from training.tasks.speech_clips import (
+from training.tasks.speech.path_resolution import path_as_written, resolve_path
+from training.tasks.speech.speech_clips import (
     COLUMNS,
     END_COLUMNS,
     FILE_COLUMNS,
@@ -31,12 +31,12 @@ from training.tasks.speech_clips import (
     says_silence,
     split_named,
 )
-from training.tasks.tables import Row, Table
+from training.tasks.speech.tables import Row, Table
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from training.tasks.speech_clips import AudioSource
+    from training.tasks.speech.speech_clips import AudioSource
 
     Source: TypeAlias = "AudioSource | UrlSource | MissingSource"
 

@@ -247,7 +247,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 class Stoppable(Protocol):
-    """A run; :class:`training.run.local_run.RunController` is one."""
+    """A run; :class:`training.run.run_controller.RunController` is one."""
 
     def request_stop(self, message: str) -> None: ...
 

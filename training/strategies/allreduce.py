@@ -32,7 +32,7 @@ from training.lazy import nn, torch
 from training.strategies.base import FEEDS_BACK_ITSELF, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
 from training.strategies.costs import Compute, CostModel, Learning, RunSpec, SyncSchedule
-from training.strategies.gradients import Bucket, GradientStrategy, grouped
+from training.strategies.parts.gradients import Bucket, GradientStrategy, grouped
 from training.strategies.registry import register
 
 OVERLAP = 0.4

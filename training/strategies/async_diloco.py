@@ -17,7 +17,7 @@ et al. 2019, arXiv 1903.03934, polynomial).
 speed makes one step first.
 
 There is no server that could be lost: all members hold the anchor and get every delta in the same order
-(:mod:`training.strategies.delta_rounds`), so that equal versions of the anchor are the same bits; a report has
+(:mod:`training.strategies.parts.delta_rounds`), so that equal versions of the anchor are the same bits; a report has
 version and hash. A member sends each delta to n - 1 others and gets theirs: ``(n - 1) S`` in each direction a delta, as
 much as DiLoCo with two members and n / 2 times as much with n.
 
@@ -47,9 +47,9 @@ from training.records.events import SyncEvent
 from training.strategies.async_work import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, RunSpec, Start, SyncSchedule
-from training.strategies.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
-from training.strategies.outer import OuterOptions, momentum_option, rate_option
-from training.strategies.outer_costs import IntervalCosts, diloco_learning
+from training.strategies.parts.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
+from training.strategies.parts.outer import OuterOptions, momentum_option, rate_option
+from training.strategies.parts.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.registry import register
 from training.strategies.weights import (
     broadcast_from,

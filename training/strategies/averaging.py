@@ -24,7 +24,7 @@ from training.lazy import nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, RunSpec, SyncSchedule, interpolate, merge_efficiency
-from training.strategies.outer_costs import IntervalCosts, diloco_learning
+from training.strategies.parts.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.weights import (
     NOT_COMPARED,
     agreement_flags,

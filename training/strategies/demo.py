@@ -40,7 +40,7 @@ from training.exchange.staging import is_asynchronous, to_device, to_host
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency
-from training.strategies.gradients import GradientStrategy
+from training.strategies.parts.gradients import GradientStrategy
 from training.strategies.registry import register
 
 _GATHER_SIZE = 1 << 19

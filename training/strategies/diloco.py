@@ -18,8 +18,8 @@ and the anchor moves to ``theta'`` (delay-corrected merge, LOSCAR-SGD, arXiv 260
 Failures: a member that is lost, late or not finite does not stop the others. The mean is over the deltas that arrived
 in time; a late delta is added to that member's next one; weights that are not finite are replaced by the anchor.
 
-Read on in :mod:`training.strategies.outer_fragment` (the anchor, the pseudo-gradient, the merge of one round) and
-:mod:`training.strategies.outer` (the outer optimizers).
+Read on in :mod:`training.strategies.parts.outer_fragment` (the anchor, the pseudo-gradient, the merge of one round) and
+:mod:`training.strategies.parts.outer` (the outer optimizers).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from training.lazy import nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
 from training.strategies.costs import SyncSchedule
-from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
-from training.strategies.outer_costs import OuterCosts
-from training.strategies.outer_fragment import FragmentSpec, OuterFragment
-from training.strategies.outer_strategy import OuterStrategy
+from training.strategies.parts.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
+from training.strategies.parts.outer_costs import OuterCosts
+from training.strategies.parts.outer_fragment import FragmentSpec, OuterFragment
+from training.strategies.parts.outer_strategy import OuterStrategy
 from training.strategies.registry import register
 
 

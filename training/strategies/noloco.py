@@ -40,7 +40,7 @@ from training.records.events import SyncEvent
 from training.strategies.averaging import AveragingOptions, RoundStrategy, islands, shuffled
 from training.strategies.base import CODEC_FOR_DIFFERENCES, StrategyContext, sync_event
 from training.strategies.costs import ONLY_TEXTS, Learning, OptionCosts, RunSpec, Start, SyncSchedule, merge_efficiency
-from training.strategies.outer_costs import IntervalCosts, diloco_learning
+from training.strategies.parts.outer_costs import IntervalCosts, diloco_learning
 from training.strategies.registry import register
 from training.strategies.weights import (
     NOT_COMPARED,

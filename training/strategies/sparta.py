@@ -6,8 +6,8 @@ all trainable weights::
 
     theta_i[S_t] <- 1/n sum_j theta_j[S_t]
 
-The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so only values are sent,
-4 p N bytes in fp32, and a newcomer needs no state to compute them. ``selection`` has the names of ExoGym's index
+The subsets follow from the run's seed and the step (:mod:`training.strategies.parts.permutation`), so only values are
+sent, 4 p N bytes in fp32, and a newcomer needs no state to compute them. ``selection`` has the names of ExoGym's index
 selectors, which select in each tensor separately. With a ``delay`` of d steps training continues during an exchange,
 and its steps are kept: what was sent after step t is merged after step t + d, ``theta += mean - sent``.
 
@@ -48,7 +48,7 @@ from training.strategies.costs import (
     interpolate,
     merge_efficiency,
 )
-from training.strategies.permutation import permuted
+from training.strategies.parts.permutation import permuted
 from training.strategies.registry import register
 from training.strategies.weights import (
     NOT_COMPARED,

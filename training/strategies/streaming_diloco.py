@@ -13,7 +13,7 @@ last step all fragments are merged once more, by their mean alone: momentum woul
 and no training follows to correct that.
 
 From Decoupled DiLoCo (arXiv 2604.21428): ``merge = rda`` averages norm and direction separately
-(:mod:`training.strategies.rda`), and ``weighting = tokens-squared-per-step`` counts a member's work as
+(:mod:`training.strategies.parts.rda`), and ``weighting = tokens-squared-per-step`` counts a member's work as
 ``tokens^2 / steps`` (its tokens times its tokens per step), for members that did unequal work since the fragment's last
 round. A member alone overlaps nothing, and trains as without a strategy unless outer rates are set.
 """
@@ -33,11 +33,11 @@ from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Compute, Learning, RunSpec, SyncSchedule
 from training.strategies.diloco import DiLoCo
-from training.strategies.fragments import Piece, fragments_of
-from training.strategies.outer import OuterOptimizer, OuterOptions
-from training.strategies.outer_costs import OVERLAP, OuterCosts
-from training.strategies.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
-from training.strategies.rda import RadialDirectional
+from training.strategies.parts.fragments import Piece, fragments_of
+from training.strategies.parts.outer import OuterOptimizer, OuterOptions
+from training.strategies.parts.outer_costs import OVERLAP, OuterCosts
+from training.strategies.parts.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
+from training.strategies.parts.rda import RadialDirectional
 from training.strategies.registry import register
 from training.strategies.weights import differences
 

@@ -47,7 +47,7 @@ from training.lazy import lazy, nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
 from training.strategies.costs import CostModel, Learning, RunSpec, SyncSchedule
-from training.strategies.gradients import Bucket, GradientStrategy
+from training.strategies.parts.gradients import Bucket, GradientStrategy
 from training.strategies.registry import register
 from training.strategies.weights import flatten, unflatten_into
 

@@ -32,10 +32,10 @@ from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.locations import is_on_hub
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.records.plan import RunPlan
-from training.tasks.language_codes import language_code
-from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.published_models import Tell, model_folder, usable_profile
-from training.tasks.speech_clips import (
+from training.tasks.speech.language_codes import language_code
+from training.tasks.speech.patches import BLACKLIST, PSEUDO
+from training.tasks.speech.speech_clips import (
     LONG_WINDOW_PROFILE,
     PUBLISHED_WINDOW,
     SPLITS,
@@ -46,7 +46,7 @@ from training.tasks.speech_clips import (
     long_clip_error,
     too_long_for,
 )
-from training.tasks.speech_dataset import (
+from training.tasks.speech.speech_dataset import (
     SpeechTables,
     leaked_clips,
     read_speech,
@@ -54,7 +54,7 @@ from training.tasks.speech_dataset import (
     read_with_validation,
     without_left_out,
 )
-from training.tasks.tables import read_table
+from training.tasks.speech.tables import read_table
 
 PATIENCE = 20.0
 _SHORT_PATIENCE = 5.0
@@ -86,8 +86,8 @@ def findings(profile: Profile) -> dict[str, Any]:
     if is_on_hub(data.dataset_path):
         return {"splits": {}, "note": "on the hub: it is downloaded when the run begins"}
     if profile.model.trait == "texts":
-        from training.tasks.conversations import conversation_files, read_conversations
-        from training.tasks.texts import read_texts  # loads numpy
+        from training.tasks.text.conversations import conversation_files, read_conversations
+        from training.tasks.text.texts import read_texts  # loads numpy
 
         files = conversation_files(data.dataset_path, data.text_column)
         if files:
@@ -149,8 +149,8 @@ def _columns(path: Path) -> list[str]:
 
 def _measure_recordings(clips: list[Clip]) -> dict[str, Any]:
     """Read the headers: how long the recordings are, and which cannot be read."""
-    from training.tasks.audio import duration_of  # 100 ms, not needed to read tables
-    from training.tasks.sound_file import AudioError
+    from training.tasks.speech.audio import duration_of  # 100 ms, not needed to read tables
+    from training.tasks.speech.sound_file import AudioError
 
     seconds, looked_at, broken = 0.0, 0, list[str]()
     for clip in _in_time(clips, PATIENCE):
@@ -180,9 +180,9 @@ def check_data(profile: Profile) -> None:
     if data.local_data or is_on_hub(data.dataset_path):  # each machine checks data of its own
         return
     if profile.model.trait == "texts":
-        from training.tasks.conversations import conversation_files, read_conversations
-        from training.tasks.row_files import row_files
-        from training.tasks.texts import read_texts, text_files  # loads numpy
+        from training.tasks.text.conversations import conversation_files, read_conversations
+        from training.tasks.text.row_files import row_files
+        from training.tasks.text.texts import read_texts, text_files  # loads numpy
 
         files = conversation_files(data.dataset_path, data.text_column)
         if files:
@@ -343,8 +343,8 @@ def _length(clip: Clip) -> float | None:
 
 @lru_cache(maxsize=1 << 17)
 def _of_header(path: Path, stamp: str) -> float:
-    from training.tasks.audio import duration_of  # which tables with a column for it do without
-    from training.tasks.sound_file import AudioError
+    from training.tasks.speech.audio import duration_of  # which tables with a column for it do without
+    from training.tasks.speech.sound_file import AudioError
 
     try:
         return duration_of(path)

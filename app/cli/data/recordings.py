@@ -159,7 +159,7 @@ def segment(
         from training.recordings.segments.cutting import SegmentOptions
         from training.recordings.segments.dataset import find_sources, segment_all
         from training.records.runs import find_model
-        from training.tasks.language_codes import language_code
+        from training.tasks.speech.language_codes import language_code
 
     language = language_code(language) if language else ""
     out = out.expanduser()

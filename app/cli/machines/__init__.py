@@ -1,1 +1,1 @@
-"""Commands about machines: find, check, measure, clean."""
+"""Commands about machines: find, log in, check, clean."""

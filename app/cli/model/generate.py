@@ -19,8 +19,8 @@ from profiles.errors import BadInput, ExitCode
 from training.records.model_folders import base_model, find_usable_model, holds_tokenizer, is_language_model, model_kind
 
 if TYPE_CHECKING:
-    from training.tasks.generation import Sampling, TextGenerator
-    from training.tasks.message_rows import Message
+    from training.tasks.text.generation import Sampling, TextGenerator
+    from training.tasks.text.message_rows import Message
 
 Model = Annotated[
     str,
@@ -252,13 +252,13 @@ def _load(model: str, device: str, tokenizer: str, as_json: bool) -> TextGenerat
     if not as_json:
         say(f"writing with {visible(model)}")
     with only_data_on_stdout():
-        from training.tasks.generation import TextGenerator  # imports torch
+        from training.tasks.text.generation import TextGenerator  # imports torch
 
         return TextGenerator(model, device, tokenizer)
 
 
 def _sampling(max_tokens: int, temperature: float, top_p: float, seed: int) -> Sampling:
-    from training.tasks.generation import Sampling  # imports torch
+    from training.tasks.text.generation import Sampling  # imports torch
 
     return Sampling(max_tokens, temperature, top_p, seed)
 

@@ -13,7 +13,7 @@ from app.run_view.metrics import metric_text
 from profiles.errors import BadInput, ExitCode, counted
 
 if TYPE_CHECKING:
-    from training.tasks.text_evaluation import TextResult
+    from training.tasks.text.text_evaluation import TextResult
 
 
 def refuse_of_speech(options: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ def evaluate_texts(
 
 def _measured(model: Path, dataset: str, split: str, device: str, mixed_precision: str) -> TextResult:
     with reporting(f"evaluating {model}") as progress:
-        from training.tasks.text_evaluation import evaluate_text  # imports torch
+        from training.tasks.text.text_evaluation import evaluate_text  # imports torch
 
         return evaluate_text(model, dataset, split, device, mixed_precision, progress)
 

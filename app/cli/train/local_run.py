@@ -21,14 +21,14 @@ from profiles.errors import ExitCode, MusterError
 from training.records.events import Event
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
-from training.run.local_run import RunController
 from training.run.outcome import RunOutcome, noted_failure
 from training.run.processes import run_from_stdin
+from training.run.run_controller import RunController
 from training.run.stopping import Stoppable, stopped_by
 
 
 class RunHandle(Stoppable, Protocol):
-    """Interface of a run; :class:`training.run.local_run.RunController` implements it."""
+    """Interface of a run; :class:`training.run.run_controller.RunController` implements it."""
 
     def start(self) -> None: ...
 

@@ -33,8 +33,8 @@ from training.records.run_folder import RunFolder
 from training.records.run_index import remember
 from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.processes import BackgroundProcess
+from training.run.run_controller import RunController
 from training.workers.data_findings import check_data, check_data_of, usable_for_data
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from training.records.events import Event, StepEvent, SyncEvent
 from training.records.plan import RunPlan
 from training.records.run_files import explain_errors, write_atomically
 from training.records.run_folder import RunFolder
-from training.run.local_run import RunController
+from training.run.run_controller import RunController
 from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from training.records.plan import RunPlan, read_plan
 from training.records.run_folder import RunFolder
 from training.records.runs import list_runs, remove_run, summarise
 from training.run.local_plan import plan_local_run
-from training.run.local_run import RunController
 from training.run.outcome import RunOutcome, noted_failure
+from training.run.run_controller import RunController
 
 _LOOK = 0.1
 _STEPS_OF_A_CURVE = 10

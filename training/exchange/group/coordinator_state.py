@@ -123,7 +123,7 @@ class Member:
         return self.report.started > self.report.full
 
     def peer(self, viewer: Member) -> Peer:
-        """Return where member ``of`` can dial this one: locally, as announced, and as seen."""
+        """Return the addresses at which ``viewer`` can dial this member: local, announced, and seen ones."""
         hosts = list(self.hello.hosts)
         if self.seen == viewer.seen:
             hosts.insert(0, viewer.seen if _is_loopback(viewer.seen) else "127.0.0.1")

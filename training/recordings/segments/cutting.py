@@ -1,7 +1,7 @@
 """Finds the speech in a recording and cuts it at pauses into segments as long as allowed, never inside a word.
 
-Speech is where the probability of :mod:`training.tasks.audio` stays above 0.35 and reaches 0.5 at least once: the
-thresholds of Silero's ``get_speech_timestamps``.
+Speech is where the probability of :mod:`training.tasks.speech.audio` stays above 0.35 and reaches 0.5 at least once:
+the thresholds of Silero's ``get_speech_timestamps``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.tasks.audio import SECONDS, SPEECH_THRESHOLD, Activity
+from training.tasks.speech.audio import SECONDS, SPEECH_THRESHOLD, Activity
 
 _SPEECH_CONTINUES = 0.35
 _SHORTEST = 0.1  # seconds: a shorter sound is a click

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from training.recordings.segments.transcribing import TimedWord
 from training.recordings.segments.transcript import Transcript, join_words, parse_text
-from training.tasks.text_normalisation import normalise
-from training.tasks.word_errors import count_errors
+from training.tasks.scoring.text_normalisation import normalise
+from training.tasks.scoring.word_errors import count_errors
 
 Normalizer = Callable[[str], str]
 Numbers = npt.NDArray[np.int64]

@@ -25,10 +25,10 @@ from training.recordings.segments.cutting import (
 from training.recordings.segments.matching import LONGEST_MISSED_RUN, Match, match_transcript, time_words, word_keys
 from training.recordings.segments.transcribing import TimedTranscriber, TimedWord
 from training.recordings.segments.transcript import Transcript, join_words
-from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, detect_speech, stream
 from training.tasks.base import Progress
-from training.tasks.sound_file import AudioError, Samples
-from training.tasks.word_errors import normalizer_for
+from training.tasks.scoring.word_errors import normalizer_for
+from training.tasks.speech.audio import RATE, SECONDS, Activity, SoundStream, decode, detect_speech, stream
+from training.tasks.speech.sound_file import AudioError, Samples
 
 _BATCH_SIZE = 8  # spans that the model transcribes at a time
 _MARGIN = 0.12  # seconds around a gap between words in which the quietest moment is looked for

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from training.recordings.segments.transcript import word_spans
-from training.tasks.sound_file import Samples
+from training.tasks.speech.sound_file import Samples
 from training.tasks.whisper.decoding import Transcriber
 from training.tasks.whisper.model import unwrap
 

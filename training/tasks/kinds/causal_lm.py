@@ -5,6 +5,6 @@ from __future__ import annotations
 from training.lazy import lazy
 from training.tasks.registry import register
 
-_code = lazy("training.tasks.causal_lm")
+_code = lazy("training.tasks.text.causal_lm")
 _SUMMARY = "a language model that learns texts, or conversations"
 register("causal_lm", _SUMMARY, lambda profile: _code.CausalLMTask(profile), trait="texts")

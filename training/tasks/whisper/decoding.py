@@ -24,7 +24,7 @@ from transformers import LogitsProcessor
 
 from profiles.schema import ModelSettings
 from training.hardware.device import evaluating, select_device
-from training.tasks.sound_file import Samples
+from training.tasks.speech.sound_file import Samples
 from training.tasks.whisper.model import TIMESTAMP_STEP, WhisperModelWrapper
 
 _MARGIN = 8  # minimum tokens beyond the longest transcript; else half of its length

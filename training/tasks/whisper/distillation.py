@@ -29,7 +29,7 @@ from profiles.schema import Profile
 from training.hardware.device import Precision, release_memory, select_precision
 from training.tasks.base import Batch, Progress
 from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
-from training.tasks.packing import unpacked
+from training.tasks.text.packing import unpacked
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper
 from training.tasks.whisper.samples import SpeechData, SpeechSample
 from training.tasks.whisper.task import WhisperTask

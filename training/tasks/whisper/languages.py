@@ -9,8 +9,8 @@ from typing import Any
 from transformers import GenerationConfig, WhisperConfig
 
 from profiles.schema import EVERY_LANGUAGE
-from training.tasks.language_codes import NAMES, language_code
 from training.tasks.pretrained import read_checked
+from training.tasks.speech.language_codes import NAMES, language_code
 
 _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing

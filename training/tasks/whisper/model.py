@@ -23,7 +23,6 @@ from transformers import (
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, QUANTISED, ModelSettings
 from training.tasks.frozen_base import with_quantised_base
-from training.tasks.language_codes import language_code
 from training.tasks.pretrained import (
     adapter_folder,
     add_lora,
@@ -36,6 +35,7 @@ from training.tasks.pretrained import (
     save_weights,
 )
 from training.tasks.published_models import local_folder
+from training.tasks.speech.language_codes import language_code
 from training.tasks.whisper.checkpoint import (
     files_of,
     kept_alignment_heads,

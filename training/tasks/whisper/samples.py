@@ -24,12 +24,12 @@ from profiles.errors import BadInput, counted
 from training.hardware.device import release_memory
 from training.hardware.resources import whole_cores
 from training.records.model_folders import find_usable_model
-from training.tasks.audio import as_mp3, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_files
-from training.tasks.language_codes import language_code
-from training.tasks.sound_file import AudioError
-from training.tasks.speech_clips import AudioSource, Clip
+from training.tasks.speech.audio import as_mp3, decode
+from training.tasks.speech.language_codes import language_code
+from training.tasks.speech.sound_file import AudioError
+from training.tasks.speech.speech_clips import AudioSource, Clip
 from training.tasks.whisper.decoding import Transcriber
 from training.tasks.whisper.features import Features, LogMel, Windows
 from training.tasks.whisper.model import WhisperModelWrapper

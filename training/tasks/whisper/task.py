@@ -20,11 +20,19 @@ from profiles.schema import AUTO_LANGUAGE, Profile
 from training.hardware.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
-from training.tasks.language_codes import language_code
-from training.tasks.packing import unpacked
-from training.tasks.predictions import Prediction, first_of, prediction_of
-from training.tasks.speech_clips import REPAIR_HINT, SPEAKER_COLUMNS, Clip, list_clips, long_clip_error, too_long_for
-from training.tasks.speech_dataset import read_with_validation
+from training.tasks.scoring.predictions import Prediction, first_of, prediction_of
+from training.tasks.scoring.word_errors import ErrorRates, count_errors
+from training.tasks.speech.language_codes import language_code
+from training.tasks.speech.speech_clips import (
+    REPAIR_HINT,
+    SPEAKER_COLUMNS,
+    Clip,
+    list_clips,
+    long_clip_error,
+    too_long_for,
+)
+from training.tasks.speech.speech_dataset import read_with_validation
+from training.tasks.text.packing import unpacked
 from training.tasks.whisper.decoding import generation_bound
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment, fill_row
@@ -32,7 +40,6 @@ from training.tasks.whisper.languages import selected_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, detect_clip_languages, open_features
 from training.tasks.whisper.suppression import allow_training_tokens
-from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.tasks.audio import SoundStream, contains_speech
-from training.tasks.sound_file import AudioError, Samples
+from training.tasks.speech.audio import SoundStream, contains_speech
+from training.tasks.speech.sound_file import AudioError, Samples
 from training.tasks.whisper.decoding import (
     NO_SPEECH_THRESHOLD,
     TimedText,

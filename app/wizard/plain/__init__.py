@@ -1,0 +1,1 @@
+"""The set-up as questions and answers, a line at a time."""

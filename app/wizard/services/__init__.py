@@ -1,0 +1,1 @@
+"""What the set-up asks of machines, data and files; blocks, so it runs in threads."""

@@ -1,0 +1,164 @@
+"""Continuous discovery for the set-up: machine rows, where it searches, and which saved machines are online."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from app.wizard.services.machines import Naming
+from app.wizard.services.outside import OUTSIDE, Outside, Search
+from app.wizard.state.records import DiscoveredMachines, Presence
+from distributed.discovery.discovery import Sources, State, machines
+from distributed.discovery.known_machines import locate
+from distributed.discovery.machine_identity import FoundMachine
+from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
+from distributed.discovery.sightings import Reachability, SightingOrigin
+from distributed.hosts.file import Hosts, Machine, load_hosts, without_unapproved_pythons
+from distributed.ssh.connection import SshTarget
+from profiles.errors import MusterError
+
+HOSTS_FILE = Path("distributed_hosts.json")
+NOTHING_AFTER = 5.0
+"""Seconds without another machine after which advice is shown."""
+ADVICE = (
+    "add one as you would type it after ssh: user@host, or user@192.168.1.7",
+    "on a Mac: turn on System Settings > General > Sharing > Remote Login; on Linux: start the SSH server",
+    "guest Wi-Fi and some routers separate machines: use a cable or another network",
+)
+ANNOUNCE = "a Linux machine shows itself here while this runs on it: uvx --from muster-train muster announce"
+_SHOWN, _MEET_EVERY = 4, 5.0
+"""Number of neighbour addresses that are listed, and the seconds between two reads of the neighbour table."""
+_AT_LEAST_EVERY = 1.0
+_AT_MOST_EVERY = 0.15
+_NOWHERE = Path("/dev/null")
+
+
+class DiscoveryWatch:
+    """Looks for machines until it is closed.
+
+    Args:
+        see: callback for new results, called from the watch's thread.
+        saved: hosts files of saved profiles by profile name; their machines are looked for too.
+        outside: source of the discovery, real or recorded.
+    """
+
+    def __init__(
+        self, see: Callable[[DiscoveredMachines], None], saved: Mapping[str, Path], outside: Outside = OUTSIDE
+    ) -> None:
+        self._see = see
+        self._outside = outside
+        self._begin = outside.now()
+        self._saved = {name: (path, hosts) for name, path in saved.items() if (hosts := _hosts(path)) is not None}
+        default_hosts = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
+        self._hosts = [*([default_hosts] if default_hosts else []), *(hosts for _, hosts in self._saved.values())]
+        self._files = (
+            *([(SightingOrigin.HOSTS_FILE, HOSTS_FILE)] if default_hosts else []),
+            *((SightingOrigin.PROFILE, path) for path, _ in self._saved.values()),
+        )
+        self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
+        self._present: Mapping[str, tuple[Presence, ...]] = {}
+        self._typed: dict[str, Search] = {}
+        self._met: Sequence[str] = ()
+        self._met_at = float("-inf")
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._browsing = outside.search(Sources(hosts_files=self._files, configurations=True))
+        self._thread = threading.Thread(target=self._follow, name="discovery-watch", daemon=True)
+        self._thread.start()
+
+    def look_for(self, typed: Sequence[str]) -> None:
+        """Search for exactly these ``[user@]host[:port]`` besides browsing; invalid addresses are ignored."""
+        with self._lock:
+            gone = [self._typed.pop(text) for text in self._typed.keys() - {*typed}]
+            for text in typed if not self._closed.is_set() else ():
+                if text not in self._typed:
+                    with contextlib.suppress(MusterError):  # already listed; Access shows what is wrong with it
+                        sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=(), peers=False)
+                        self._typed[text] = self._outside.search(sources, browse=False)
+        for discovery in gone:
+            discovery.close()
+
+    def close(self) -> None:
+        """Stop the search. May be called twice."""
+        self._closed.set()
+        with self._lock:
+            typed, self._typed = self._typed, {}
+        for discovery in (self._browsing, *typed.values()):
+            discovery.close()
+
+    def _follow(self) -> None:
+        version = 0
+        while not self._closed.is_set():
+            with self._lock:
+                typed = dict(self._typed)
+            self._see(self._sight(typed))
+            version = self._browsing.wait(version, _AT_MOST_EVERY * 2 if typed else _AT_LEAST_EVERY)
+            self._closed.wait(_AT_MOST_EVERY)
+
+    def _sight(self, typed: Mapping[str, Search]) -> DiscoveredMachines:
+        state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
+        discovered = machines(state)
+        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(discovered)
+        seconds = self._outside.now() - self._begin
+        problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
+        alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
+        advice = (*problems, *((*self._of_neighbours(), *ADVICE) if alone else ()))
+        searched, present = _searched(state, self._files), self._presence(discovered)
+        return DiscoveredMachines(rows, searched, seconds, advice, present, self._outside.picks_all)
+
+    def _of_neighbours(self) -> tuple[str, ...]:
+        """Return the addresses seen on these networks, and how a machine without Bonjour can announce itself."""
+        if self._outside.now() - self._met_at > _MEET_EVERY:
+            self._met, self._met_at = self._outside.neighbours(), self._outside.now()
+        ellipsis = " ..." if len(self._met) > _SHOWN else ""
+        named = f"this network also has {', '.join(self._met[:_SHOWN])}{ellipsis}: a adds one of them"
+        return (*((named,) if self._met else ()), ANNOUNCE)
+
+    def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
+        """Return the presence of saved machines, recomputed only if the online ones change: each costs ``ssh -G``."""
+        online = [machine for machine in discovered if machine.status is Reachability.ONLINE]
+        identities = frozenset((machine.id, machine.names) for machine in online)
+        if identities != self._online:
+            self._online = identities
+            self._present = {
+                name: tuple(Presence(m.name, is_present(m, hosts, online), not m.is_local) for m in hosts.machines)
+                for name, (_, hosts) in self._saved.items()
+            }
+        return self._present
+
+
+def is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:
+    if machine.is_local:
+        return True
+    with contextlib.suppress(MusterError):
+        if locate(SshTarget.of(machine, hosts), online) is not None:
+            return True
+    names = {machine.name.casefold(), machine.host.casefold()}
+    return any(names & {name.casefold() for name in one.names} for one in online if not one.here)
+
+
+def _together(states: Sequence[State]) -> State:
+    """Merge the state of browsing (the first one) with those of the searches for typed machines."""
+    browsing, *searches = states
+    sightings, paths = dict(browsing.sightings), dict(browsing.paths)
+    for search in searches:
+        sightings.update({key: one for key, one in search.sightings.items() if key.origin is SightingOrigin.TYPED})
+        for endpoint, path in search.paths.items():
+            if endpoint not in paths or paths[endpoint].status is not Reachability.ONLINE:
+                paths[endpoint] = path
+    return replace(browsing, sightings=sightings, paths=paths)
+
+
+def _searched(state: State, files: Iterable[tuple[SightingOrigin, Path]]) -> tuple[str, ...]:
+    interfaces = ", ".join(state.browsed.interfaces) or "no interface with multicast"
+    named = tuple(f"{path} ({origin.value})" for origin, path in files)
+    return (f"{SSH}, {SFTP} and {MUSTER} on {interfaces}", "~/.ssh/config, known hosts and private networks", *named)
+
+
+def _hosts(path: Path) -> Hosts | None:
+    with contextlib.suppress(MusterError):
+        return without_unapproved_pythons(load_hosts(path))
+    return None

@@ -1,0 +1,169 @@
+"""Candidate plans for real machines: measured, ranked by the planner, and turned into the plan document."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import cast
+
+from app.wizard.services.machines import hosts_of, trust_in
+from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.state.records import FINE, Assessment, ItemStatus, RankedCandidate, StrategyRanking, Tell
+from app.wizard.state.state import PlanRequest
+from distributed.launcher import (
+    Planned,
+    PlanOptions,
+    apply_planning,
+    choose,
+    coordinators,
+    plan_machines,
+    with_best_paths,
+)
+from distributed.measuring.measure import MeasurementResult, MeasureOptions
+from distributed.planning.cables import CABLES
+from distributed.planning.documents.document import Candidate, Choice, Planning, Preference
+from distributed.planning.feedback import corrections
+from distributed.planning.memory.fitting import fit
+from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
+from distributed.planning.reasons import FOR_EXPERTS, sentence, settings_of
+from distributed.planning.run_time import quality_text, run_time
+from distributed.preparation.preflight import NotReady, Ready, memory_budgets
+from distributed.preparation.prepare import PrepareOptions
+from profiles.errors import BadInput
+from profiles.schema import Profile
+
+MOST_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Measurements of the machines, and the ranking of candidate plans for them."""
+
+    profile: Profile
+    machines: tuple[Ready, ...]
+    """As they were prepared; their connections are closed."""
+    measurements: MeasurementResult
+    planning: Planning | None
+    """``None``: a single machine that was not measured; there is nothing to choose."""
+
+    def with_interval(self, index: int, steps: int) -> RankedCandidate:
+        """Return a candidate plan with another sync interval; its overlap is reduced to stay below it.
+
+        Raises:
+            BadInput: the strategy does not support this interval.
+        """
+        planning = self.planning
+        assert planning is not None  # a single machine has no sync interval
+        choice, predictor = planning.ranking[index].choice, self._predictor(planning)
+        moved = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
+        if why := known_costs(moved, planning.job).why_unsupported(predictor.run_spec(moved), sync_schedule_of(moved)):
+            raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
+        return way_of(planning, index, predictor.predict(moved))
+
+    def _predictor(self, planning: Planning) -> Predictor:
+        cluster, job = self.measurements.figures.cluster, planning.job
+        return Predictor(cluster, job, corrections(cluster, job), coordinators(cluster, self.machines))
+
+    def planning_of(self, row: RankedCandidate | None) -> Planning | None:
+        """Return the plan document with a row's candidate plan as the chosen one."""
+        planning = self.planning
+        if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
+            return planning
+        ranking = (*planning.ranking[: row.index], row.candidate, *planning.ranking[row.index + 1 :])
+        settings = settings_of(row.candidate, self._predictor(planning))
+        settings = with_best_paths(settings, self.measurements, self.machines)
+        return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
+
+    def planned(self, planning: Planning | None, profile: Profile) -> Planned:
+        """Return the run that would be planned, without contacting any machine.
+
+        Raises:
+            BadInput: the plan does not fit.
+        """
+        machines = [(copy.copy(link), facts) for link, facts in self.machines]
+        if planning is None:
+            return plan_machines(machines, profile, PlanOptions())
+        return apply_planning(planning, profile, machines)
+
+
+def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
+    """Prepare the machines, measure what is not known yet, and rank the candidate plans.
+
+    This computer alone is measured on demand only: there is nothing to choose, and the run would have to wait.
+
+    Raises:
+        NotReady: a machine cannot take part, or cannot run the task.
+        BadInput: the data cannot be used.
+    """
+    prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
+    machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
+    profile = fit(profile, memory_budgets(profile, machines), tell)
+    plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
+    must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
+    max_age = 0.0 if request.measure else plan_options.max_age
+    try:
+        measurements = outside.measure(
+            machines, profile, MeasureOptions(must_measure, must_measure, max_age, tell=tell)
+        )
+    finally:
+        for link, _ in machines:
+            link.close()
+    if measurements.problems:
+        raise NotReady(measurements.problems)
+    planning = choose(measurements, machines, profile, plan_options) if measurements.speeds else None
+    return Forecast(profile, tuple(machines), measurements, planning)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def strategy_of(forecast: Forecast) -> StrategyRanking:
+    """Return the ranking as the screen shows it, best first; a single machine counts as a candidate plan."""
+    if forecast.planning is not None:
+        return ranked(forecast.planning, forecast)
+    name = forecast.measurements.names[0]
+    candidate = RankedCandidate(
+        Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True
+    )
+    return StrategyRanking((candidate,), (f"{name} is the only machine: it trains alone",), planning=forecast)
+
+
+def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
+    """Return a ranking as the screen shows it, each candidate plan only with its best sync interval.
+
+    Args:
+        planning_handle: opaque value that later calls pass back to the services.
+    """
+    rows: dict[object, RankedCandidate] = {}
+    for index, candidate in enumerate(planning.ranking):
+        choice = candidate.choice
+        if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
+            rows[choice.without_interval] = way_of(planning, index, candidate)
+    plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in FOR_EXPERTS)
+    details, assessment = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
+    if planning.chosen is None:
+        cause = sentence(planning.reasons[0]) if planning.reasons else "the job fits none of these machines"
+        fix = "choose a smaller model, or a machine with more memory"
+        assessment = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
+    cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
+    return StrategyRanking(
+        tuple(rows.values()), plain, details, cables, planning=planning_handle, assessment=assessment
+    )
+
+
+def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:
+    """Return the row of ``planning.ranking[index]``, of which ``candidate`` may differ in its sync interval."""
+    choice = candidate.choice
+    return RankedCandidate(
+        candidate,
+        index,
+        same_loss_seconds=planning.same_loss_seconds(candidate),
+        best_interval=planning.ranking[index].choice.interval,
+        best_speed=planning.ranking[index].useful_speed_up,
+        time=run_time(planning, candidate),
+        quality=quality_text(planning, candidate),
+        exact=candidate.predicted and not choice.alone and known_costs(choice).exact,
+        acceptable=candidate.loss_increase <= planning.job.max_loss_increase,
+        periodic=candidate.predicted and not choice.alone and bool(known_costs(choice).interval_option),
+        recommended=index == planning.chosen,
+    )

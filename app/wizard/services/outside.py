@@ -1,0 +1,152 @@
+"""Access of the set-up to machines and data: the seam between code shared by all set-ups and real or recorded answers.
+
+Findings, rows, candidate plans and plans are computed above it, by the same code for both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from app.wizard.state.records import Tell
+from profiles.installation import training_code, training_python
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    from app.wizard.services import machines as machine_rows
+    from app.wizard.services.machines import ThisComputer
+    from distributed.checks import examination
+    from distributed.checks.examination import MachineExamination
+    from distributed.discovery import discovery
+    from distributed.discovery import neighbours as neighbour_table
+    from distributed.discovery.discovery import Sources, State
+    from distributed.hosts.file import Hosts
+    from distributed.measuring import measure
+    from distributed.measuring.measure import MeasurementResult, MeasureOptions
+    from distributed.preparation import code_sync, prepare
+    from distributed.preparation.preflight import Ready
+    from distributed.preparation.prepare import PrepareOptions
+    from distributed.ssh import access
+    from distributed.ssh.access import AccessReport
+    from distributed.ssh.connection import SshTarget, Trust
+    from profiles.errors import MusterError
+    from profiles.schema import Profile
+    from training.records.plan import RunPlan
+else:  # loaded on first use, so that Home is painted at once
+    machine_rows, examination = lazy("app.wizard.services.machines"), lazy("distributed.checks.examination")
+    discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
+    code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
+    access, neighbour_table = lazy("distributed.ssh.access"), lazy("distributed.discovery.neighbours")
+
+_PATIENCE = 120.0
+
+
+class Search(Protocol):
+    """A continuous search for machines; :class:`distributed.discovery.discovery.Discovery` is one."""
+
+    @property
+    def state(self) -> State: ...
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Wait until the state is newer than version ``seen``, at most ``timeout`` seconds; return its version."""
+
+    def close(self) -> None: ...
+
+
+class Outside:
+    """The real machines, networks and data sets."""
+
+    picks_all: ClassVar[bool] = False
+    """Whether every online machine is selected automatically."""
+
+    def now(self) -> float:
+        """Return seconds from an arbitrary origin."""
+        return time.monotonic()
+
+    def this_computer(self) -> ThisComputer:
+        return machine_rows.this_computer()
+
+    def search(self, sources: Sources, browse: bool = True) -> Search:
+        """Look for machines until the search is closed."""
+        return discovery.Discovery(sources, browse=browse).__enter__()
+
+    def neighbours(self) -> Sequence[str]:
+        """Return the addresses in this computer's neighbour table."""
+        return neighbour_table.neighbours()
+
+    def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
+        """Try every stage of the login to a machine once."""
+        return access.check_access(target, trust=trust)
+
+    def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
+        """Install our SSH key with the password, then log in with the key alone.
+
+        Raises:
+            MusterError: it was not installed.
+        """
+        return access.install_key(target, password, trust=trust).report
+
+    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
+        """Examine all machines in parallel; their connections are closed afterwards."""
+        return examination.examine(hosts, task, trust)
+
+    def repair(self, examined: Sequence[MachineExamination], tell: Tell, send: bool) -> Sequence[MusterError]:
+        """Install packages and return the problems of machines where that failed.
+
+        Args:
+            send: send the packages from this computer instead of downloading them.
+        """
+        return examination.repair(examined, tell, offline_wheels=send)
+
+    def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
+        """Prepare all machines and return them with open connections.
+
+        Raises:
+            NotReady: a machine cannot take part.
+        """
+        return prepare.prepare(hosts, task, options)
+
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
+        """Measure what is not known yet.
+
+        Raises:
+            MusterError: the data or the machines cannot be used.
+        """
+        return measure.measure_ready(machines, profile, options)
+
+    def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
+        """Return the findings of :mod:`training.workers.data_findings` about a profile's data set."""
+        return _ask_about_data(profile)
+
+    def input_bytes(self, plan: RunPlan) -> int:
+        """Return the size of code, data and model in bytes.
+
+        Raises:
+            MusterError: they cannot be used.
+            OSError: they cannot be read.
+        """
+        return code_sync.collect(plan).bytes
+
+
+def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
+    """Read the data set in a separate process: this one never loads torch."""
+    environment = {**os.environ, "PYTHONPATH": str(training_code()), "HF_HUB_OFFLINE": "1"}
+    command = [training_python() or sys.executable, "-m", "training.workers.data_findings"]
+    try:
+        done = subprocess.run(
+            command, input=profile.model_dump_json().encode(), capture_output=True, timeout=_PATIENCE, env=environment
+        )
+        return dict(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        return {"splits": {}, "note": f"not read completely within {_PATIENCE:.0f} s"}
+    except ValueError:
+        error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return {"error": f"it could not be read: {error_lines[-1] if error_lines else 'no answer'}", "hint": ""}
+
+
+OUTSIDE = Outside()

@@ -1,0 +1,303 @@
+"""The plan of a real run: the files written on confirmation, and its changes, network use and command for display.
+
+``profiles/saved/NAME.ini`` is the profile. ``NAME.hosts.json`` beside it lists the machines, ``NAME.plan.json`` holds
+the chosen candidate plan; ``distributed-train NAME --plan NAME.plan.json`` runs exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from app.console import command_line, relative_path
+from app.wizard.services.forecasting import Forecast
+from app.wizard.services.job_view import WAYS, resolved
+from app.wizard.services.machines import hosts_of
+from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.state.records import JobAnswers, MachineChange, Plan, RankedCandidate
+from app.wizard.state.state import PlanRequest
+from app.wizard.state.ways import rhythm_text
+from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
+from distributed.launcher import Planned
+from distributed.planning.documents.document import Planning
+from distributed.planning.memory.fitting import fit
+from distributed.planning.run_time import together_text
+from distributed.preparation.preflight import memory_budgets
+from profiles.errors import BadInput, MusterError
+from profiles.files.layers import DEFAULT
+from profiles.files.library import Library, check_name, saved_folder
+from profiles.files.resolve import load_profile, save_profile
+from profiles.installation import RUNS_FOLDER
+from profiles.options import as_text, has_effect, options_by_name
+from profiles.schema import FITTED, Profile
+from profiles.split import DATA_STAY
+from training.strategies.registry import interval_options
+
+_NOT_KEPT = ("hosts", "workers", "simulate", "shares")
+_REFERENCES = ("model", "dataset")
+_FITTED = frozenset((*FITTED, "gradient_accumulation"))
+SSH = "commands, code, data and logs: SSH"
+TLS = "training traffic: TLS with certificates made for this run"
+CLEAR = "training traffic of engine nccl: plain TCP, anyone on that network can read it"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Files that would be written, and their contents."""
+
+    name: str
+    values: Mapping[str, str]
+    """Options and references (model, data set) of the profile."""
+    hosts: Hosts
+    planning: Planning | None
+    """``None`` for a single machine: there is nothing to choose."""
+    ini: Path
+    hosts_file: Path
+    plan_file: Path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.ini, self.hosts_file, *((self.plan_file,) if self.planning is not None else ()))
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Command-line arguments that start exactly this run once it is saved."""
+        plan = ("--plan", relative_path(self.plan_file)) if self.planning is not None else ()
+        return ("distributed-train", self.name, *plan)
+
+    def write(self, config: Path | None) -> tuple[str, ...]:
+        """Write all files atomically, the profile last, so that it never refers to missing files.
+
+        Raises:
+            BadInput: a name is taken, or a folder cannot be written.
+        """
+        check_name(self.name)
+        self.ini.parent.mkdir(parents=True, exist_ok=True)
+        fresh = [path for path in (self.hosts_file, self.plan_file) if not path.exists()]
+        try:
+            save_hosts(self.hosts, self.hosts_file)
+            if self.planning is not None:
+                self.planning.write(self.plan_file)
+            save_profile(self.name, self.values, config)
+        except BaseException:
+            for path in fresh:
+                with suppress(OSError):
+                    path.unlink()
+            raise
+        return tuple(map(relative_path, self.files))
+
+
+def saving(request: PlanRequest, config: Path | None = None) -> Saving:
+    """Return what confirming would write; with two machines or more it includes the chosen candidate plan.
+
+    Raises:
+        BadInput: the profile cannot be used, or the name is not a valid profile name.
+    """
+    taken = request.planning if len(request.machines) > 1 else None
+    planning = taken.planning_of(request.chosen) if isinstance(taken, Forecast) else None
+    library = Library.open(config)
+    folder = saved_folder(library.config.path.resolve())
+    hosts = hosts_of(request.machines)
+    values = _values(request, planning, library, config)
+    name = request.answers.save_as or _free_name(request, values, hosts, library, folder)
+    check_name(name)
+    hosts_file = folder / f"{name}.hosts.json"
+    return Saving(
+        name, {**values, "hosts": str(hosts_file)}, hosts, planning, folder / f"{name}.ini", hosts_file,
+        folder / f"{name}.plan.json",
+    )  # fmt: skip
+
+
+def _values(request: PlanRequest, planning: Planning | None, library: Library, config: Path | None) -> dict[str, str]:
+    """Return every option that is not a default, so that the profile is complete by itself.
+
+    Strategy, engine and codec stay ``auto`` if the recommended candidate plan was taken: later measurements may differ.
+    """
+    found = resolved(request.answers.job, config)
+    profile = found.profile
+    values = {
+        kind: text
+        for kind in _REFERENCES
+        if (text := getattr(profile, f"{kind}_name")) and library.find(kind, text) is not None
+    }
+    values |= {
+        name: found.value(name)
+        for name, origin in found.origins.items()
+        if origin != DEFAULT
+        and name not in _NOT_KEPT
+        and found.value(name)
+        and options_by_name()[name].is_read_by(profile.model.task)
+    }
+    if _FITTED & values.keys():  # options left to the fitting stay open, although the file now has their values
+        values["fit_memory"] = found.value("fit_memory")
+    taken = request.chosen
+    recommended = taken is None or (taken.recommended and taken.interval == taken.best_interval)
+    if planning is not None and not recommended and planning.settings is not None:
+        chosen = planning.settings.options
+        values |= {name: as_text(chosen[name]) for name in _chosen_options() if name in chosen}
+    strategy = values.get("strategy", profile.strategy.strategy)
+    return {name: value for name, value in values.items() if has_effect(name, strategy)}
+
+
+def _chosen_options() -> tuple[str, ...]:
+    """Return the plan options that are saved in the profile when the candidate plan was chosen by hand."""
+    return (*WAYS, "error_feedback", *interval_options())
+
+
+def _free_name(request: PlanRequest, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
+    """Return the saved profile's own name, or a name that is unused or already holds exactly these choices."""
+    base = request.answers.job.profile
+    known = library.find("profile", base)
+    if known is not None and known.file.path != library.config.path:
+        return base
+    members = len(hosts.machines)
+    stem = f"{base}-here" if members == 1 and hosts.machines[0].is_local else f"{base}-{members}-machines"
+    taken = {name.casefold() for name in library.names("profile")} | {path.stem.casefold() for path in library.broken}
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(
+        name for name in names if name.casefold() not in taken or _is_the_same(name, values, hosts, library, folder)
+    )
+
+
+def _is_the_same(name: str, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> bool:
+    saved = library.find("profile", name)
+    if saved is None or saved.file.path.parent != folder:
+        return False
+    try:
+        before = load_profile(name, {}, library.config.path).profile
+        expected = load_profile(name, {**values, "hosts": before.run.hosts}, library.config.path).profile
+        keys = saved.section.entries.keys() - {"description", "hosts"}
+        return (
+            keys == values.keys()
+            and before == expected
+            and dump_hosts(load_hosts(Path(before.run.hosts))) == dump_hosts(hosts)
+        )
+    except BadInput:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------------ as rows
+
+
+class Choices(NamedTuple):
+    """The settings that follow from a request, before any machine is contacted."""
+
+    saving: Saving
+    profile: Profile
+    """The profile as it is saved and run."""
+    planned: Planned | None
+    """The run that would be started; ``None`` if its machines have not been measured."""
+    fitted: tuple[str, ...]
+    """Changes that make the profile fit the machines' memory."""
+
+
+def choices(request: PlanRequest, config: Path | None = None) -> Choices:
+    """Return the settings that follow from a request.
+
+    Raises:
+        BadInput: the choices are inconsistent.
+    """
+    saved, forecast, planned = saving(request, config), request.planning, None
+    names = _chosen_options() if saved.planning is not None else ()
+    options = {
+        **dict(request.answers.job.options),
+        **{name: saved.values[name] for name in names if name in saved.values},
+    }
+    chosen = options.get("strategy", "auto")
+    options = {name: value for name, value in options.items() if has_effect(name, chosen)}
+    profile = resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile
+    as_in_its_file = {f"{kind}_name": saved.values.get(kind, "") for kind in _REFERENCES}  # paths are options there
+    profile = profile.model_copy(update={"name": saved.name, **as_in_its_file})
+    lines: list[str] = []
+    if isinstance(forecast, Forecast):
+        planned = forecast.planned(
+            saved.planning, fit(profile, memory_budgets(profile, forecast.machines), lines.append)
+        )
+    return Choices(saved, profile, planned, tuple(lines))
+
+
+def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
+    """Describe what the run will do. Changes nothing, and contacts no machine.
+
+    Raises:
+        BadInput: the choices are inconsistent.
+    """
+    saved, profile, planned, fitted = choices(request, config)
+    run, far, size = planned.plan if planned is not None else None, any(not row.here for row in request.machines), 0
+    if run is not None and far:
+        with suppress(MusterError, OSError):  # starting the run reports the error
+            size = outside.input_bytes(run)
+    changes = (
+        *_changes(request, saved, size, profile.data.local_data),
+        *(MachineChange("fit", "every machine", line, "~") for line in fitted),
+    )
+    engine = run.engine if run is not None else "mesh"
+    together = run is not None and run.world_size > 1
+    return Plan(
+        changes=changes,
+        bytes_to_copy=sum(change.bytes for change in changes),
+        network=tuple(_network(far, profile, engine if together else "", coordinator_place(request, saved))),
+        time=request.chosen.time.sentences if request.chosen is not None and request.chosen.time is not None else (),
+        way=way_in_words(request.chosen, request),
+        encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
+        in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
+        staying=DATA_STAY if profile.data.local_data else "",
+        profile=saved.name,
+        files=tuple(map(relative_path, saved.files)),
+        command=command_line(*saved.arguments),
+        hash=run.hash() if run is not None else "",
+    )
+
+
+def way_in_words(chosen: RankedCandidate | None, request: PlanRequest) -> str:
+    """Return a short description of which machines train and how often they synchronise."""
+    members = chosen.choice.members if chosen is not None else (request.machines[0].name,)
+    rhythm = rhythm_text(chosen) if chosen is not None else ""
+    return ", ".join(filter(None, (together_text(members), rhythm)))
+
+
+def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
+    """Yield the changes on each machine.
+
+    Args:
+        size: bytes of code, data and model; at most this much is copied to a machine.
+        stay: whether data stay on their machines.
+    """
+    for path in saved.files:
+        yield MachineChange(f"file:{path.name}", "this computer", relative_path(path), "~" if path.exists() else "+")
+    run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
+    yield MachineChange("run", "this computer", run)
+    settings = saved.planning.settings if saved.planning is not None else None
+    for machine, row in zip(saved.hosts.machines, request.machines, strict=True):
+        name = machine.name
+        if settings is not None and not any(one.name.partition(":")[0] == name for one in settings.members):
+            yield MachineChange(f"out:{row.key}", name, "nothing: it is not part of the chosen strategy", "~")
+        elif not row.here:
+            folder = machine.project_path or "~/.cache/muster"
+            sent = "code and model" if stay else "code, data and model"
+            yield MachineChange(f"data:{row.key}", name, f"copies what is missing of {sent} to {folder}", "~", size)
+            yield MachineChange(f"run:{row.key}", name, f"this run's folder in {folder}; clean removes it")
+            yield MachineChange(f"awake:{row.key}", name, "is kept awake while it trains", "~")
+
+
+def coordinator_place(request: PlanRequest, saved: Saving) -> str:
+    """Return the machine of the coordinator; this computer unless the plan names one of the others."""
+    settings = saved.planning.settings if saved.planning is not None else None
+    others = (machine.name for machine, row in zip(saved.hosts.machines, request.machines, strict=True) if not row.here)
+    return settings.coordinator if settings is not None and settings.coordinator in others else "this computer"
+
+
+def _network(far: bool, profile: Profile, engine: str, coordinator: str) -> Iterator[str]:
+    """Yield the connections between machines, for users with a firewall; ``engine`` is empty for a single machine."""
+    if far:
+        yield "SSH from this computer to each machine"
+    if engine == "mesh":
+        port = f" (port {profile.strategy.coordinator_port})" if profile.strategy.coordinator_port else ""
+        yield f"the machines also connect to {coordinator}{port} and to each other, on free ports"
+        yield f"if a firewall blocks that, {coordinator} relays"
+    elif engine:
+        yield "the machines also connect to each other, on free ports"

@@ -1,0 +1,367 @@
+"""User actions of the guided set-up, as rules from state to state: ``Wizard.do(pick("here"))``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from app.wizard.state.dependencies import action, blockers
+from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.records import GOOD, SENT, AccessNeed, Check, ItemStatus, MachineRow, StrategyRanking
+from app.wizard.state.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
+from app.wizard.state.state import WizardState as State
+from profiles.errors import BadInput
+
+IN_CLEAR = "unencrypted"
+"""Text that the user types to accept unencrypted training traffic."""
+PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
+UNDER_WAY = "that is in progress"
+_STARTING = "the run is being started"
+_LONGEST_INTERVAL = 100_000
+_QUOTED = 60
+"""Characters of a typed address that a notice quotes."""
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+def _to(state: State, step: Step) -> State:
+    """Show a step. Returning to Home reloads runs and profiles."""
+    reached = step if ORDER.index(step) > ORDER.index(state.reached) else state.reached
+    state = replace(state, step=step, reached=reached)
+    return _redo(state, TaskKind.HOME) if step is Step.HOME else state
+
+
+@action
+def go_on(state: State) -> State:
+    """Go to the next step; if it is blocked, show the reason as a notice."""
+    reasons = blockers(state)
+    if reasons:
+        return state.noting(reasons[0])
+    if state.step is Step.PLAN:
+        return state.noting("confirm the plan to start it")
+    return _to(state, after(state.step, state.far, state.unequipped)) if state.step is not Step.LAUNCH else state
+
+
+@action
+def go_back(state: State) -> State:
+    """Go to the previous step; from a started run go to Home, since its plan is already carried out."""
+    if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
+        return state.noting(_STARTING)
+    home = state.step is Step.LAUNCH and state.started
+    return _to(state, Step.HOME if home else before(state.step, state.far, state.unequipped))
+
+
+@action
+def go_to(state: State, step: Step) -> State:
+    """Go to a step that was reached before, or back to Home."""
+    if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
+        return state.noting(_STARTING)
+    if step is Step.LAUNCH or ORDER.index(step) > ORDER.index(state.reached):
+        return state.noting(f"{step.heading} comes later")
+    return _to(state, step)
+
+
+@action
+def new_setup(state: State) -> State:
+    """Start a new set-up at the Machines step."""
+    return _to(_anew(state, TaskKind.LAUNCH) if state.started else state, Step.MACHINES)
+
+
+@action
+def rerun(state: State, profile: str) -> State:
+    """Open a profile with its saved machines at the Plan step."""
+    answers_before = state.answers
+    answers = Answers(typed=answers_before.typed, trusted=answers_before.trusted, profile=profile)
+    state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=None)
+    return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.PLAN)
+
+
+@action
+def doctor(state: State) -> State:
+    """Check this computer only."""
+    return state.ordering(TaskKind.DOCTOR)
+
+
+# --------------------------------------------------------------------------------------------------------------- retry
+
+
+@action
+def retry(state: State, key: str = "") -> State:
+    """Repeat the work of the current step.
+
+    Args:
+        key: machine whose row is repeated; a skipped machine is included again. Empty: every row with a problem.
+    """
+    match state.step:
+        case Step.HOME:
+            return _redo(state, TaskKind.HOME)
+        case Step.MACHINES:
+            return state.noting("the search for machines never stops")
+        case Step.ACCESS:
+            for row in state.access:
+                if row.key == key or (not key and row.status in (ItemStatus.FAILED, ItemStatus.WARNING)):
+                    state = _anew(state, TaskKind.ACCESS, row.key)
+            return _unskipped(state, key)
+        case Step.CHECKS:
+            return _unskipped(_anew(state, TaskKind.CHECKS), key)
+        case Step.LINKS:
+            return state.noting(UNDER_WAY) if state.links.status is ItemStatus.WORKING else _anew(state, TaskKind.LINKS)
+        case Step.JOB:
+            return _redo(state, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS)
+        case Step.STRATEGY if state.strategy.status is ItemStatus.WORKING:
+            return state.noting(UNDER_WAY)
+        case Step.STRATEGY:  # repeat a failed forecast as it was; otherwise measure again
+            return _anew(state, TaskKind.FORECAST, value=StrategyRanking(measure=state.strategy.status in GOOD))
+        case Step.PLAN:
+            failed = state.strategy.status is ItemStatus.FAILED
+            return _anew(_anew(state, TaskKind.FORECAST) if failed else state, TaskKind.PLAN)
+    if state.launch.status is not ItemStatus.FAILED:
+        return state
+    return confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # with the consent that was given before
+
+
+def _redo(state: State, *kinds: TaskKind) -> State:
+    """Recompute parts; their current values stay on the screen meanwhile."""
+    for kind in kinds:
+        state = state.putting(kind, state_part=state.part(kind).outdated())
+    return state
+
+
+def _anew(state: State, kind: TaskKind, key: str = "", value: object = None) -> State:
+    fresh = state.empty(kind)
+    return state.putting(kind, key, replace(fresh, value=value or fresh.value, inputs=state.part(kind, key).inputs))
+
+
+def _unskipped(state: State, key: str) -> State:
+    return state.answering(skipped=_without(state.answers.skipped, key))
+
+
+def _without(keys: tuple[str, ...], *gone: str) -> tuple[str, ...]:
+    return tuple(key for key in keys if key not in gone)
+
+
+# ------------------------------------------------------------------------------------------------------------ machines
+
+
+@action
+def pick(state: State, key: str, to: bool | None = None) -> State:
+    """Select or deselect a machine; ``to=None`` toggles it."""
+    row = next((row for row in state.machines.rows if key in (row.key, *row.aliases)), None)
+    if row is None:
+        return state.noting("that machine is no longer listed")
+    picked = state.answers.picked
+    to = row.key not in picked if to is None else to
+    others = _without(picked, row.key)
+    return _unskipped(state.answering(picked=(*others, row.key) if to else others), row.key)
+
+
+@action
+def add_machine(state: State, text: str) -> State:
+    """Add and select a machine given as ``[user@]host[:port]``, as typed after ``ssh``.
+
+    Its row appears at once; discovery later merges it with the machine that answers at that address.
+    """
+    from distributed.hosts.file import typed_machine  # imports pydantic, which the first paint does without
+
+    text = " ".join(text.split())
+    quoted = text[:_QUOTED]
+    try:
+        entry = typed_machine(text)
+    except BadInput:
+        return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
+    if text in state.answers.typed:
+        return state.noting(f"{quoted} is listed already")
+    row = MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
+    machines = replace(state.machines, rows=(*state.machines.rows, row))
+    state = replace(state, pinned=(*state.pinned, row), machines=machines)
+    return state.answering(typed=(*state.answers.typed, text), picked=(*state.answers.picked, row.key))
+
+
+@action
+def remove_machine(state: State, text: str) -> State:
+    """Remove a typed machine."""
+    key, rows = f"typed:{text}", state.machines.rows
+    gone = {row.key for row in rows if key in (row.key, *row.aliases) and row.found_by == ("typed",)}
+    remaining = tuple(row for row in rows if row.key not in gone)
+    pinned = tuple(row for row in state.pinned if row.key != key)
+    state = replace(state, machines=replace(state.machines, rows=remaining), pinned=pinned)
+    return state.answering(typed=_without(state.answers.typed, text), picked=_without(state.answers.picked, *gone))
+
+
+@action
+def trust_key(state: State, key: str, fingerprint: str) -> State:
+    """Record that the user compared the fingerprint with the one shown on the machine, and trusts the key."""
+    row = state.access_of(key)
+    if row is None or row.need is not AccessNeed.TRUST or row.fingerprint != fingerprint:
+        return state.noting("that is not the host key that the machine shows")
+    pair = (key, fingerprint)
+    return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
+
+
+@action
+def set_user(state: State, key: str, user: str) -> State:
+    """Log in to a machine as another user."""
+    user = user.strip()
+    if state.access_of(key) is None or re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII) is None:
+        return state.noting(f"'{user[:_QUOTED]}' cannot be the name of a user")
+    return state.answering(users=(*(pair for pair in state.answers.users if pair[0] != key), (key, user)))
+
+
+@action
+def install_key(state: State, key: str) -> State:
+    """Install our SSH key with the password passed to ``Wizard.give_password``."""
+    row = state.access_of(key)
+    if row is None or row.need is not AccessNeed.PASSWORD:
+        return state.noting("this machine needs no password")
+    if state.is_under_way(TaskKind.INSTALL_KEY, key):
+        return state.noting(UNDER_WAY)
+    state = state.putting(TaskKind.ACCESS, key, status=ItemStatus.WORKING, words=TaskKind.INSTALL_KEY.value)
+    return state.ordering(TaskKind.INSTALL_KEY, key)
+
+
+@action
+def skip(state: State, key: str) -> State:
+    """Exclude this machine from the run."""
+    if key not in state.answers.picked or key in state.answers.skipped:
+        return state
+    return state.answering(skipped=(*state.answers.skipped, key))
+
+
+@action
+def unskip(state: State, key: str) -> State:
+    """Include this machine again; its earlier findings are kept."""
+    return _unskipped(state, key)
+
+
+@action
+def fix(state: State, key: str) -> State:
+    """Fix the safely fixable problems of one machine."""
+    return _repair(state, [row for row in state.checks if row.key == key])
+
+
+@action
+def fix_all(state: State) -> State:
+    """Fix the safely fixable problems of all machines."""
+    return _repair(state, state.checks)
+
+
+@action
+def send_packages(state: State) -> State:
+    """Install missing packages on all machines from copies on this computer, for machines without internet access."""
+    return _repair(state, state.checks, SENT)
+
+
+def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
+    keys = tuple(row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED)
+    if not keys or state.under_repair.issuperset(keys):
+        return state.noting("no problem there can be fixed from here")
+    return state.ordering(TaskKind.REPAIR, source, keys)
+
+
+# --------------------------------------------------------------------------------------------------- job and strategy
+
+
+@action
+def choose_profile(state: State, name: str) -> State:
+    """Choose another profile; options changed by the user are kept."""
+    return state.answering(profile=name)
+
+
+@action
+def set_option(state: State, name: str, text: str) -> State:
+    """Set an option of the profile, or ``model`` or ``dataset``, from text. Its default value undoes the change."""
+    text = " ".join(text.splitlines()).strip()
+    is_default = any(option.name == name and option.default == text for option in state.job.value.options)
+    others = tuple(pair for pair in state.answers.options if pair[0] != name)
+    return state.answering(options=others if is_default else (*others, (name, text)))
+
+
+@action
+def reset_option(state: State, name: str) -> State:
+    """Restore the profile's value of an option."""
+    return state.answering(options=tuple(pair for pair in state.answers.options if pair[0] != name))
+
+
+@action
+def choose_strategy(state: State, index: int) -> State:
+    """Choose the candidate plan with this index in the ranking."""
+    candidate = next((way for way in state.ways if way.index == index), None)
+    if candidate is None:
+        return state.noting("there is no such way to train")
+    if candidate.problem:
+        return state.noting(f"{candidate.choice.name}: {candidate.problem}")
+    return state.answering(strategy="" if candidate.recommended else candidate.identity)
+
+
+@action
+def set_interval(state: State, steps: int) -> State:
+    """Set the sync interval (H, in steps) of the chosen candidate plan; 0 restores the recommended one."""
+    if state.chosen is None or not state.chosen.periodic:
+        return state.noting("this strategy exchanges in every step")
+    return state.answering(interval=max(0, min(steps, _LONGEST_INTERVAL)))
+
+
+@action
+def set_preference(state: State, preference: str) -> State:
+    """Rank candidate plans by one of :data:`PREFERENCES`."""
+    if preference not in PREFERENCES:
+        return state.noting("choose fastest, closest-to-exact or least-traffic")
+    return state.answering(preference=preference, strategy="", interval=0)
+
+
+# ----------------------------------------------------------------------------------------------------- plan and launch
+
+
+@action
+def save_as(state: State, name: str) -> State:
+    """Set the name of the profile in which these choices are saved."""
+    return state.answering(save_as=name.strip())
+
+
+def _not_yet(state: State, consent: str) -> tuple[str, ...]:
+    """Return the reasons why the plan cannot be carried out.
+
+    Args:
+        consent: what the user typed.
+    """
+    if state.step is not Step.PLAN:
+        return ("there is no plan yet",)
+    open_ = state.plan.value.in_clear if consent.strip().casefold() != IN_CLEAR else ()
+    return (*blockers(state), *(f"not encrypted: {text}; nothing was started" for text in open_[:1]))
+
+
+@action
+def save_only(state: State, consent: str = "") -> State:
+    """Write the profile and its files without starting a run; ``consent`` as for :func:`confirm`."""
+    reasons = _not_yet(state, consent)
+    return state.noting(reasons[0]) if reasons else state.ordering(TaskKind.SAVE, inputs=state.plan.inputs)
+
+
+@action
+def confirm(state: State, consent: str = "", another: bool = False) -> State:
+    """Save the profile and start the run.
+
+    Args:
+        consent: :data:`IN_CLEAR`, required if the plan sends unencrypted training traffic.
+        another: start another run, even if one was already started from this plan.
+    """
+    if state.step is Step.PLAN and state.started and not another:
+        return _to(state, Step.LAUNCH)
+    reasons = _not_yet(state, consent)
+    if reasons:
+        return state.noting(reasons[0])
+    state = state.putting(TaskKind.LAUNCH, state_part=StatePart(LaunchProgress(), status=ItemStatus.WORKING))
+    return _to(state.ordering(TaskKind.LAUNCH), Step.LAUNCH)
+
+
+@action
+def drop(state: State, key: str) -> State:
+    """After a failed launch: exclude a machine and return to the Plan step, where the plan is made again."""
+    row = next((row for row in state.members if key in (row.key, row.name)), None)
+    if state.launch.status is not ItemStatus.FAILED or row is None:
+        return state.noting("machines can be dropped only after a launch has failed")
+    if len(state.members) == 1:
+        return state.noting("it is the only machine")
+    return _to(state.answering(skipped=(*state.answers.skipped, row.key)), Step.PLAN)

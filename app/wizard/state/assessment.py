@@ -1,0 +1,152 @@
+"""Assessments of domain records for display: a status, a short label, the cause of a problem and its fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from app.wizard.state.records import FINE, Access, AccessNeed, Assessment, ItemStatus
+from distributed.discovery.network_interfaces import PathKind, interface_kind
+from profiles.errors import counted
+from profiles.quantities import rate_text
+
+if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
+    from distributed.checks.findings import Finding
+    from distributed.measuring.link_figures import PairFigures
+    from distributed.ssh.access import AccessReport
+    from training.records.runs import RunSummary
+
+_LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
+INSTALLS = "f installs what is missing, into Muster's own folder there (about 1.6 GB without CUDA)"
+_ASYMMETRIC = 1.5
+"""Ratio of a link's faster to its slower direction above which a warning is shown."""
+_LOST = 0.01
+"""Share of retransmitted bytes above which a warning is shown."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- home
+
+_ENDINGS = {
+    "completed": ItemStatus.OK,
+    "cancelled": ItemStatus.STOPPED,
+    "failed": ItemStatus.FAILED,
+    "damaged": ItemStatus.FAILED,
+}
+
+
+def of_run(run: RunSummary) -> Assessment:
+    status = ItemStatus.WORKING if run.live else _ENDINGS.get(run.status, ItemStatus.WARNING)
+    fix = "check its folder, or remove it" if run.damage else ""
+    return Assessment(status=status, words=run.status, cause=run.damage, fix=fix)
+
+
+def started_text(run: RunSummary) -> str:
+    """Return when a run started, in local time."""
+    return run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else ""
+
+
+# ------------------------------------------------------------------------------------------------------ access, checks
+
+_CAUSES = {
+    "unknown_host_key": "new host key", "host_key_changed": "key changed", "port_closed": "port closed",
+    "name_unknown": "name unknown", "no_route": "no route", "timeout": "no answer", "not_ssh": "not SSH",
+    "stalled": "stalled", "user_refused": "user refused", "no_key_accepted": "no key", "password_only": "password only",
+    "password_refused": "wrong password", "no_shell": "no shell", "dropped": "dropped",
+}  # fmt: skip
+
+
+def of_report(report: AccessReport) -> Assessment:
+    """Assess the login to a machine; waiting for the user is a warning, not a failure."""
+    if report.ok:
+        return Assessment(status=ItemStatus.OK, words="ok")
+    need = Access("", report=report).need
+    status = ItemStatus.FAILED if need is AccessNeed.NOTHING else ItemStatus.WARNING
+    return Assessment(status=status, words=_CAUSES.get(report.cause, ""), cause=report.problem, fix=_fix(report, need))
+
+
+def _fix(report: AccessReport, need: AccessNeed) -> str:
+    host, _, port = report.where.rpartition(":")
+    if need is AccessNeed.PASSWORD:
+        destination = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"
+        return f"give its password once, to install a key (or install it yourself: ssh-copy-id {destination})"
+    if report.unknown_key is not None:
+        return f"compare on that machine: {report.unknown_key.compare_command}"
+    if report.cause == "host_key_changed" and not report.fix:
+        return f"if it was reinstalled: ssh-keygen -R {host}"
+    return report.fix
+
+
+def of_finding(finding: Finding) -> Assessment:
+    status = _LEVELS[finding.level]
+    return Assessment(status=status, cause=finding.seen if status is not ItemStatus.OK else "", fix=_fix_of(finding))
+
+
+def _fix_of(finding: Finding) -> str:
+    """Return the fix; for safe fixes the set-up's key binding, as the CLI command does not know machines typed here."""
+    return INSTALLS if finding.safe else finding.fix
+
+
+def of_findings(findings: Sequence[Finding]) -> Assessment:
+    """Assess a machine by its worst finding."""
+    problems = [finding for finding in findings if finding.level == "problem"]
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    worst = next(iter(problems or warnings), None)
+    if worst is None:
+        return Assessment(status=ItemStatus.OK, words="ready")
+    words = counted(len(problems), "problem") if problems else counted(len(warnings), "warning")
+    return Assessment(status=_LEVELS[worst.level], words=words, cause=worst.seen, fix=_fix_of(worst))
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+def of_pair(pair: PairFigures) -> Assessment:
+    """Assess the link between two machines."""
+    figures = pair.figures
+    if figures is None:
+        cause = pair.problem or "no connection between the two"
+        fix = "check firewalls between them; until then, their traffic is relayed"
+        return Assessment(status=ItemStatus.FAILED, words="no connection", cause=cause, fix=fix)
+    warnings = warnings_of(pair)
+    fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""
+    status = ItemStatus.WARNING if warnings else ItemStatus.OK
+    return Assessment(status=status, cause=warnings[0] if warnings else "", fix=fix)
+
+
+def of_pairs(pairs: Sequence[PairFigures]) -> Assessment:
+    """Assess all links together, without a cause: each link shows its own."""
+    weak = any(of_pair(pair).status is not ItemStatus.OK for pair in pairs)
+    return Assessment(status=ItemStatus.WARNING) if weak else FINE
+
+
+def path_of(pair: PairFigures) -> str:
+    """Return which network path was measured; empty without a connection."""
+    figures = pair.figures
+    if figures is None:
+        return ""
+    alternatives = f", the fastest of {len(figures.paths)} paths" if len(figures.paths) > 1 else ""
+    return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){alternatives}"
+
+
+def warnings_of(pair: PairFigures) -> list[str]:
+    """Return warnings about a link that is slower than it could be."""
+    figures = pair.figures
+    if figures is None:
+        return []
+    warnings = []
+    wireless = [n for n, on in ((pair.source, figures.wireless), (pair.target, figures.wireless_back)) if on]
+    if wireless:
+        warnings.append(f"Wi-Fi: {' and '.join(wireless)}")
+    slow, fast = sorted((figures.mbit, figures.mbit_back))
+    if fast > _ASYMMETRIC * slow:
+        warnings.append(f"asymmetric: {rate_text(fast)} one way, {rate_text(slow)} the other")
+    if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
+        warnings.append("goes through a VPN")
+    if figures.loses_large:
+        warnings.append("small packets pass, large ones are lost: give both ends the same MTU")
+    if pair.busy:
+        warnings.append(f"other traffic of {rate_text(figures.other_mbit)} at that time: measure again when it is idle")
+    lost = max(figures.loss, figures.loss_back)
+    if lost > _LOST:
+        warnings.append(f"{100 * lost:.1f} % was lost and sent again")
+    return warnings

@@ -1,0 +1,399 @@
+"""The control of one run: starts coordinator and workers, merges their events into the folder, reports the outcome.
+
+Nothing here imports torch: the process that watches a run stays small and starts at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, BinaryIO, Literal
+
+from profiles.errors import BadInput, ExitCode, counted
+from training.numerics.gradient_norms import GradientNorms
+from training.records.events import (
+    AnswerEvent,
+    ErrorEvent,
+    Event,
+    MemberEvent,
+    RequestEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    WarningEvent,
+)
+from training.records.plan import FinalStatus, MemberPlan, RunPlan
+from training.records.run_folder import RunFolder
+from training.run.intake import COORDINATOR, EventIntake
+from training.run.local_engine import LocalEngine, StartCoordinator
+from training.run.membership import Membership, WorkerHandle
+from training.run.orders import OrderAction
+from training.run.outcome import RunOutcome, RunTotals, write_end
+from training.run.processes import SubprocessWorker, Worker
+from training.run.simulated_process import SharedProcess
+from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
+from training.script.script_start import is_peer_loss
+
+StartWorker = Callable[[int, BinaryIO], Worker]
+
+
+class RunController:
+    """One run: its coordinator and workers, on this machine or, as the supervisor uses it, on others.
+
+    Args:
+        folder: the run folder, held by this process.
+        on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
+        start_worker: starts the process of a rank; default: ``python -m WORKER``.
+        listen: literal address of the coordinator.
+        more_metrics: called at the end for further entries of ``metrics.json``.
+        start_coordinator: starts the coordinator; default: a process of this machine.
+        worker: the module that a worker of this machine runs.
+        progress: follows the run's pace; default: a new :class:`ProgressMonitor`.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        folder: RunFolder,
+        on_event: Callable[[Event], None],
+        start_worker: StartWorker | None = None,
+        listen: str = "127.0.0.1",
+        more_metrics: Callable[[], dict[str, Any]] = dict,
+        start_coordinator: StartCoordinator | None = None,
+        worker: str = "training.workers.worker",
+        progress: ProgressMonitor | None = None,
+    ) -> None:
+        self.plan = plan
+        self._worker = "training.workers.script_worker" if plan.launch else worker
+        self._more_metrics = more_metrics
+        self.folder = folder
+        self._on_event = on_event
+        self._start_worker = start_worker or (self._shared() if plan.engine == "simulated" else self._start_subprocess)
+        self.members = Membership(plan)
+        self._intake = EventIntake(self.members, self._record, self._kill_invalid)
+        self._orders = OrderCoordinator(self.members)
+        self._progress = progress or ProgressMonitor()
+        self._engine = LocalEngine(
+            plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
+        )
+        self._has_begun = False
+        """Whether the first step could be taken: from then on a failure is the run's, not the input's."""
+        self._status = "starting"
+        self._first_error: ErrorEvent | None = None
+        self._late_error: ErrorEvent | None = None
+        """Error of a member that had trained to the end: its model may not have been saved."""
+        self._totals = RunTotals()
+        self._norms = GradientNorms()
+        self._stopping = Stopping(self.members, self._orders, self._progress)
+        self._address = ""
+        self._logs: list[BinaryIO] = []
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    def start(self) -> None:
+        """Start coordinator and workers.
+
+        Raises:
+            BadInput: the coordinator's port is taken.
+        """
+        for event in self.folder.events():  # of an earlier attempt, where the run is resumed
+            self._totals.note(event)
+            self._intake.note_earlier(event)
+            if isinstance(event, SnapshotEvent):
+                self._progress(event)
+        self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
+        try:
+            for member in self._present_members():
+                worker = self._start_worker(member.rank, self._log(member.name))
+                self.members.workers[member.rank] = WorkerHandle(worker)
+                self._intake.listen(member.rank, worker.lines())
+            self._address = self._engine.start()
+        except BaseException:
+            self.kill()
+            raise
+        for handle in self.members.workers.values():
+            handle.process.send({"address": self._address, "relay": self._engine.relay})
+
+    def _present_members(self) -> list[MemberPlan]:
+        """Return the members to start; record the absent ones as lost."""
+        for rank in self.plan.absent:
+            message = "it is not there, and the run goes on without it"
+            self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
+        return [member for member in self.plan.members if member.rank not in self.plan.absent]
+
+    def _shared(self) -> StartWorker:
+        member = self.plan.members[0]
+        return SharedProcess(self._worker, self._arguments(member.rank), self.plan.world_size, member.threads).start
+
+    def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
+        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.members[rank].threads, log)
+
+    def _arguments(self, rank: int) -> list[str]:
+        arguments = {
+            "--plan": self.folder.path / "plan.json",
+            "--rank": rank,
+            "--run-dir": self.folder.path,
+            "--secrets": self.folder.secrets,
+        }
+        return [str(item) for pair in arguments.items() for item in pair]
+
+    def _log(self, name: str) -> BinaryIO:
+        stream = self.folder.log_path(name).open("ab")
+        self._logs.append(stream)
+        return stream
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _record(self, event: Event) -> None:
+        written = self.folder.append(event)
+        self._totals.note(written)
+        self._on_event(written)
+
+    def wait(self) -> RunOutcome:
+        """Merge events until all workers have ended; write the end into the run folder."""
+        try:
+            while self.members.is_running():
+                source, line = self._intake.take()
+                if line is not None:
+                    self.take(source, line)
+                elif source >= 0:
+                    self.note_end(source)
+            return self.outcome()
+        finally:
+            self._intake.close()
+            self.kill()
+
+    def take(self, source: int, line: bytes) -> None:
+        """Merge a line of a member or of the coordinator, which is :data:`~training.run.intake.COORDINATOR`."""
+        event = None if source in self.members.lost else self._intake.event(source, line)
+        if event is not None and source != COORDINATOR:
+            event = self.members.workers[source].process.note_event(event)
+        if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
+            return
+        if isinstance(event, RequestEvent):
+            self.members.aware_members.get(event.machine, set()).add(source)
+            return
+        if isinstance(event, AnswerEvent):
+            return self._orders.receive_answer(source, event)
+        if isinstance(event, ErrorEvent):
+            event = self._with_cause(source, event)
+        if isinstance(event, ErrorEvent) and not self._stopping.reason and self._can_continue_without(source):
+            self._late_error = event if source in self.members.done else self._late_error
+            return self._continue_without(source, event.message, FAILED_GRACE)
+        if isinstance(event, MemberEvent) and not self._note_member(source, event):
+            return
+        if self._intake.should_log(source, event, len(line)):
+            self._record(event)
+        else:
+            self._totals.note(event)
+        self._progress(event)
+        if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
+            repeated = f"{counted(self._totals.given_up, 'step is', 'steps are')} repeated"
+            step = event.details["step"]
+            message = f"the newest snapshot that all machines have is of step {step}: {repeated}"
+            self._record(WarningEvent(message=message))
+        elif isinstance(event, StepEvent):
+            self.members.workers[source].step = event.step
+            for warning in self._norms.warnings(source, event, self.members.name):
+                self._record(warning)
+        elif isinstance(event, ErrorEvent):
+            self._note_error(source, event)
+
+    def _kill_invalid(self, rank: int, cause: str) -> None:
+        """Kill a member that writes invalid events, if the others can go on."""
+        if not self._stopping.reason and self._can_continue_without(rank):
+            self._continue_without(rank, cause, 0.0)
+
+    def _continue_without(self, rank: int, cause: str, grace: float) -> None:
+        """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
+        self.members.left.discard(rank)  # it may have left the coordinator before it reported why
+        self._note_loss(rank, cause)
+        self.members.detached.add(rank)
+        self._engine.ban(rank)
+        self._orders.look()
+        end = threading.Timer(grace, self.members.workers[rank].kill)
+        end.daemon = True
+        end.start()
+
+    def _note_status(self, event: RunEvent) -> bool:
+        """Record the run's status, which each member reports; return whether it is new."""
+        if event.status == self._status:
+            return False
+        self._status = event.status
+        self._has_begun = True
+        self.folder.begin(event.status)
+        return True
+
+    def _note_member(self, source: int, event: MemberEvent) -> bool:
+        """Record a change of a member; return whether it is new. After a stop, :meth:`note_end` records losses."""
+        if event.status == "lost" and event.member is not None and self._stopping.reason:
+            self.members.detached.add(event.member)
+            news = False
+        else:
+            news = self.members.note(source, event)
+        self._orders.look()
+        return news
+
+    def _with_cause(self, rank: int, event: ErrorEvent) -> ErrorEvent:
+        """Return the error of a script that only lost another rank, with the names of those that had ended before."""
+        early = [self.members.name(other) for other in sorted(self.members.done - {rank})]
+        if self.plan.launch is None or self._first_error is not None or not early or not is_peer_loss(event.traceback):
+            return event
+        message = f"{', '.join(early)} ended with exit code 0 while others still needed it; {event.message}"
+        hint = f"all ranks must end together; {event.hint}"
+        machine = event.machine and early[0]
+        return event.model_copy(update={"message": message, "hint": hint, "machine": machine})
+
+    def _note_error(self, rank: int, event: ErrorEvent) -> None:
+        self.members.workers[rank].error = event
+        if self._first_error is None and not self._stopping.reason:
+            self._first_error = event
+            self._stopping.end("another member failed", FAILED_GRACE)
+
+    def note_end(self, rank: int) -> None:
+        """Record that a member's process has ended."""
+        handle = self.members.workers[rank]
+        code = handle.exit_code = handle.process.exit_code()
+        self._stopping.note_end()
+        if code in (ExitCode.DONE, ExitCode.STOPPED) or handle.error is not None or rank in self.members.lost:
+            return
+        cause = handle.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        if self._stopping.reason:
+            return self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")
+        if self._can_continue_without(rank):
+            return self._note_loss(rank, cause)
+        name = self.members.name(rank)
+        message = f"{name} ended before its work was done ({cause})"
+        hint = f"see {self.folder.logs / (name + '.log')}"
+        if code == -signal.SIGKILL:
+            hint = f"the memory may have run out: a smaller batch_size or fewer workers need less; {hint}"
+        error = ErrorEvent(member=rank, message=message, hint=hint, machine=name)
+        self._record(error)
+        self._note_error(rank, error)
+
+    def _can_continue_without(self, rank: int) -> bool:
+        """Whether the run can do without a member: as long as another trains or has come to the end."""
+        return self._has_begun and self.plan.has_coordinator and self.members.can_continue_without(rank)
+
+    def _note_loss(self, rank: int, cause: str) -> None:
+        name = self.members.name(rank)
+        cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
+        self.members.lost.append(rank)
+        self._note_gone(rank, "lost", cause)
+        self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
+
+    def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> None:
+        if self.members.note_gone(rank):
+            self._record(MemberEvent(member=rank, status=status, name=self.members.name(rank), message=message))
+
+    # --------------------------------------------------------------------------------------------------------- stop
+
+    def request_stop(self, message: str) -> None:
+        """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it."""
+        if self.plan.launch is None:
+            self._stopping.stop(message, self._has_begun)
+        else:
+            self._stopping.end(message, SCRIPT_GRACE)
+
+    def command(self, action: OrderAction, on_done: Callable[[int], None] | None = None) -> None:
+        """Pause, resume, or write a snapshot after the same step on all members.
+
+        Args:
+            on_done: called with the step when all have done it.
+        """
+        if self.plan.launch is not None:
+            raise BadInput(f"a launched script cannot take the request '{action}'", "it can only be stopped")
+        self._intake.may_pause |= action == "pause"
+        self._orders.give(action, on_done)
+
+    # ------------------------------------------------------------------------------------------------- who takes part
+
+    def drop(self, ranks: Collection[int]) -> None:
+        """Ask members to leave at their next synchronisation point; the others go on. Joining members are killed.
+
+        Raises:
+            BadInput: they cannot leave, or no member would be left.
+        """
+        self.check_changeable()
+        if set(ranks) <= self.members.joining:
+            for rank in ranks:
+                self.members.workers[rank].process.signal(signal.SIGKILL)
+            return
+        self.members.mark_leaving(ranks)
+        for rank in ranks:
+            order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
+            self.members.workers[rank].process.send(order)
+
+    def expect(self, member: MemberPlan) -> None:
+        """Announce a new member to all; :meth:`admit` it when :meth:`Membership.unaware` is empty.
+
+        Raises:
+            BadInput: the run cannot take another member.
+        """
+        self.check_changeable()
+        self.members.announce(member)
+        self.members.send({"command": "expect", "member": member.model_dump(mode="json")})
+
+    def give_up(self, rank: int) -> None:
+        """Kill a worker that the coordinator has lost but that still runs; :meth:`admit` may follow."""
+        if self.members.is_ending(rank) and rank not in self.members.leaving:
+            self.members.workers[rank].process.signal(signal.SIGKILL)
+
+    def admit(self, rank: int) -> None:
+        """Start a worker for a member that was lost or has left; the others send it the joining state.
+
+        Raises:
+            BadInput: it already takes part, or no member can let it in.
+        """
+        self.check_changeable()
+        self.members.check_can_join(rank)
+        worker = self._start_worker(rank, self._log(self.members.name(rank)))
+        try:
+            self.members.add_worker(rank, worker)
+        except BadInput:
+            worker.signal(signal.SIGKILL)
+            raise
+        self._engine.admit(rank)
+        self._intake.listen(rank, worker.lines())
+        worker.send({"address": self._address, "relay": self._engine.relay})
+
+    def check_changeable(self) -> None:
+        """Raise ``BadInput`` if members can neither leave nor join."""
+        self.members.check_changeable()
+        if not self._has_begun or self._stopping.reason:
+            raise BadInput(
+                "the run is about to end" if self._stopping.reason else "the run has not started training yet"
+            )
+
+    def kill(self) -> None:
+        """End every process of the run at once. Idempotent."""
+        self._stopping.over()
+        self.members.kill()
+        self._engine.stop()
+        for stream in self._logs:
+            stream.close()
+        self._logs = []
+
+    # ---------------------------------------------------------------------------------------------------------- end
+
+    def outcome(self) -> RunOutcome:
+        """Return the outcome of the run, and write it into its folder."""
+        error = self._first_error or (None if self.folder.model.is_dir() else self._late_error)
+        status: FinalStatus
+        if error is not None:
+            unusable = error.exit_code == ExitCode.BAD_INPUT and not self._has_begun  # later it is the run's failure
+            code = ExitCode.BAD_INPUT if unusable else ExitCode.RUN_FAILED
+            status, message, hint = "failed", error.message, error.hint
+        elif self._stopping.reason and not self.members.all_done():
+            status, code, hint = "cancelled", ExitCode.STOPPED, ""
+            summary = self._progress.summary if self.plan.launch is None else self._stopping.reason
+            message = "; ".join([summary, *self.members.error_messages])
+        else:
+            status, code, message, hint = "completed", ExitCode.DONE, "", ""
+        metrics = write_end(self.folder, self._record, status, code, message, self._metrics)
+        return RunOutcome(status, self.folder.path, metrics, code, message, hint)
+
+    def _metrics(self) -> dict[str, Any]:
+        stop_metrics = self._progress.metrics if self._stopping.reason else {}
+        return {**self._totals.figures(), "lost_members": self.members.lost, **stop_metrics, **self._more_metrics()}

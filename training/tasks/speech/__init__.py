@@ -1,0 +1,1 @@
+"""Recordings and their transcripts: tables, patches, decoding; a data set for speech models."""

@@ -1,0 +1,1 @@
+"""Language models: texts, conversations, packing, generation."""

@@ -1,0 +1,1 @@
+"""Which transcripts a model doubts, and transcripts that a model writes."""
