@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("profiles", "training", "distributed", "app")
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400
+MOST_FILES = 12
+MANY = ("training/strategies",)
+"""Folders with more: every strategy is a file there."""
 
 
 def _sources() -> list[Path]:
@@ -36,6 +40,11 @@ def test_sizes() -> None:
             if length > LONGEST_FUNCTION:
                 too_long[f"{file}: {function.name}"] = length
     assert too_long == {}
+
+
+def test_few_files_lie_directly_in_a_folder() -> None:
+    files = Counter(str(path.parent.relative_to(ROOT)) for path in _sources() if path.name != "__init__.py")
+    assert {folder: number for folder, number in files.items() if number > MOST_FILES and folder not in MANY} == {}
 
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
