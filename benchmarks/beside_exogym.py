@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from exogym_side import Digits, Language, Rows, Windows
 
-from training.api import LocalTrainer
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
+from training.local_trainer import LocalTrainer
 from training.numerics.schedule import learning_rate_at
 from training.records.events import Event, StepEvent
 

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from training.exchange.codecs import all_finite, chunk_bounds, codec_by_name
-from training.strategies.parts.outer import Nesterov
+from training.strategies.parts.outer_optimizers import Nesterov
 from training.strategies.weights import differences, weight_hash
 
 Way = Callable[[], object]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from distributed.planning.simulated import ClusterClock, Groups, Machines
 from profiles.files.resolve import profile_from_options
-from training.api import LocalTrainer
+from training.local_trainer import LocalTrainer
 from training.records.events import EvaluationEvent, Event, MemberEvent, StepEvent
 from training.run.local_plan import plan_local_run
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
-from training.api import ObjectTrainer
+from training.local_trainer import ObjectTrainer
 from training.records.event_log import follow_events
 from training.records.events import ErrorEvent, Event
 from training.records.plan import JOB_FACTORY, RunPlan
@@ -52,7 +52,7 @@ class NetworkTrainer(ObjectTrainer):
 
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: as
-            :class:`training.api.ObjectTrainer`; objects other than text are defined at a module's top level.
+            :class:`training.local_trainer.ObjectTrainer`; objects other than text are defined at a module's top level.
         hosts: the hosts file.
         trust_new: accept the host keys of unknown machines.
     """

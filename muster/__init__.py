@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed.network_trainer import NetworkTrainer
     from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed, StoppedByUser
-    from training.api import LocalTrainer
+    from training.local_trainer import LocalTrainer
     from training.strategies.base import Strategy
     from training.tasks.base import Task
     from training.tasks.custom import CustomJob
 
 _MODULES = {
-    "LocalTrainer": "training.api",
+    "LocalTrainer": "training.local_trainer",
     "NetworkTrainer": "distributed.network_trainer",
     "CustomJob": "training.tasks.custom",
     "Strategy": "training.strategies.base",

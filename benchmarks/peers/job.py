@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from profiles.files.resolve import load_profile
 from training.data.batches import BatchSource, Samples
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
 from training.exchange.base import SoloExchange
 from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator

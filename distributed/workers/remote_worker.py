@@ -373,7 +373,7 @@ class RemoteWorker:
 
 @dataclass(eq=False)
 class RemoteCoordinator(RemoteWorker):
-    """The coordinator of a run on another machine: a :class:`training.run.local_engine.CoordinatorHandle`."""
+    """The coordinator of a run on another machine: a :class:`training.run.meeting_point.CoordinatorHandle`."""
 
     note: Callable[[Event], object] = lambda event: None
     """Called with events about the connection, which are not the coordinator's own."""

@@ -174,7 +174,7 @@ def test_what_travels_with_a_package_or_a_file(tmp_path: Path, monkeypatch: pyte
 
     assert names("pack.deep.a") == ["pack/__init__.py", "pack/deep/a.py"]
     assert names("d") == names(f"{tmp_path}/d.py") == ["d.py", "pack/__init__.py", "pack/deep/a.py"]
-    assert names("torch.nn") == names("training.data.data") == names("json") == []
+    assert names("torch.nn") == names("training.data.sample_order") == names("json") == []
 
 
 def test_a_folder_full_of_python_is_refused(tmp_path: Path) -> None:

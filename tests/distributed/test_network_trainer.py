@@ -26,7 +26,7 @@ from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
-from training.api import LocalTrainer
+from training.local_trainer import LocalTrainer
 from training.records.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run

@@ -20,7 +20,7 @@ from tests.training.toy_task import toy_plan
 from training.records.events import ErrorEvent, SnapshotEvent
 from training.records.run_folder import RunFolder
 from training.run.outcome import NOT_THIS_RUN
-from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 
 
 def _snapshot(step: int, member: int = 0) -> SnapshotEvent:

@@ -19,7 +19,7 @@ from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
-from training.exchange.mean.owners import MeanReduction, SharedMean, share_bounds
+from training.exchange.mean.owners import OneRoundMean, OwnedMean, share_bounds
 from training.exchange.residuals import MeanResiduals
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def means(
         for vector, weight, flag in zip(vectors, weights, flags or [b""] * len(vectors))
     ]
     if shares is None:
-        shared = [SharedMean(mesh, one, left, mesh.members) for mesh, one, left in zip(three, own, kept)]
+        shared = [OneRoundMean(mesh, one, left, mesh.members) for mesh, one, left in zip(three, own, kept)]
         number = three[0].started + 1
         for operation in [
             mesh.gather(one.message, one.buffers, one.note_received, None, number).submit()
@@ -67,7 +67,7 @@ def means(
         ]:
             operation.wait(PATIENCE)
         return [one.complete(one.outcome()) for one in shared]
-    reductions = [MeanReduction(mesh, one, left, shares) for mesh, one, left in zip(three, own, kept)]
+    reductions = [OwnedMean(mesh, one, left, shares) for mesh, one, left in zip(three, own, kept)]
     for operation in [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]:
         operation.wait(PATIENCE)
     return [reduction.complete(reduction.outcome()) for reduction in reductions]
@@ -138,7 +138,7 @@ def test_a_member_that_lies_about_its_numbers_is_left_out_by_the_owner(three: li
     vectors = [values_of(rank, 90_000) for rank in range(3)]
     kept = [MeanResiduals() for _ in three]
     own = [Contribution("name:1", vector.clone(), 1.0, codec_by_name("fp32")).checked() for vector in vectors]
-    reductions = [MeanReduction(mesh, own[r], kept[r], EQUAL) for r, mesh in enumerate(three)]
+    reductions = [OwnedMean(mesh, own[r], kept[r], EQUAL) for r, mesh in enumerate(three)]
     own[2].values[5] = float("inf")  # in the share of member 0, after it was looked at
     for operation in [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]:
         operation.wait(PATIENCE)
@@ -185,7 +185,7 @@ def test_a_member_at_another_exchange_is_found_out(three: list[Mesh], tmp_path: 
     vectors = [values_of(rank, 50_000) for rank in range(2)]
     operations = [
         mesh.reduce(
-            MeanReduction(
+            OwnedMean(
                 mesh,
                 Contribution(f"name:{rank}", vectors[rank], 1.0, codec_by_name("fp32")).checked(),
                 MeanResiduals(),
@@ -210,7 +210,7 @@ def test_the_vector_that_was_given_is_not_touched(three: list[Mesh]) -> None:
 
 def test_whose_contribution_cannot_be_is_named_on_whichever_link_that_is_found(three: list[Mesh]) -> None:
     own = Contribution("name:1", values_of(0, 90_000), 1.0, codec_by_name("fp32"))
-    reduction = MeanReduction(three[0], own, MeanResiduals(), EQUAL)
+    reduction = OwnedMean(three[0], own, MeanResiduals(), EQUAL)
     sizes = {1: 3, 2: len(reduction.contribution_buffer(2, 0))}
     reduction.contribution_buffer(1, 0)
     with pytest.raises(PeerLost, match="are too few") as raised:

@@ -18,7 +18,7 @@ from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
-from training.api import failure_of
+from training.local_trainer import failure_of
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder, remove_run_folder, remove_unused

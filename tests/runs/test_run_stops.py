@@ -16,7 +16,7 @@ from profiles.errors import ExitCode
 from tests.runs.run_stage import Script, Stage
 from tests.waiting import until
 from training.records.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
-from training.run.local_engine import LocalEngine, StartCoordinator
+from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.stopping import ProgressMonitor
 
 
@@ -145,7 +145,7 @@ def test_a_coordinator_that_dies_at_the_end_of_a_run_is_not_started_again(stage:
         started[-1].stop()
         return started[-1]
 
-    engine = LocalEngine(stage.run.plan, stage.folder, lambda name: io.BytesIO(), said.append, start_coordinator=start)
+    engine = MeetingPoint(stage.run.plan, stage.folder, lambda name: io.BytesIO(), said.append, start_coordinator=start)
     engine.start()
     assert b"is started again" in next(said[0])
     engine.stop()
@@ -227,7 +227,7 @@ class Log(io.BytesIO):
 def coordinator_lines(stage: Stage, start: StartCoordinator) -> Iterator[bytes]:
     """Start an engine with such coordinators; return what it says of them."""
     said: list[Iterator[bytes]] = []
-    LocalEngine(stage.run.plan, stage.folder, lambda name: Log(), said.append, start_coordinator=start).start()
+    MeetingPoint(stage.run.plan, stage.folder, lambda name: Log(), said.append, start_coordinator=start).start()
     return said[0]
 
 

@@ -15,9 +15,9 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
-from training.api import LocalTrainer
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
+from training.local_trainer import LocalTrainer
 from training.optimization.optimizers import build_optimizer
 from training.records.events import Event, StepEvent
 from training.strategies.allreduce import AllReduce

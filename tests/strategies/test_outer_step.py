@@ -15,7 +15,7 @@ from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from training.strategies.costs import RunSpec, Start, SyncSchedule
 from training.strategies.diloco import DiLoCo
-from training.strategies.parts.outer import Nesterov, OuterOptions
+from training.strategies.parts.outer_optimizers import Nesterov, OuterOptions
 from training.strategies.registry import cost_model
 
 Torchs = type[torch.optim.Optimizer]

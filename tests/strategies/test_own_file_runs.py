@@ -12,7 +12,7 @@ import torch
 from stand_ins import Half
 from torch import nn
 
-from training.api import LocalTrainer
+from training.local_trainer import LocalTrainer
 from training.records.events import Event, SyncEvent, from_line
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from tests.training.memory_exchange import RoomExchange
 from training.strategies.base import Strategy
 from training.strategies.costs import Compute, RunSpec, SyncSchedule
 from training.strategies.parts.fragments import fragments_of, size_of
-from training.strategies.parts.outer import OuterOptions
 from training.strategies.parts.outer_costs import OuterCosts
+from training.strategies.parts.outer_optimizers import OuterOptions
 from training.strategies.parts.rda import same_norm
 from training.strategies.registry import cost_model
 from training.strategies.streaming_diloco import StreamingCosts, StreamingDiLoCo, StreamingOptions

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from profiles.errors import BadInput, RunFailed
-from training.api import LocalTrainer
 from training.hardware.device import move
+from training.local_trainer import LocalTrainer
 from training.tasks.custom import check_data
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])

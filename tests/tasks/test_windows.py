@@ -20,7 +20,7 @@ from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
 from training.data.batches import BatchSource, Samples
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
 from training.tasks.whisper.encoder import encode_window
 from training.tasks.whisper.features import Windows
 from training.tasks.whisper.task import WhisperTask

@@ -12,7 +12,7 @@ import torch
 from toy_task import ToyTask
 
 from training.data.batches import BatchSource, Samples
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
 from training.hardware.device import pin
 from training.tasks.base import Batch
 

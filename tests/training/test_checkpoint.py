@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from profiles.errors import BadInput, RunFailed
 from training.numerics.randomness import restore_rng, rng_state
-from training.snapshots.checkpoint import (
+from training.snapshots.snapshot_store import (
     DamagedSnapshot,
     Snapshot,
     SnapshotStore,
@@ -178,7 +178,7 @@ def test_a_snapshot_of_another_plan_is_bad_input(store: SnapshotStore) -> None:
 KILLED = """
 import itertools, sys, torch
 from pathlib import Path
-from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 from training.snapshots.snapshot_writer import SnapshotWriter
 folder, in_background = Path(sys.argv[1]), sys.argv[2] == "beside"
 tell = lambda event: print(event.step, flush=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.data.data import (
+from training.data.sample_order import (
     Cursor,
     SampleSchedule,
     apportion,

@@ -20,9 +20,9 @@ from toy_task import ToyTask, toy_plan
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
 from profiles.schema import DataSettings
-from training.api import LocalTrainer
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
 from training.exchange.base import SoloExchange
+from training.local_trainer import LocalTrainer
 from training.loop.local_data import LocalSchedule, schedule_for
 from training.loop.train_member import prepare_data
 from training.loop.trainer import Trainer

@@ -23,7 +23,7 @@ from profiles.schema import Profile
 from tests.distributed.muster_runs import JOB
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.api import OBJECTS, LocalTrainer, write_objects
+from training.local_trainer import OBJECTS, LocalTrainer, write_objects
 from training.records.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
@@ -324,7 +324,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script" / "script.py"
     script.parent.mkdir()
     script.write_text(
-        "import torch\nfrom training.api import LocalTrainer\ndata = [(torch.ones(2), torch.ones(1))] * 4\n"
+        "import torch\nfrom training.local_trainer import LocalTrainer\ndata = [(torch.ones(2), torch.ones(1))] * 4\n"
         "LocalTrainer(torch.nn.Linear(2, 1), data, loss=torch.nn.functional.mse_loss, workers=1).fit(max_steps=1)\n"
     )
     where = {**os.environ, "PYTHONPATH": str(SPIRALS.parents[2])}

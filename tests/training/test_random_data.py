@@ -14,7 +14,7 @@ from test_trainer import losses, train
 from toy_task import ToyTask, toy_plan
 
 from training.data.batches import BatchSource, Samples
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
 from training.numerics import randomness
 from training.numerics.randomness import Closed, Turns
 from training.run.orders import Command, Control

@@ -26,8 +26,8 @@ from tests.waiting import until
 from training.data import batches as batches_module
 from training.data import reading
 from training.data.batches import BatchSource, Samples
-from training.data.data import Cursor, SampleSchedule
 from training.data.reading import batch_source
+from training.data.sample_order import Cursor, SampleSchedule
 from training.records.events import StepEvent
 from training.records.plan import RunPlan
 from training.run.orders import Command, Control
@@ -59,7 +59,7 @@ class Pairs:
 def told(event):
     if event.kind in ("warning", "error"): print(event.message)
 if __name__ == "__main__":
-    from training.api import LocalTrainer
+    from training.local_trainer import LocalTrainer
     fitted = dict(loss=nn.functional.mse_loss, output_dir=sys.argv[1], workers=1, on_event=told)
     LocalTrainer(nn.Linear(4, 1), Pairs(), **fitted).fit(max_steps=3, batch_size=4, data_workers=2)
 """

@@ -18,7 +18,7 @@ from training.exchange.base import SoloExchange
 from training.loop.position import EarlyStopping, Position
 from training.loop.resuming import Agreed, agree_on_snapshot
 from training.records.plan import RunPlan, read_plan
-from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.training.turns import in_turns
-from training.api import LocalTrainer
 from training.exchange.codecs import codec_by_name
+from training.local_trainer import LocalTrainer
 from training.records.events import ErrorEvent, Event, RunEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run

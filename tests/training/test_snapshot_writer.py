@@ -22,8 +22,9 @@ from training.loop.state import check_finite
 from training.loop.trainer import Trainer
 from training.records.events import Event, MemberEvent, SnapshotEvent, StepEvent
 from training.run.orders import Command, Control
-from training.snapshots import checkpoint, tensor_file
-from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots import snapshot_store as checkpoint
+from training.snapshots import tensor_file
+from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 from training.snapshots.snapshot_writer import SnapshotWriter
 from training.snapshots.tensor_file import DTYPES, HostCopy, TensorFile
 

@@ -20,8 +20,8 @@ from profiles.declarations import OptionError
 from profiles.errors import BadInput, ExitCode
 from profiles.schema import DataSettings, Profile
 from profiles.split import DataSplit, split_of
-from training.data.data import Cursor, SampleSchedule
-from training.data.split import SplitSchedule, deal_samples, schedule_of
+from training.data.partitions import SplitSchedule, deal_samples, schedule_of
+from training.data.sample_order import Cursor, SampleSchedule
 from training.records.events import StepEvent
 from training.records.plan import RunPlan
 from training.run.orders import Command, Control

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from profiles.errors import MusterError, RunFailed, counted, where_it_failed
-from training.data.data import Cursor
-from training.data.split import Schedule
+from training.data.partitions import Schedule
+from training.data.sample_order import Cursor
 from training.exchange.staging import is_asynchronous
 from training.hardware.device import is_out_of_memory, pin
 from training.numerics.randomness import Turns, batch_key, evaluation_key, preserved_generators, sample_key, seed_with

@@ -23,7 +23,7 @@ import torch.multiprocessing
 
 from profiles.errors import RunFailed, where_it_failed
 from training.data.batches import BatchSource, ReadBatch, Samples
-from training.data.split import Schedule
+from training.data.partitions import Schedule
 from training.hardware.resources import whole_cores
 from training.records.plan import RunPlan
 from training.tasks.base import Task

@@ -16,7 +16,7 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.optimisation import EvaluationSettings
 from training.data.batches import Samples
-from training.data.data import evaluation_slice
+from training.data.sample_order import evaluation_slice
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
 from training.hardware.device import Precision, evaluating, is_out_of_memory, move, release_memory, sample_too_large

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from profiles.errors import BadInput, counted
-from training.data.data import Cursor, SampleSchedule, evaluation_slice
-from training.data.split import Schedule, SplitSchedule, schedule_of, stream_seed
+from training.data.partitions import Schedule, SplitSchedule, schedule_of, stream_seed
+from training.data.sample_order import Cursor, SampleSchedule, evaluation_slice
 from training.exchange.base import Exchange, JoiningState
 from training.loop.data_fingerprint import BROUGHT_BACK
 from training.records.bounded_fields import Count

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.data.data import Cursor
+from training.data.sample_order import Cursor
 from training.loop.state import persistent_buffers, prefixed, tensors_under
 
 _BEST = "best"

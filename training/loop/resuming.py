@@ -23,7 +23,7 @@ from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.loop.position import MOST_ATTEMPTS
 from training.records.bounded_fields import Count, Rank, Step, Text
 from training.run.outcome import NOT_THIS_RUN
-from training.snapshots.checkpoint import OTHER_SETTINGS, SnapshotStore
+from training.snapshots.snapshot_store import OTHER_SETTINGS, SnapshotStore
 
 _STATE = "resume/state"
 """Name of the broadcast, in which all members take part."""

@@ -35,7 +35,7 @@ from training.loop.state import (
 from training.loop.update import StepFigures, Update
 from training.model.model_building import build_model
 from training.model.saved_model import save_copy, save_model
-from training.numerics.compression import Compression
+from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
 from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.optimization.backward import Backward, refuse_loss
@@ -43,7 +43,7 @@ from training.optimization.optimizers import build_optimizer, plain_steps, set_l
 from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
-from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 from training.snapshots.snapshot_writer import SnapshotWriter
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
@@ -102,7 +102,7 @@ class Trainer:
         seed_everything(self.settings.seed)
         self.model: nn.Module = build_model(self.task, self.profile.model, self.precision)
         self.parameters = trainable(self.model)
-        self.compression = Compression(self.parameters, self.exchange)
+        self.compression = CompressionRatio(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))
         strategy = load_user_strategy(self.profile.strategy)
         kind = strategy_class(strategy.strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.data.batches import StepBatches
-from training.data.data import SampleSchedule
+from training.data.sample_order import SampleSchedule
 from training.loop.trainer import Trainer
 from training.records.events import SyncEvent
 from training.records.plan import RunPlan

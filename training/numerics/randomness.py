@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 _SAMPLE, _BATCH, _EVALUATION = range(2, 5)
-"""Tags that keep the random streams of one seed apart, beside those of :mod:`training.data.data`."""
+"""Tags that keep the random streams of one seed apart, beside those of :mod:`training.data.sample_order`."""
 
 
 def sample_key(seed: int, epoch: int, index: int) -> tuple[int, ...]:

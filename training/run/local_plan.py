@@ -8,7 +8,7 @@ from collections.abc import Callable
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
 from profiles.split import split_of
-from training.data.data import shares_to_batch_sizes
+from training.data.sample_order import shares_to_batch_sizes
 from training.hardware.resources import count_gpus, whole_cores
 from training.records.plan import JOB_FACTORY, MemberPlan, RunPlan
 from training.records.run_folder import new_run_id

@@ -11,7 +11,7 @@ from typing import Any
 from profiles.errors import BadInput, ExitCode
 from training.records.events import ErrorEvent, MemberEvent
 from training.records.plan import MemberPlan, RunPlan
-from training.run.local_engine import SPARE
+from training.run.meeting_point import SPARE
 from training.run.processes import Worker
 
 _ANOTHER = "stop the run and start it again with the machines that you want"

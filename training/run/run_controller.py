@@ -26,7 +26,7 @@ from training.records.events import (
 from training.records.plan import FinalStatus, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.intake import COORDINATOR, EventIntake
-from training.run.local_engine import LocalEngine, StartCoordinator
+from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.membership import Membership, WorkerHandle
 from training.run.orders import OrderAction
 from training.run.outcome import RunOutcome, RunTotals, write_end
@@ -74,7 +74,7 @@ class RunController:
         self._intake = EventIntake(self.members, self._record, self._kill_invalid)
         self._orders = OrderCoordinator(self.members)
         self._progress = progress or ProgressMonitor()
-        self._engine = LocalEngine(
+        self._engine = MeetingPoint(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )
         self._has_begun = False

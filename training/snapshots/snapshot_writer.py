@@ -20,7 +20,7 @@ import torch
 from profiles.errors import RunFailed
 from training.hardware.resources import free_memory
 from training.records.events import Emit, SnapshotEvent
-from training.snapshots.checkpoint import Snapshot, SnapshotStore
+from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 from training.snapshots.tensor_file import HostCopy, TensorFile
 
 

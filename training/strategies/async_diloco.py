@@ -48,8 +48,8 @@ from training.strategies.async_work import DelayedNesterov, WorkAssignment, Work
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Learning, RunSpec, Start, SyncSchedule
 from training.strategies.parts.delta_rounds import DeltaTransport, Rounds, Stopwatch, parse_speed
-from training.strategies.parts.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.parts.outer_costs import IntervalCosts, diloco_learning
+from training.strategies.parts.outer_optimizers import OuterOptions, momentum_option, rate_option
 from training.strategies.registry import register
 from training.strategies.weights import (
     broadcast_from,

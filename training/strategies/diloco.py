@@ -19,7 +19,7 @@ Failures: a member that is lost, late or not finite does not stop the others. Th
 in time; a late delta is added to that member's next one; weights that are not finite are replaced by the anchor.
 
 Read on in :mod:`training.strategies.parts.outer_fragment` (the anchor, the pseudo-gradient, the merge of one round) and
-:mod:`training.strategies.parts.outer` (the outer optimizers).
+:mod:`training.strategies.parts.outer_optimizers` (the outer optimizers).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from training.lazy import nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import StrategyContext
 from training.strategies.costs import SyncSchedule
-from training.strategies.parts.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
 from training.strategies.parts.outer_costs import OuterCosts
 from training.strategies.parts.outer_fragment import FragmentSpec, OuterFragment
+from training.strategies.parts.outer_optimizers import OuterOptimizer, OuterOptions, momentum_option, rate_option
 from training.strategies.parts.outer_strategy import OuterStrategy
 from training.strategies.registry import register
 

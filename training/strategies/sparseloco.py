@@ -37,9 +37,9 @@ from training.lazy import nn, torch
 from training.strategies.base import FEEDS_BACK_ITSELF, StrategyContext
 from training.strategies.costs import INTERVALS, ONLY_TEXTS, Learning, RunSpec, SyncSchedule, intervals
 from training.strategies.diloco import DiLoCo
-from training.strategies.parts.outer import OuterOptimizer, OuterOptions
 from training.strategies.parts.outer_costs import OuterCosts
 from training.strategies.parts.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
+from training.strategies.parts.outer_optimizers import OuterOptimizer, OuterOptions
 from training.strategies.registry import register
 
 FEWEST_ROUNDS = 100

@@ -34,9 +34,9 @@ from training.strategies.base import StrategyContext
 from training.strategies.costs import Compute, Learning, RunSpec, SyncSchedule
 from training.strategies.diloco import DiLoCo
 from training.strategies.parts.fragments import Piece, fragments_of
-from training.strategies.parts.outer import OuterOptimizer, OuterOptions
 from training.strategies.parts.outer_costs import OVERLAP, OuterCosts
 from training.strategies.parts.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
+from training.strategies.parts.outer_optimizers import OuterOptimizer, OuterOptions
 from training.strategies.parts.rda import RadialDirectional
 from training.strategies.registry import register
 from training.strategies.weights import differences

@@ -53,9 +53,9 @@ from training.strategies.weights import flatten, unflatten_into
 
 if TYPE_CHECKING:
     from training.exchange import payloads
-    from training.snapshots import checkpoint
+    from training.snapshots import snapshot_store as checkpoint
 else:
-    checkpoint, payloads = lazy("training.snapshots.checkpoint"), lazy("training.exchange.payloads")
+    checkpoint, payloads = lazy("training.snapshots.snapshot_store"), lazy("training.exchange.payloads")
 
 _MAX_IN_FLIGHT = 4
 """Pieces that are in flight at the same time."""

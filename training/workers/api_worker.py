@@ -1,4 +1,4 @@
-"""Process entry of a worker of :class:`training.api.LocalTrainer`: :mod:`training.workers.worker` with Python objects.
+"""Process entry of a worker of :class:`training.local_trainer.LocalTrainer`, with objects of the caller.
 
 The objects are pickled, as for any child of ``multiprocessing``, which knows how to find the classes of the caller's
 script.
@@ -11,7 +11,7 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.api import CALLER, OBJECTS
+from training.local_trainer import CALLER, OBJECTS
 from training.records.plan import RunPlan
 from training.workers.worker import leave, main
 

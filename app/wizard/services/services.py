@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from training.records import runs as run_list
 else:  # loaded on first use: most load SSH, which the first screen does without
     discovery_watch, forecasting, job_view, launching, machines, plan = (
-        lazy(f"app.wizard.{name}")
+        lazy(f"app.wizard.services.{name}")
         for name in ("discovery_watch", "forecasting", "job_view", "launching", "machines", "plan")
     )
     hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")

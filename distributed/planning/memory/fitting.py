@@ -28,7 +28,7 @@ from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
 from profiles.schema import FITTED, Profile
-from training.data.data import shares_to_batch_sizes
+from training.data.sample_order import shares_to_batch_sizes
 
 _GB = 2**30
 _ADAPTERS_RATE = 10.0

@@ -226,14 +226,14 @@ class GroupMembership:
         """Make one transition that the members' reports allow; return whether there was one."""
         if not self.started:
             return self._begin()
-        if self._resuming_until is not None and not self._resumed():
+        if self._resuming_until is not None and not self._finish_resuming():
             return False
         too_far_behind = verdicts.too_far_behind(self._in_role("live"), self._in_role("late"))
         if self._drop_all(too_far_behind, may_return=True) or self._drop_all(self._unsuitable()) or self._order_state():
             return True
         if self.form is None:
             return self._form_next()
-        if not self._is_over(self.form):
+        if not self._end_mesh_if_needed(self.form):
             return False
         self.form, self._given_up_since = None, self._now
         return True
@@ -245,8 +245,8 @@ class GroupMembership:
         self._new_epoch([member for _, member in sorted(self.members.items())])
         return True
 
-    def _resumed(self) -> bool:
-        """Whether all members of the mesh are back, or the time for that is over."""
+    def _finish_resuming(self) -> bool:
+        """Resume once all members of the mesh are back, or the time for that is over; return whether it resumed."""
         live = self._in_role("live")
         expected = {rank for member in live for rank in member.report.members}
         if expected - set(self.members) and self._now < (self._resuming_until or 0.0):
@@ -255,8 +255,8 @@ class GroupMembership:
         self._drop_all(verdicts.left_behind(live), may_return=True)
         return True
 
-    def _is_over(self, form: MeshStart) -> bool:
-        """Whether the mesh under way must end."""
+    def _end_mesh_if_needed(self, form: MeshStart) -> bool:
+        """Judge the reports, and end the mesh under way where it cannot go on; return whether it ended."""
         present = [member for member in self._in_role("live") if member.rank in form.peers]
         broken = [member for member in present if member.report.epoch == self.epoch and not member.report.up]
         if broken:

@@ -32,7 +32,7 @@ from training.exchange.mean.outcomes import (
     description_crc,
     gather_buffer,
 )
-from training.exchange.mean.owners import MeanReduction, SharedMean, shares_of, takes_one_round
+from training.exchange.mean.owners import OneRoundMean, OwnedMean, shares_of, takes_one_round
 from training.exchange.mean.reduction import BufferPool
 from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.residuals import MeanResiduals
@@ -199,16 +199,16 @@ class MeshMean(MeshOperation[MeanResult]):
         self._device = values.device
         self._residuals = residuals
         self._shares = shares
-        self._reduction: MeanReduction | SharedMean | None = None
+        self._reduction: OwnedMean | OneRoundMean | None = None
         super().__init__(number, name, describe_operation("mean", name, contribution), meter, contribution.group)
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         members = self.members(mesh)
         if takes_one_round(self.contribution, len(members)):
-            self._reduction = shared = SharedMean(mesh, self.contribution, self._residuals, members)
+            self._reduction = shared = OneRoundMean(mesh, self.contribution, self._residuals, members)
             return mesh.gather(shared.message, shared.buffers, shared.note_received, on_done, self.number, _ONE_ROUND)
         shares = shares_of(self._shares, members)
-        self._reduction = reduction = MeanReduction(mesh, self.contribution, self._residuals, shares)
+        self._reduction = reduction = OwnedMean(mesh, self.contribution, self._residuals, shares)
         return mesh.prepare(reduction, on_done, number=self.number)
 
     def complete(self) -> OperationResult:

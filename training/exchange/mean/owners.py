@@ -9,7 +9,7 @@ choice of shares, including a single owner of everything (a star). What the owne
 Weight, flags and whether the values are finite follow the first piece. An owner that finds non-finite values leaves
 them out and names their sender to all.
 
-A small vector is averaged in one round instead (:class:`SharedMean`): the same arithmetic, the same bits.
+A small vector is averaged in one round instead (:class:`OneRoundMean`): the same arithmetic, the same bits.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _ContributionMetadata:
     flags: bytes
 
 
-class _Average:
+class _MeanBase:
     """Contributions to a mean of some members of a mesh, and its outcome.
 
     Until the mean is final, the contribution and the residuals stay as they are, so that it can be repeated on another
@@ -99,9 +99,10 @@ class _Average:
         self.peers = [rank for rank in self.members if rank != mesh.rank]
         self._pending_residuals: dict[int, torch.Tensor] = {}
         self._description = describe_operation("mean", contribution.name, contribution)
-        self._seal = description_crc(self._description)
+        self._description_crc = description_crc(self._description)
         self._tail = memoryview(
-            _TAIL.pack(contribution.weight, self._seal, mesh.full, not contribution.is_finite) + contribution.flags
+            _TAIL.pack(contribution.weight, self._description_crc, mesh.full, not contribution.is_finite)
+            + contribution.flags
         )
         self._metadata = {
             mesh.rank: _ContributionMetadata(
@@ -119,8 +120,8 @@ class _Average:
         split = len(message) - len(self._tail)
         if split < 0:
             raise self._lost(rank, f"it sent {len(message)} bytes in '{self._contribution.name}', which are too few")
-        weight, seal, full, non_finite = _TAIL.unpack_from(message, split)
-        if seal != self._seal:
+        weight, crc, full, non_finite = _TAIL.unpack_from(message, split)
+        if crc != self._description_crc:
             raise self._lost(rank, f"it is at another exchange than {self._description} of this machine")
         if not 0.0 <= weight <= LARGEST_WEIGHT:
             raise self._lost(rank, f"it gave its values in '{self._contribution.name}' the weight {weight:g}")
@@ -184,7 +185,7 @@ class _Average:
         return PeerLost(rank, self._mesh.names[rank], why)
 
 
-class MeanReduction(_Average, Reduction):
+class OwnedMean(_MeanBase, Reduction):
     """One weighted mean by owners.
 
     Args:
@@ -282,7 +283,7 @@ class MeanReduction(_Average, Reduction):
             )
 
 
-class SharedMean(_Average):
+class OneRoundMean(_MeanBase):
     """One weighted mean in one round: every member sends its contribution to all, and all average them.
 
     Every member computes the same outcome, byte for byte, so a lost member is handled as in a mean by owners. No member

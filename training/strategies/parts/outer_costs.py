@@ -17,7 +17,7 @@ from training.strategies.costs import (
     intervals,
     merge_efficiency,
 )
-from training.strategies.parts.outer import OuterOptions
+from training.strategies.parts.outer_optimizers import OuterOptions
 
 OVERLAP = 5
 OVERLAPS = (0, OVERLAP, 2 * OVERLAP)

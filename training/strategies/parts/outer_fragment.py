@@ -17,7 +17,7 @@ from training.exchange.codecs import Codec
 from training.exchange.error_feedback import ErrorFeedback
 from training.exchange.staging import common_async_device, fetch_as_decoded, to_device
 from training.lazy import torch
-from training.strategies.parts.outer import OuterOptimizer
+from training.strategies.parts.outer_optimizers import OuterOptimizer
 from training.strategies.weights import (
     NonFiniteCounter,
     agreement_flags,

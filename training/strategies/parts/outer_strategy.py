@@ -13,8 +13,8 @@ from training.exchange.codecs import Codec, codec_by_name
 from training.lazy import nn, torch
 from training.records.events import SyncEvent
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.parts.outer import OuterOptimizer
 from training.strategies.parts.outer_fragment import FragmentSpec, OuterFragment, PseudoGradientMean
+from training.strategies.parts.outer_optimizers import OuterOptimizer
 from training.strategies.weights import flatten
 
 

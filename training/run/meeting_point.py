@@ -39,7 +39,7 @@ StartCoordinator = Callable[[dict[str, Any], BinaryIO], CoordinatorHandle]
 """Starts a coordinator with this configuration, its log going there."""
 
 
-class LocalEngine:
+class MeetingPoint:
     """Started before the workers can meet, stopped after them.
 
     Args:

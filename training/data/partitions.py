@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from profiles.errors import BadInput, counted
 from profiles.split import DataSplit, split_of
-from training.data.data import Cursor, SampleSchedule
+from training.data.sample_order import Cursor, SampleSchedule
 from training.records.plan import RunPlan
 from training.tasks.base import Task
 

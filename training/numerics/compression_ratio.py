@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FP32 = 4
 
 
-class Compression:
+class CompressionRatio:
     """Counts the bytes that steps send between two reports of the strategy.
 
     Args:
