@@ -234,8 +234,14 @@ def prediction(evidence: Evidence) -> str:
 
 
 def _comparison_row(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
-    ratio = f"{measured / predicted:.2f}" if predicted > 1e-9 else "-"
-    return name, f"{figure_text(predicted)} {unit}", f"{figure_text(measured)} {unit}", ratio
+    ratio = (
+        f"{measured / predicted:.2f}" if predicted > max(1e-9, measured / 100) else "-"
+    )  # of next to nothing it says nothing
+    return name, f"{_rounded(predicted)} {unit}", f"{_rounded(measured)} {unit}", ratio
+
+
+def _rounded(value: float) -> str:
+    return "0" if value < 0.005 else figure_text(value)
 
 
 def result(evidence: Evidence) -> str:

@@ -18,6 +18,8 @@ TITLES = {
     "text": "Held-out texts continued before and after training",
     "items": "Held-out samples before and after training",
 }
+UNTRAINED = "(untrained)"
+"""Stands for the output before training, where training began from nothing."""
 _SHORT = 160
 """Characters of a text in a terminal."""
 
@@ -38,7 +40,7 @@ def change_of(kind: str, sample: Sample) -> str:
 
 def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
     """Return a model's output in pieces; that of a speech model word by word, aligned with the reference."""
-    if kind != "speech":
+    if kind != "speech" or text == UNTRAINED:
         return [(text, "")]
     words: list[TextPiece] = []
     for expected, heard in aligned_texts(sample.reference, text):

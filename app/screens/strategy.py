@@ -122,7 +122,8 @@ class StrategyScreen(StepScreen):
     def action_interval(self, factor: int) -> None:
         chosen = self.state.chosen
         if chosen is not None:
-            steps = chosen.interval * 2 if factor > 0 else max(1, chosen.interval // 2)
+            interval = self.state.answers.interval or chosen.interval  # the answer may not be predicted yet
+            steps = interval * 2 if factor > 0 else max(1, interval // 2)
             self.do(actions.set_interval(steps))
 
     def action_preference(self) -> None:

@@ -15,6 +15,7 @@ from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import ExitCode
 from training.records.run_folder import RunFolder
 from training.tasks.scoring.predictions import read_predictions, write_predictions
+from training.tasks.scoring.word_errors import normalizer_for
 
 Capture = pytest.CaptureFixture[str]
 
@@ -59,6 +60,7 @@ def test_transcripts_as_json(model: Path, speech: Path, capsys: Capture) -> None
     assert main(["transcribe", str(model), clip, "--json"]) == 0
     (transcript,) = json.loads(capsys.readouterr().out)["transcripts"]
     assert transcript["file"] == clip
+    assert transcript["normalised"] == normalizer_for("en")(transcript["text"])
     assert transcript["seconds"] == pytest.approx(0.6, abs=0.01)
 
 

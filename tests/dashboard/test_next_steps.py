@@ -29,9 +29,10 @@ CLIP = Sample(
 MODEL = Path("/runs/one/model")
 
 
-def hear(model: str, file: Path) -> str:
+def hear(model: str, file: Path, is_normalised: bool) -> str:
     assert file.read_bytes() == b"a clip"
-    return {"base": "close the kitten", str(MODEL): "close the kitchen blind"}[model]
+    text = {"base": "close the kitten", str(MODEL): "close the kitchen blind"}[model]
+    return text if is_normalised else f"{text.capitalize()}."
 
 
 @contextlib.contextmanager
@@ -70,13 +71,22 @@ def in_order(screen: str, *words: str) -> bool:
 @pytest.mark.slow
 def test_enter_lets_both_models_hear_a_held_out_clip(tmp_path: Path) -> None:
     screen = show(dialog(tmp_path), "enter", until="said")
-    assert in_order(screen, "said", "before", "after")
+    assert in_order(screen, "said", "before", "after") and "blind." not in screen  # compared as error rates compare
+
+
+@pytest.mark.slow
+def test_a_model_from_nothing_is_not_compared_as_if_it_spoke(tmp_path: Path) -> None:
+    untrained = HearingDialog(
+        [], MODEL, "", [CLIP], lambda: None, ask=hear, record=lambda seconds: contextlib.nullcontext()
+    )
+    screen = show(untrained, "enter", until="(untrained)")
+    assert f"({CLIP.reference.split()[0]})" not in screen
 
 
 @pytest.mark.slow
 def test_m_shows_the_old_and_the_new_model_side_by_side(tmp_path: Path) -> None:
     screen = show(dialog(tmp_path), "m", until="before")
-    assert "Speak now, for 5 seconds" in screen and in_order(screen, "before", "after")
+    assert "Speak now, for 5 seconds" in screen and in_order(screen, "before", "after") and "blind." in screen
 
 
 @pytest.mark.slow

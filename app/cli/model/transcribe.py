@@ -56,6 +56,8 @@ def transcribe(
         model, files = "", [Path(model), *(files or ())]
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
+    if files and not any(file.exists() for file in files):  # before a model is loaded for nothing
+        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     path = find_usable_model(output, model, is_speech_model)
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
@@ -90,7 +92,7 @@ def _tell(
 ) -> ExitCode:
     documents, code = [], ExitCode.DONE
     for transcript in transcripts:
-        documents.append(document(transcript))
+        documents.append(document(transcript) | ({"normalised": _normalised(transcript)} if as_json else {}))
         if transcript.error:
             code = ExitCode.BAD_INPUT
             if not as_json:
@@ -107,6 +109,14 @@ def _tell(
             for line in (line for name in formats for line in FORMATS[name](transcript).rstrip("\n").split("\n")):
                 show_line(line)
     return answer(as_json, {"model": str(model), "transcripts": documents}, (), code)
+
+
+def _normalised(transcript: TranscriptionResult) -> str:
+    """Return the text as error rates compare it."""
+    with only_data_on_stdout():
+        from training.tasks.scoring.word_errors import normalizer_for  # imports transformers
+
+        return normalizer_for(transcript.language or "en")(transcript.text)
 
 
 # ---------------------------------------------------------------------------------------------------------- transcripts

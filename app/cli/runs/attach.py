@@ -274,9 +274,9 @@ def logs(
         BadInput: no such run, or its folder holds no logs.
     """
     path = find_run(output, run)
-    if not follow and not any((path / "logs").glob("*.log")):
+    if not follow and not any(log.stat().st_size for log in (path / "logs").glob("*.log")):
         hint = f"look at the run: {command_about(path, 'runs', 'show')}"
-        raise BadInput(f"run {path.name}: there are no logs in {path}", hint)
+        raise BadInput(f"run {path.name}: nothing was logged in {path}", hint)
     with contextlib.suppress(KeyboardInterrupt):
         for line in log_lines(path, lambda: follow and is_live(path)):
             show_line(line)

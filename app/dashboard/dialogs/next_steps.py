@@ -22,6 +22,7 @@ from app.console import TOUR_PROFILE, command_line, program_words, visible
 from app.dashboard.tabs.samples import sample_texts
 from app.microphone import recorded
 from app.report import EndedRun, next_commands
+from app.run_view.showcase import UNTRAINED
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark
@@ -33,15 +34,13 @@ SECONDS = 5.0
 """Seconds of a recording from the microphone."""
 _PROGRAMS = ("cli_typer.py", "muster")
 """Program names of commands that start a run."""
-UNTRAINED = "(untrained)"
-"""Text in place of the output before training, where training began from nothing."""
 _EVERY = 0.25
 _LONGEST = 600.0
 """Timeout of a model's answer, seconds."""
 
 
-Transcribe = Callable[[str, Path], str]
-"""Transcribes a sound file with a model, given by its folder or name."""
+Transcribe = Callable[[str, Path, bool], str]
+"""Transcribes a sound file with a model, given by its folder or name; normalised as references are, or as it is."""
 Record = Callable[[float], AbstractContextManager[Path]]
 
 
@@ -68,13 +67,17 @@ def words_of(message: object, hint: str = "") -> str:
     return f"{message}" + (f" ({hint})" if hint else "")
 
 
-def transcribe(model: str, file: Path) -> str:
+def transcribe(model: str, file: Path, is_normalised: bool) -> str:
     """Return a model's transcript of a file.
+
+    Args:
+        is_normalised: in the form in which references are compared: without case, punctuation and spelling variants.
 
     Raises:
         BadInput: the model cannot be used, or the file cannot be read.
     """
-    return str(answer_of("transcribe", model, str(file))["transcripts"][0]["text"])
+    transcript = answer_of("transcribe", model, str(file))["transcripts"][0]
+    return str(transcript["normalised" if is_normalised else "text"])
 
 
 def record(seconds: float) -> AbstractContextManager[Path]:
@@ -130,9 +133,10 @@ def transcribe_with_both(
     with sound as file:
         before, after = models
         yield "the model before training listens"
-        transcript_before = ask(before, file) if before else UNTRAINED
+        transcript_before = ask(before, file, bool(reference)) if before else UNTRAINED
         yield "the new model listens"
-        yield Sample(id="", reference=reference, before=transcript_before, after=ask(after, file))
+        transcript_after = ask(after, file, bool(reference))
+        yield Sample(id="", reference=reference, before=transcript_before, after=transcript_after)
 
 
 class AskingDialog(Dialog):
@@ -201,7 +205,7 @@ class ModelDialog(CommandsDialog):
     def keys(self) -> tuple[Key, ...]:
         keys = (*self.ACTION_KEYS, Key("t", "friend", "Tell a friend"), Key("r", "report", "Report"))
         offered = [key for key in keys if key.action in self._actions]
-        return (Key("enter", "copy", "Do it", main=True), *offered, self.CLOSE)
+        return (Key("enter", "copy", "Do or copy", main=True), self.CLOSE, *offered)
 
     def action_copy(self) -> None:
         """Run the action under the cursor, or copy the command."""

@@ -19,7 +19,6 @@ from textual.widgets import Input, Static
 
 from app.console import program_words, visible
 from app.dashboard.dialogs.next_steps import (
-    UNTRAINED,
     Asking,
     AskingDialog,
     HearingDialog,
@@ -29,6 +28,7 @@ from app.dashboard.dialogs.next_steps import (
 )
 from app.dashboard.tabs.samples import sample_texts
 from app.report import EndedRun
+from app.run_view.showcase import UNTRAINED
 from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal

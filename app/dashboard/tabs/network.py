@@ -129,7 +129,8 @@ def sync_row(key: tuple[int, int], syncs: list[tuple[int, SyncEvent]], picture: 
 def sums(picture: Picture) -> Iterator[Content]:
     """Yield the totals of the run: bytes, synchronisations, waiting, routes, and the plan's figures."""
     members = list(picture.state.members.values())
-    sent, received = sum(m.work.bytes_sent for m in members), sum(m.work.bytes_received for m in members)
+    totals = [member.total for member in members]  # with those from before a member was lost
+    sent, received = sum(total.bytes_sent for total in totals), sum(total.bytes_received for total in totals)
     count = max((m.exchanges for m in members), default=0)
     syncs = [sync for m in members for sync in m.recent_syncs]
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]

@@ -255,8 +255,10 @@ def send_packages(state: State) -> State:
 
 def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
     keys = tuple(row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED)
-    if not keys or state.under_repair.issuperset(keys):
-        return state.noting("no problem there can be fixed from here")
+    if keys and state.under_repair.issuperset(keys):
+        return state.noting("that is being installed already")
+    if not keys:
+        return state.noting("there is nothing that can be installed from here")
     return state.ordering(TaskKind.REPAIR, source, keys)
 
 
