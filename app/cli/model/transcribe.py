@@ -56,9 +56,9 @@ def transcribe(
         model, files = "", [Path(model), *(files or ())]
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
-    if files and not any(file.exists() for file in files):  # before a model is loaded for nothing
-        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     path = find_usable_model(output, model, is_speech_model)
+    if files and not any(file.exists() for file in files):  # before the model is loaded for nothing
+        raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         recordings = [sound] if sound else files or []
