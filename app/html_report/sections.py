@@ -234,9 +234,8 @@ def prediction(evidence: Evidence) -> str:
 
 
 def _comparison_row(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
-    ratio = (
-        f"{measured / predicted:.2f}" if predicted > max(1e-9, measured / 100) else "-"
-    )  # of next to nothing it says nothing
+    tells = predicted > max(1e-9, measured / 100)  # a multiple of next to nothing says nothing
+    ratio = f"{measured / predicted:.2f}" if tells else "-"
     return name, f"{_rounded(predicted)} {unit}", f"{_rounded(measured)} {unit}", ratio
 
 
