@@ -32,8 +32,8 @@ def test_a_light_core_is_equipped_for_what_trains(
         raise BadInput("not equipped", "nothing")
 
     monkeypatch.chdir(tmp_path)
-    for file in ("commands", "doctor"):
-        monkeypatch.setattr(f"app.cli.{file}.can_train", lambda: False)
+    for module in ("commands", "machines.doctor"):
+        monkeypatch.setattr(f"app.cli.{module}.can_train", lambda: False)
     monkeypatch.setattr("app.cli.handover.equip_here", equip)
     assert main(line.split()) == 2
     assert "not equipped" in capsys.readouterr().err

@@ -36,7 +36,7 @@ async def mended(pilot: Pilot[Any], name: str) -> None:
 
 def shown(app: WizardApp, name: str, code: str, command: str) -> bool:
     """Whether the row failed for its own reason, and the screen says so and what to do."""
-    row = next(one for one in app.wizard.state.state.access if one.key == name)
+    row = next(one for one in app.wizard.state.access if one.key == name)
     said = bare(text(app))
     return (
         row.status is ItemStatus.FAILED

@@ -52,7 +52,7 @@ def drive_set_up(
     with set_up(services, opened) as app:
 
         async def whole(pilot: Pilot[Any]) -> None:
-            await until(pilot, lambda: app.wizard.state.state.home.value.profiles)
+            await until(pilot, lambda: app.wizard.state.home.value.profiles)
             await drive(pilot, app)
 
         run(app, whole)
@@ -71,7 +71,7 @@ async def go_to(pilot: Pilot[Any], app: WizardApp, step: Step, key: str = "n") -
 
     while step_of(app) is not step:
         before = step_of(app)
-        await until(pilot, lambda: free(app.wizard.state.state))
+        await until(pilot, lambda: free(app.wizard.state))
         await pilot.press("enter" if before is Step.MACHINES else key)
         await until(pilot, lambda before=before: step_of(app) is not before)
 
@@ -85,7 +85,7 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
         await pilot.press("enter")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         await go_to(pilot, app, Step.PLAN, "enter")
-        await until(pilot, lambda: not blockers(app.wizard.state.state))
+        await until(pilot, lambda: not blockers(app.wizard.state))
         await pilot.press("enter")
         await until(pilot, lambda: opened)
 
@@ -96,20 +96,20 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
 def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() -> None:
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
-        await until(pilot, lambda: len(app.wizard.state.state.machines.rows) == 3)
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
         await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         await pilot.press("end")
         await go_to(pilot, app, Step.PLAN)
-        answers = app.wizard.state.state.answers
+        answers = app.wizard.state.answers
         while step_of(app) is not Step.MACHINES:
             before = step_of(app)
             await pilot.press("escape")
             await until(pilot, lambda before=before: step_of(app) is not before)
         assert "[x] anna" in text(app)
         await go_to(pilot, app, Step.PLAN)
-        assert app.wizard.state.state.answers == answers
+        assert app.wizard.state.answers == answers
 
     drive_set_up(FakeServices(), drive)
 
@@ -121,7 +121,7 @@ def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
-        await until(pilot, lambda: len(app.wizard.state.state.machines.rows) == 3)
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
         await choose(pilot, BERT.key)
         await pilot.press("space", "enter")
         await until_text(pilot, "enter Password")
@@ -132,9 +132,9 @@ def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
         shown = text(app)
         assert field.value == SECRET and SECRET not in shown and "•" * len(SECRET) in shown
         await pilot.press("enter")
-        await until(pilot, lambda: app.wizard.state.state.access[0].status.value == "ok")
+        await until(pilot, lambda: app.wizard.state.access[0].status.value == "ok")
         assert field.value == ""
-        assert SECRET not in repr(app.wizard.state.state) and SECRET not in text(app)
+        assert SECRET not in repr(app.wizard.state) and SECRET not in text(app)
         await pilot.press("g")
         await pilot.pause()
         assert SECRET not in text(app)
@@ -170,7 +170,7 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
-        await until(pilot, lambda: len(app.wizard.state.state.machines.rows) == 3)
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
         await choose(pilot, ANNA.key)
         await pilot.press("space", "enter")
         await until_text(pilot, "enter Compare key")
@@ -178,11 +178,11 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
         await until_text(pilot, "Is this anna?")
         assert print_ in text(app) and command in text(app)
         await pilot.press("escape")
-        assert app.wizard.state.state.answers.trusted == ()
+        assert app.wizard.state.answers.trusted == ()
         await pilot.press("enter", "enter")
-        assert app.wizard.state.state.answers.trusted == ()
+        assert app.wizard.state.answers.trusted == ()
         await pilot.press("enter", "a")
-        await until(pilot, lambda: (ANNA.key, print_) in app.wizard.state.state.answers.trusted)
+        await until(pilot, lambda: (ANNA.key, print_) in app.wizard.state.answers.trusted)
 
     drive_set_up(services, drive)
 
@@ -193,7 +193,7 @@ def test_the_log_of_commands_has_every_action_and_every_command() -> None:
             HereConnection("of others").run(["true", f"{number}" * 40])
         HereConnection("of this test").run(["true", "x" * 70])
         await pilot.press("d")
-        await until(pilot, lambda: not app.wizard.state.state.busy)
+        await until(pilot, lambda: not app.wizard.state.busy)
         records = app.command_records()
         assert "checking this computer" in [one.command for one in records]
         (ran,) = [one for one in records if one.machine == "of this test"]
@@ -220,7 +220,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
-        await until(pilot, lambda: len(app.wizard.state.state.machines.rows) == 3)
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
         await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
@@ -229,7 +229,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
         assert "forecast" not in services.asked
         services.hold["data"].set()
         await go_to(pilot, app, Step.STRATEGY)
-        await until(pilot, lambda: "forecast" in services.asked and not app.wizard.state.state.busy)
+        await until(pilot, lambda: "forecast" in services.asked and not app.wizard.state.busy)
         await pilot.press("escape")
         await until(pilot, lambda: step_of(app) is Step.JOB)
         assert said not in text(app)  # it is there
@@ -251,14 +251,14 @@ def test_work_of_a_step_that_was_left_is_not_said_at_another_one() -> None:
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
-        await until(pilot, lambda: len(app.wizard.state.state.machines.rows) == 3)
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
         await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         await until_text(pilot, "reading the data")
         await pilot.press("escape", "escape")
         await until(pilot, lambda: step_of(app) is Step.CHECKS)
-        assert app.wizard.state.state.busy and "reading the data" not in text(app)
+        assert app.wizard.state.busy and "reading the data" not in text(app)
         assert "Checking changes nothing on any machine." in text(app)
         services.hold["data"].set()
 

@@ -62,7 +62,7 @@ def test_a_machine_shows_when_it_announces_itself_and_is_offline_when_it_is_kill
 async def selected_one_by_one(pilot: Pilot[Any], app: WizardApp) -> list[tuple[str, str]]:
     """Select every machine that is listed; return its line, and what the screen says meanwhile."""
     seen = []
-    for row in app.wizard.state.state.machines.rows:
+    for row in app.wizard.state.machines.rows:
         await choose(pilot, row.key)
         shown = lines(app)
         seen.append((next((line for line in shown if "▌" in line), ""), "\n".join(shown)))
@@ -81,7 +81,7 @@ def test_a_machine_on_two_cables_is_one_row_and_two_of_one_name_are_two_rows(
 
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press("n")
-        await until(pilot, lambda: app.wizard.state.state.machines.rows)
+        await until(pilot, lambda: app.wizard.state.machines.rows)
         deadline = time.monotonic() + 2 * START
         while True:
             seen = await selected_one_by_one(pilot, app)
