@@ -61,13 +61,21 @@ class Announcement:
             raise MachinesNotReady("no network interface to announce this machine on", "connect a cable or Wi-Fi")
         self._label = _label(name or socket.gethostname())
         self.txt = describe_this_machine()
-        self._info = self._service(f"{self._label}.{_TYPE}", self._interfaces)
         logging.getLogger("zeroconf").setLevel(logging.ERROR)  # it warns of addresses that are not ready yet
-        try:
-            self._zeroconf = responder(interfaces=_addresses(self._interfaces))
-        except (OSError, RuntimeError) as error:
-            message = f"cannot send multicast DNS: {getattr(error, 'strerror', None) or error}"
-            raise MachinesNotReady(message, "is a network connected, and UDP port 5353 free?") from None
+        self._zeroconf = self._start(responder)
+        self._info = self._service(f"{self._label}.{_TYPE}", self._interfaces)
+
+    def _start(self, responder: Callable[..., Zeroconf]) -> Zeroconf:
+        while True:
+            try:
+                return responder(interfaces=_addresses(self._interfaces))
+            except (OSError, RuntimeError) as error:
+                current = _announceable(self._list_interfaces())
+                if current and current != self._interfaces:  # one has gone since they were listed
+                    self._interfaces = current
+                    continue
+                message = f"cannot send multicast DNS: {getattr(error, 'strerror', None) or error}"
+                raise MachinesNotReady(message, "is a network connected, and UDP port 5353 free?") from None
 
     @property
     def name(self) -> str:

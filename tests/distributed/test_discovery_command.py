@@ -211,6 +211,19 @@ def test_a_new_network_is_announced_on_although_the_machine_is_busy() -> None:
     assert responder.announced == [["10.0.0.1", "169.254.1.1"]] == responder.told[-1:]
 
 
+def test_an_interface_that_goes_between_listing_and_announcing_is_left_out() -> None:
+    lists = iter([having("10.0.0.1/24", "169.254.1.1/16"), having("10.0.0.1/24")])
+    responder = Responder(busy=False)
+
+    def refuse_gone(interfaces: list[str]) -> Zeroconf:
+        if len(interfaces) > 1:
+            raise RuntimeError(f"No adapter found for IP address {interfaces[1]}")
+        return responder(interfaces)
+
+    assert Announcement(interfaces=lambda: next(lists), responder=refuse_gone).interfaces == ("eth0",)
+    assert responder.told == [["10.0.0.1"]]
+
+
 @pytest.mark.parametrize("seen_gone", [True, False])
 def test_an_interface_that_is_plugged_in_anew_is_not_taken_for_the_old(seen_gone: bool) -> None:
     now, responder = having("10.0.0.1/24"), Responder(busy=False)
