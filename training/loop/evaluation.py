@@ -244,7 +244,7 @@ class Evaluator:
                 sums, answers = self._task.answer(self._model, moved, self._settings.eval_generate)
             self._answers += answers
             return {**sums, "samples": float(count)}
-        except Exception as error:
+        except Exception as error:  # devices say in their own classes that memory ran out; all else is raised
             if not is_out_of_memory(error):
                 raise
             if len(indices) == 1:

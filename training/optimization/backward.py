@@ -75,7 +75,7 @@ class Backward:
                     strategy.last_backward()
                 losses.append(self._pass(batches, index))
             return losses
-        except Exception as error:
+        except Exception as error:  # running out of memory, or a compiler that fails; all else is raised
             if is_out_of_memory(error):
                 self._halve(len(batches.indices[len(losses)]), error, warn)
             elif self._compiled is None or not self._compiled.give_up(error, warn):

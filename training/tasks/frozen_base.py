@@ -107,7 +107,7 @@ def _in_8_bits(library: Any, layer: nn.Linear) -> nn.Module:
     )
     weight = library.nn.Int8Params(layer.weight.detach(), requires_grad=False, has_fp16_weights=False)
     small.weight, small.bias = weight.to("cpu"), layer.bias
-    return small  # type: ignore[no-any-return]
+    return small  # type: ignore[no-any-return]  # bitsandbytes is untyped
 
 
 def _in_4_bits(library: Any, layer: nn.Linear) -> nn.Module:
@@ -115,7 +115,7 @@ def _in_4_bits(library: Any, layer: nn.Linear) -> nn.Module:
     weight = library.nn.Params4bit(layer.weight.detach().float(), requires_grad=False, quant_type="nf4", module=small)
     small.weight, small.bias = weight.to("cpu"), layer.bias
     small.support_avx512bf16_for_cpu = False  # packs the weights in an evaluation as no training can read them
-    return small  # type: ignore[no-any-return]
+    return small  # type: ignore[no-any-return]  # bitsandbytes is untyped
 
 
 _QUANTISERS = {"int8": _in_8_bits, "nf4": _in_4_bits}
