@@ -30,8 +30,8 @@ from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
 from training.run.run_controller import RunController
 from training.simulated.clock import Absence, Cost
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, read_showcase
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, read_showcase
 
 MACHINES = 3
 MODEL = "openai/whisper-tiny.en"

@@ -31,7 +31,7 @@ import soxr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.recordings.segments.matching import word_keys
-from training.tasks.speech.tables import read_table
+from training.tasks.data_files.tables import read_table
 
 RATE = 22_050
 ESPEAK, FLITE = ("en-us", "en-gb", "en-us+f3", "en-gb+m3"), ("slt", "rms", "awb", "kal16")

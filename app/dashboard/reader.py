@@ -40,8 +40,8 @@ from training.records.events import Event, SyncEvent
 from training.records.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
 from training.records.run_files import is_live
 from training.records.runs import list_runs
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, Showcase, read_showcase
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, Showcase, read_showcase
 
 LOOK = 0.25
 """Seconds between polls of the logs and of the small files of the folder."""

@@ -39,7 +39,7 @@ from training.records.events import (
 )
 from training.records.plan import ClockPlan, RunPlan
 from training.simulated.clock import Cost
-from training.tasks.scoring.showcase import Showcase
+from training.tasks.outputs.showcase import Showcase
 
 LOG = "log"
 """Pseudo-event kind of a log line."""

@@ -39,8 +39,8 @@ from training.records.plan import FinalStatus, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import figures_of, write_end
 from training.run.processes import BackgroundProcess, run_from_stdin
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME
 
 if TYPE_CHECKING:
     from distributed.launcher import Planned

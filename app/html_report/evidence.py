@@ -21,8 +21,8 @@ from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.runs import RunSummary, finished_model, size_of, summarise
-from training.tasks.scoring.predictions import Prediction
-from training.tasks.scoring.showcase import Showcase
+from training.tasks.outputs.predictions import Prediction
+from training.tasks.outputs.showcase import Showcase
 
 
 @dataclass(frozen=True)

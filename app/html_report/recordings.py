@@ -18,9 +18,9 @@ from app.run_view.showcase import TextPiece, change_of
 from app.run_view.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.records.plan import RunPlan
+from training.tasks.outputs.predictions import Prediction
+from training.tasks.outputs.showcase import Sample, Showcase
 from training.tasks.scoring.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
-from training.tasks.scoring.predictions import Prediction
-from training.tasks.scoring.showcase import Sample, Showcase
 from training.tasks.speech.speech_clips import FileSource
 from training.tasks.speech.speech_dataset import read_speech
 

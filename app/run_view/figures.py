@@ -15,6 +15,7 @@ from app.run_view.showcase import showcase_lines
 from app.run_view.timeline import chronological
 from profiles.errors import BadInput, counted
 from training.records.events import Event, TimingEvent
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 from training.tasks.scoring.error_analysis import (
     EvaluationSlice,
     WerDifference,
@@ -26,7 +27,6 @@ from training.tasks.scoring.error_analysis import (
     slice_of,
     wer_difference,
 )
-from training.tasks.scoring.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 DATA_BRAKE = 0.1
 """Share of waiting for samples in a step from which on the data is the bottleneck."""

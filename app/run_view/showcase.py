@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from app.console import visible
 from app.run_view.metrics import metric_text
-from training.tasks.scoring.error_analysis import aligned_texts
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, Sample, Showcase, read_showcase
+from training.tasks.outputs.alignment import aligned_texts
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, Sample, Showcase, read_showcase
 
 TextPiece = tuple[str, Literal["", "wrong", "left out"]]
 """Words of a text and their mark; ``left out``: they are in the reference only."""

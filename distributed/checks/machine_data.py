@@ -17,8 +17,8 @@ from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.records.plan import MemberPlan
+from training.tasks.data_files.tables import Table
 from training.tasks.speech.speech_clips import COLUMNS, find_text_column
-from training.tasks.speech.tables import Table
 
 _TIMEOUT = 60.0
 _Name = Annotated[str, Field(max_length=200)]

@@ -31,7 +31,7 @@ from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRo
 from distributed.ssh.process import Process
 from profiles.errors import BadInput
 from training.records.run_files import explain
-from training.tasks.scoring.predictions import FOLDER
+from training.tasks.outputs.predictions import FOLDER
 
 Progress = Callable[[int, int], None]
 """Called with the bytes sent so far and the total, in terms of the uncompressed files."""

@@ -10,8 +10,8 @@ import pytest
 from app.cli.main import main
 from app.run_view.figures import difference_lines
 from tests.report.report_runs import write_run
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 from training.tasks.scoring.error_analysis import WerDifference
-from training.tasks.scoring.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 
 Capture = pytest.CaptureFixture[str]
 

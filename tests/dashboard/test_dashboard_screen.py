@@ -21,8 +21,8 @@ from distributed.run.requests import take_requests
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
 from training.records.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
 from training.records.run_folder import RunFolder
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, Sample, Showcase
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, Sample, Showcase
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from app.wizard.state.state import Step
 from profiles.errors import BadInput
 from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import at
-from training.tasks.scoring.showcase import Sample
+from training.tasks.outputs.showcase import Sample
 
 CLIP = Sample(
     id="c1",

@@ -21,7 +21,7 @@ from profiles.files.resolve import load_profile
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from training.run.local_plan import plan_local_run
-from training.tasks.scoring.showcase import Kind, Sample, Showcase
+from training.tasks.outputs.showcase import Kind, Sample, Showcase
 
 PROMPT = Sample(
     id="sample 0", prompt="Who?", exact_prompt="<user>Who?", reference="Muster.", before="Me.", after="Muster!"

@@ -12,9 +12,9 @@ import pytest
 
 from tests.distributed.muster_runs import REPOSITORY, Muster, ours
 from tests.lab.fixtures import MakeLab, MakeLightLab
-from training.tasks.scoring.predictions import BEFORE, FOLDER, NAME, read_predictions
-from training.tasks.scoring.showcase import NAME as SHOWCASE
-from training.tasks.scoring.showcase import read_showcase
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, read_predictions
+from training.tasks.outputs.showcase import NAME as SHOWCASE
+from training.tasks.outputs.showcase import read_showcase
 
 SOUND = REPOSITORY / "examples" / "spoken_commands" / "test.csv"
 SHORTER = (

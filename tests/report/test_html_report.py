@@ -25,11 +25,11 @@ from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.web.chromium import Page, chromium, needs_chromium
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
-from training.tasks.scoring.predictions import BEFORE, Prediction, write_predictions
-from training.tasks.scoring.predictions import FOLDER as EVALUATION
-from training.tasks.scoring.predictions import NAME as PREDICTIONS
-from training.tasks.scoring.showcase import NAME as SHOWCASE
-from training.tasks.scoring.showcase import Sample, Showcase
+from training.tasks.outputs.predictions import BEFORE, Prediction, write_predictions
+from training.tasks.outputs.predictions import FOLDER as EVALUATION
+from training.tasks.outputs.predictions import NAME as PREDICTIONS
+from training.tasks.outputs.showcase import NAME as SHOWCASE
+from training.tasks.outputs.showcase import Sample, Showcase
 
 pytestmark = pytest.mark.slow
 

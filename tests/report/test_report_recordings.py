@@ -13,7 +13,7 @@ import soundfile
 from app.html_report import recordings
 from app.html_report.evidence import read_evidence
 from tests.report.report_runs import write_run
-from training.tasks.scoring.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 from training.tasks.speech.audio import MP3_RATE
 
 HOSTILE = "<script>alert(1)</script>"

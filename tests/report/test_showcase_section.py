@@ -10,8 +10,8 @@ from app.html_report.page import page
 from app.html_report.recordings import MOST_SOUND, showcase
 from app.run_view.showcase import showcase_document, showcase_lines
 from tests.report.report_runs import write_run
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, Sample, Showcase
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, Sample, Showcase
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -13,8 +13,8 @@ from tiny_speech import Prepared, write_clips, write_csv
 from transformers import GenerationConfig
 
 from profiles.schema import ModelSettings
+from training.tasks.data_files.plain_text import plain_text
 from training.tasks.speech.speech_dataset import read_speech
-from training.tasks.speech.transcript_text import plain_text
 from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.whisper.suppression import unsuppress
 

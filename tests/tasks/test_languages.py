@@ -18,8 +18,8 @@ from training.loop.trainer import Trainer
 from training.records.plan import RunPlan
 from training.run.local_plan import plan_local_run
 from training.run.orders import Control
+from training.tasks.outputs.predictions import read_predictions
 from training.tasks.scoring.error_analysis import by_language
-from training.tasks.scoring.predictions import read_predictions
 from training.tasks.scoring.word_errors import count_errors, normalizer_for
 from training.tasks.whisper import samples
 from training.tasks.whisper.model import WhisperModelWrapper

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.tasks.scoring.predictions import Prediction
-from training.tasks.scoring.showcase import (
+from training.tasks.outputs.predictions import Prediction
+from training.tasks.outputs.showcase import (
     Sample,
     SampleOutput,
     Showcase,

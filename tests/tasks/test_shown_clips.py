@@ -16,8 +16,8 @@ from training.data.batches import Samples
 from training.exchange.base import SoloExchange
 from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, Showcase, read_showcase
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, Showcase, read_showcase
 from training.tasks.speech.audio import MP3_RATE, as_mp3, decode
 from training.tasks.whisper.task import WhisperTask
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.tasks.speech.tables import read_table
+from training.tasks.data_files.tables import read_table
 
 
 def table_of(folder: Path, data: str | bytes, name: str = "train.csv") -> Path:

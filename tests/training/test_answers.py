@@ -17,7 +17,7 @@ from training.data.batches import Samples
 from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator, from_payloads, to_payload
 from training.tasks.base import Answer, Batch
-from training.tasks.scoring.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 SHARES = {0: range(3), 1: range(3, 5)}
 

@@ -32,7 +32,7 @@ from training.run.local_plan import plan_local_run
 from training.run.orders import Command, Control
 from training.tasks.base import Answer, GroupPosition
 from training.tasks.custom import CustomTask
-from training.tasks.scoring.predictions import Prediction
+from training.tasks.outputs.predictions import Prediction
 
 
 class Own(ToyTask):

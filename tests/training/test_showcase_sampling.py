@@ -18,8 +18,8 @@ from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator
 from training.loop.showcase_sampling import ShowcaseSampler
 from training.tasks.base import Batch
-from training.tasks.scoring.predictions import FOLDER
-from training.tasks.scoring.showcase import NAME, SampleOutput, Showcase, read_showcase
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, SampleOutput, Showcase, read_showcase
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from training.loop.showcase_sampling import ShowcaseSampler
 from training.records.bounded_fields import LONGEST_TEXT, harmless
 from training.records.events import EvaluationEvent
 from training.tasks.base import Answer
-from training.tasks.scoring.predictions import BEFORE, FOLDER, NAME, write_predictions
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
 """Largest valid count."""

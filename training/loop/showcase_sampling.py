@@ -1,4 +1,4 @@
-"""The showcase of a run: a few held-out samples before and after training (:mod:`training.tasks.scoring.showcase`)."""
+"""The showcase of a run: a few held-out samples before and after training (:mod:`training.tasks.outputs.showcase`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from training.data.batches import Samples
 from training.hardware.device import Precision, evaluating, is_out_of_memory, move, release_memory
 from training.records.run_files import explain
 from training.tasks.base import Answer, Batch
-from training.tasks.scoring.predictions import BEFORE, Prediction, read_predictions
-from training.tasks.scoring.showcase import (
+from training.tasks.outputs.predictions import BEFORE, Prediction, read_predictions
+from training.tasks.outputs.showcase import (
     FIRST,
     NAME,
     SampleOutput,

@@ -24,9 +24,8 @@ from training.recordings.recording import (
     recording_of,
     with_usual_spelling,
 )
-from training.tasks.speech.path_resolution import without_hidden
-from training.tasks.speech.speech_clips import split_named
-from training.tasks.speech.tables import JSON_LINES, Row, read_table
+from training.tasks.data_files.splits import split_named, without_hidden
+from training.tasks.data_files.tables import JSON_LINES, Row, read_table
 
 _PEEK = 2**16  # characters of the first line that are read
 _LIBRISPEECH_DEPTHS = ("*/*", "*/*/*", "*/*/*/*")  # a subset, the folder of the subsets, its parent

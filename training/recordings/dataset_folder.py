@@ -20,9 +20,10 @@ from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
 from training.recordings.recording import Exclusion, ExclusionReason, Recording
 from training.records.run_files import explain, write_atomically
+from training.tasks.data_files.splits import SPLITS
+from training.tasks.data_files.tables import write_table
 from training.tasks.speech.language_codes import code_of
-from training.tasks.speech.speech_clips import SILENCE, SPLITS
-from training.tasks.speech.tables import write_table
+from training.tasks.speech.speech_clips import SILENCE
 
 _OTHER_FOLDER_HINT = "choose another folder with --out"
 FORMS = {"flac": ("flac", "FLAC", "PCM_16"), "opus": ("opus", "OGG", "OPUS"), "wav": ("wav", "WAV", "PCM_16")}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from profiles.errors import counted
 from training.recordings.recording import Recording
-from training.tasks.speech.speech_clips import SPLITS
+from training.tasks.data_files.splits import SPLITS
 
 _LARGEST_EXCESS = 2.0  # times its share that a split may have after one more speaker
 _FEW_TRAINING_CLIPS = 0.5  # share of the clips left to train on, below which a note says so

@@ -22,13 +22,13 @@ from training.recordings.recording import (
     locate_audio,
     one_line,
 )
+from training.tasks.data_files.plain_text import plain_text
+from training.tasks.data_files.splits import split_named, without_hidden
+from training.tasks.data_files.tables import check_size, read_text
 from training.tasks.scoring.text_normalisation import fold
 from training.tasks.speech.language_codes import code_of
-from training.tasks.speech.path_resolution import without_hidden
 from training.tasks.speech.sound_containers import SOUND_ENDINGS
-from training.tasks.speech.speech_clips import COLUMNS, split_named
-from training.tasks.speech.tables import check_size, read_text
-from training.tasks.speech.transcript_text import plain_text
+from training.tasks.speech.speech_clips import COLUMNS
 
 _TEXTS = (".txt", ".lab")
 _SAMPLES = re.compile(r"^0 \d{4,} (?=\D)")

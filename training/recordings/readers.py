@@ -27,9 +27,9 @@ from training.recordings.recording import (
     recording_of,
     with_usual_spelling,
 )
-from training.tasks.speech.path_resolution import is_saved, without_hidden
-from training.tasks.speech.speech_clips import FileSource, split_named
-from training.tasks.speech.tables import JSON_LINES, Table, check_size, read_table, row_of
+from training.tasks.data_files.splits import is_saved, split_named, without_hidden
+from training.tasks.data_files.tables import JSON_LINES, Table, check_size, read_table, row_of
+from training.tasks.speech.speech_clips import FileSource
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
 ENDINGS = tuple(ending for form in _FORMS for ending in form)
@@ -211,7 +211,7 @@ def read_hub(request: ReadRequest) -> Iterator[Recording]:
     Raises:
         BadInput: it does not exist, or has no audio or no text column.
     """
-    from training.tasks.speech.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
+    from training.tasks.data_files.hub import load_hub_dataset  # the datasets package takes 2 s to import
 
     loaded = load_hub_dataset(request.source)
     splits = {key: split_named(re.split(r"[.\-_]", key)[0]) for key in loaded}  # train.clean.100, test.other

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
+from training.tasks.data_files.splits import SPEAKER_COLUMNS, SPLITS, split_named
+from training.tasks.data_files.tables import Row, Table
 from training.tasks.speech.path_resolution import path_as_written, resolve_path
 from training.tasks.speech.speech_clips import (
     COLUMNS,
@@ -24,14 +26,10 @@ from training.tasks.speech.speech_clips import (
     FILE_COLUMNS,
     LANGUAGE_COLUMNS,
     OFFSET_COLUMNS,
-    SPEAKER_COLUMNS,
-    SPLITS,
     FileSource,
     find_text_column,
     says_silence,
-    split_named,
 )
-from training.tasks.speech.tables import Row, Table
 
 if TYPE_CHECKING:
     from typing import TypeAlias

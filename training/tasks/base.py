@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from profiles.errors import BadInput
 from training.lazy import nn, np, torch
-from training.tasks.scoring.showcase import MAX_SAMPLES, SampleOutput
+from training.tasks.outputs.showcase import MAX_SAMPLES, SampleOutput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from training.tasks.scoring.predictions import Prediction
-    from training.tasks.scoring.showcase import Kind
+    from training.tasks.outputs.predictions import Prediction
+    from training.tasks.outputs.showcase import Kind
 
 Batch = Mapping[str, Any]
 """A collated batch: tensors by name (nested containers are moved to the device too)."""

@@ -30,7 +30,7 @@ from profiles.errors import BadInput, MusterError, RunFailed, where_it_failed
 from profiles.schema import Profile
 from training.numerics.randomness import seed_everything
 from training.tasks.base import Batch, GroupPosition, Progress, SizedDataset, Task
-from training.tasks.speech.speech_clips import SPEAKER_COLUMNS
+from training.tasks.data_files.splits import SPEAKER_COLUMNS
 from training.tasks.user_code import call_factory, find_factory, takes_rank
 
 TARGETS = ("target", "targets", "label", "labels")

@@ -32,17 +32,17 @@ from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.locations import is_on_hub
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.records.plan import RunPlan
+from training.tasks.data_files.splits import SPLITS, held_out_count
+from training.tasks.data_files.tables import read_table
 from training.tasks.published_models import Tell, model_folder, usable_profile
 from training.tasks.speech.language_codes import language_code
 from training.tasks.speech.patches import BLACKLIST, PSEUDO
 from training.tasks.speech.speech_clips import (
     LONG_WINDOW_PROFILE,
     PUBLISHED_WINDOW,
-    SPLITS,
     Clip,
     FileSource,
     SpeechSplits,
-    held_out_count,
     long_clip_error,
     too_long_for,
 )
@@ -54,7 +54,6 @@ from training.tasks.speech.speech_dataset import (
     read_with_validation,
     without_left_out,
 )
-from training.tasks.speech.tables import read_table
 
 PATIENCE = 20.0
 _SHORT_PATIENCE = 5.0

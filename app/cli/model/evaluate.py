@@ -30,8 +30,8 @@ from training.records.model_folders import is_language_model
 from training.records.plan import read_plan
 from training.records.run_files import check_writable
 from training.records.runs import find_model, find_run
+from training.tasks.outputs.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.scoring.error_analysis import slice_of, wer_difference
-from training.tasks.scoring.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.speech.speech_dataset import clips_of_split, split_to_evaluate
 
 if TYPE_CHECKING:

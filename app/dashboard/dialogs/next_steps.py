@@ -28,7 +28,7 @@ from app.shell.keys import Key
 from app.shell.text import StatusMark
 from profiles.errors import BadInput, MusterError
 from training.records.plan import RunMetadata
-from training.tasks.scoring.showcase import Kind, Sample
+from training.tasks.outputs.showcase import Kind, Sample
 
 SECONDS = 5.0
 """Seconds of a recording from the microphone."""

@@ -33,7 +33,7 @@ from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
 from training.records.model_folders import has_chat_template, is_language_model, starting_model
-from training.tasks.scoring.showcase import Sample, Showcase
+from training.tasks.outputs.showcase import Sample, Showcase
 
 _TOKENS = "128"
 """Most tokens of an answer to a prompt."""

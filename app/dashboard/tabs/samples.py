@@ -7,7 +7,7 @@ from textual.content import Content
 from app.run_view.showcase import TITLES, TextPiece, change_of, rows, short
 from app.shell.dialogs import Dialog
 from app.shell.text import literal
-from training.tasks.scoring.showcase import Sample, Showcase
+from training.tasks.outputs.showcase import Sample, Showcase
 
 _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
 

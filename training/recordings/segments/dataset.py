@@ -29,12 +29,12 @@ from training.recordings.segments.transcribing import TimedTranscriber
 from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.records.run_files import write_atomically
 from training.tasks.base import Progress
+from training.tasks.data_files.splits import without_hidden
+from training.tasks.data_files.tables import csv_lines
 from training.tasks.speech.audio import RATE
-from training.tasks.speech.path_resolution import without_hidden
 from training.tasks.speech.sound_containers import SOUND_ENDINGS
 from training.tasks.speech.sound_file import AudioError
 from training.tasks.speech.speech_clips import FileSource
-from training.tasks.speech.tables import csv_lines
 
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
 LEFT_OUT = ("source", "start", "end", "reason", "agreement", "text", "heard")

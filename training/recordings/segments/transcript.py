@@ -14,9 +14,9 @@ import regex
 
 from profiles.errors import BadInput
 from training.recordings.segments.rolling import Cue, unroll_captions
+from training.tasks.data_files.plain_text import plain_text
+from training.tasks.data_files.tables import check_size, read_text
 from training.tasks.scoring.text_normalisation import WITHOUT_SPACES
-from training.tasks.speech.tables import check_size, read_text
-from training.tasks.speech.transcript_text import plain_text
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
 from training.lazy import np
-from training.tasks.scoring.predictions import Prediction
+from training.tasks.outputs.alignment import aligned_texts
+from training.tasks.outputs.predictions import Prediction
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -145,23 +146,6 @@ def confusions(predictions: Sequence[Prediction], limit: int = 10) -> list[Confu
 def aligned(prediction: Prediction) -> list[tuple[str, str]]:
     """Return the aligned words of both normalised texts, see :func:`aligned_texts`."""
     return aligned_texts(prediction.normalised_reference, prediction.normalised_prediction)
-
-
-def aligned_texts(reference: str, hypothesis: str) -> list[tuple[str, str]]:
-    """Return pairs of aligned words (Levenshtein); a word without counterpart is paired with an empty string."""
-    from jiwer import process_words  # 0.2 s
-
-    alignment = process_words([reference], [hypothesis])
-    reference_words, hypothesis_words = alignment.references[0], alignment.hypotheses[0]
-    pairs = list[tuple[str, str]]()
-    for chunk in alignment.alignments[0]:
-        left = reference_words[chunk.ref_start_idx : chunk.ref_end_idx]
-        right = hypothesis_words[chunk.hyp_start_idx : chunk.hyp_end_idx]
-        if chunk.type in ("equal", "substitute"):
-            pairs += zip(left, right, strict=True)
-        else:
-            pairs += [(word, "") for word in left] + [("", word) for word in right]
-    return pairs
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,10 @@ import datasets
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from profiles.errors import BadInput, counted
-from training.tasks.pretrained import is_hub_reachable
-from training.tasks.speech.path_resolution import is_saved
-from training.tasks.speech.speech_clips import (
-    LANGUAGE_COLUMNS,
-    NOISE_COLUMNS,
-    SPEAKER_COLUMNS,
-    Clip,
-    SpeechSplits,
-    by_split,
-    find_text_column,
-)
-from training.tasks.speech.tables import Table, row_of
+from training.tasks.data_files.hub import load_hub_dataset, splits_of
+from training.tasks.data_files.splits import SPEAKER_COLUMNS
+from training.tasks.data_files.tables import Table, row_of
+from training.tasks.speech.speech_clips import LANGUAGE_COLUMNS, NOISE_COLUMNS, Clip, SpeechSplits, find_text_column
 
 logger = logging.getLogger("muster.data")
 
@@ -54,52 +46,6 @@ def _allowed_folders(dataset: Any) -> list[Path]:
     shared = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH)
     file_folders = [Path(file["filename"]).parent for file in dataset.cache_files]
     return [Path(folder).expanduser().resolve() for folder in (*shared, HF_HUB_CACHE, *file_folders)]
-
-
-def load_hub_dataset(name: str) -> Any:
-    """Return the ``DatasetDict`` of ``name`` or ``name:configuration``.
-
-    Raises:
-        BadInput: not found, not reachable, or a configuration is missing (the message lists them).
-    """
-    path, _, configuration = name.partition(":")
-    if Path(name).expanduser().exists():
-        return _load_local(Path(name).expanduser())
-    mode = None if is_hub_reachable() else "reuse_cache_if_exists"
-    if mode and not datasets.config.HF_HUB_OFFLINE:
-        datasets.config.HF_HUB_OFFLINE = True  # the client would retry for 23 s before using its cache
-    try:
-        return datasets.load_dataset(path, configuration or None)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        message = f"data set {name}: no such folder, and not from the hub: {reason}"
-        raise BadInput(
-            message, "check the name, or use a folder; a configuration is written name:configuration"
-        ) from error
-
-
-def _load_local(path: Path) -> Any:
-    """Return the data set in a folder downloaded from the hub or saved by ``datasets``, or in a Parquet file.
-
-    Raises:
-        BadInput: it cannot be read.
-    """
-    try:
-        if is_saved(path):
-            loaded = datasets.load_from_disk(str(path))
-            return loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
-        return (
-            datasets.load_dataset("parquet", data_files=str(path))
-            if path.is_file()
-            else datasets.load_dataset(str(path))
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise BadInput(f"data set {path}: {' '.join(str(error).split())[:300]}", "fetch or save it again") from error
-
-
-def splits_of(loaded: Any) -> dict[str, str]:
-    """Return the splits of a ``DatasetDict``, with the keys that they have in it."""
-    return by_split(lambda name: name if name in loaded else None)
 
 
 def read_hub_speech(name: str, text_column: str) -> SpeechSplits:

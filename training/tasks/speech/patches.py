@@ -22,10 +22,11 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
+from training.tasks.data_files.splits import SPLITS, split_named
+from training.tasks.data_files.tables import Row, check_size, read_table
 from training.tasks.speech.path_resolution import resolve_path
 from training.tasks.speech.sound_containers import SOUND_ENDINGS
-from training.tasks.speech.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
-from training.tasks.speech.tables import Row, check_size, read_table
+from training.tasks.speech.speech_clips import TEXT_COLUMNS, Clip, SpeechSplits
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

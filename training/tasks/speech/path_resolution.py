@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from training.tasks.speech.sound_containers import SOUND_ENDINGS
@@ -34,18 +33,6 @@ def resolve_path(folder: Path, cell: str) -> Path:
             if (stored := _find_on_disk(inner, path_end)) is not None:
                 return stored
     return folder / path
-
-
-def without_hidden(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files that are not hidden, such as ``._a.wav``, written by macOS beside ``a.wav`` on foreign disks."""
-    return (path for path in paths if not path.name.startswith("."))
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether a folder holds a data set saved by the package ``datasets``."""
-    return (folder / "dataset_dict.json").is_file() or (
-        (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
-    )
 
 
 def path_as_written(cell: str) -> Path:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from profiles.errors import BadInput, counted
 from profiles.installation import program
+from training.tasks.data_files.plain_text import find_markup
+from training.tasks.data_files.splits import SPEAKER_COLUMNS, held_out_count, id_hash
+from training.tasks.data_files.tables import Table
 from training.tasks.speech.sound_containers import SOUND_ENDINGS
-from training.tasks.speech.tables import Table
-from training.tasks.speech.transcript_text import find_markup
 
 logger = logging.getLogger("muster.data")
 
@@ -27,8 +27,6 @@ TEXT_COLUMNS = (
     *("transcript", "raw_text", "raw_transcription", "normalized_text", "utterance"),
 )
 LANGUAGE_COLUMNS = ("language", "lang", "locale", "source_lang")
-SPEAKER_COLUMNS = ("speaker", "speaker_id", "voice", "client_id")
-"""Recognised names of the speaker column."""
 NOISE_COLUMNS = ("snr", "noise")
 """Speech-to-noise ratio in dB, or the kind of noise."""
 SILENCE = "silence"
@@ -41,40 +39,8 @@ COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *N
 """All recognised names."""
 _MIN_LETTERED = 8
 """Minimum number of rows in ten with letters, for a column to be guessed as transcripts."""
-HELD_OUT = 0.1
-"""Share of the training clips that are held out if there is no validation split."""
 LEAKAGE_REMARK = "in the training data too: the WER promises too much"
 REPAIR_HINT = "repair or remove them, write other formats as WAV (ffmpeg -i OLD NEW.wav), or raise max_broken_share"
-
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing"),
-}
-"""Recognised names of each split, as in Hugging Face's audiofolder."""
-T = TypeVar("T")
-
-
-def split_named(name: str) -> str:
-    """Return the split that ``name`` refers to; empty if none."""
-    lowered = name.lower()
-    return next((split for split, names in SPLITS.items() if lowered in names), "")
-
-
-def held_out_count(count: int) -> int:
-    """Return the number of training samples to hold out if there is no validation split."""
-    return max(1, round(count * HELD_OUT))
-
-
-def by_split(find: Callable[[str], T | None]) -> dict[str, T]:
-    """Return the result of ``find`` for each split, by the first of its names with a truthy result."""
-    hits = {split: next(filter(None, map(find, names)), None) for split, names in SPLITS.items()}
-    return {split: hit for split, hit in hits.items() if hit is not None}
-
-
-def path_if_file(path: Path) -> Path | None:
-    """Return ``path`` if the file exists, else ``None``."""
-    return path if path.is_file() else None
 
 
 class AudioSource(Protocol):
@@ -131,11 +97,6 @@ class Clip:
 
 
 SpeechSplits = dict[str, list[Clip]]
-
-
-def id_hash(identity: str) -> bytes:
-    """Return the hash by which clips are ranked for a choice that is independent of machine and other clips."""
-    return hashlib.blake2b(identity.encode(), digest_size=16).digest()
 
 
 def hold_out(splits: SpeechSplits) -> SpeechSplits:
@@ -219,6 +180,11 @@ def _have_spaces(cells: Sequence[str]) -> bool:
 def warn_once(remark: str) -> None:
     """Log a remark only the first time, as a command may read the tables several times."""
     logger.warning("%s", remark)
+
+
+def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the first non-empty cell of these columns."""
+    return next((cells[name] for name in names if cells.get(name)), "")
 
 
 def says_silence(columns: Mapping[str, str]) -> bool:

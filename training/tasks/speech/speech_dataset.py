@@ -18,6 +18,8 @@ from pathlib import Path
 from profiles.errors import BadInput, counted
 from profiles.installation import program
 from profiles.locations import looks_like_path
+from training.tasks.data_files.splits import SPLITS, by_split, id_hash, path_if_file, split_named, without_hidden
+from training.tasks.data_files.tables import Row, read_table
 from training.tasks.faults import Faults
 from training.tasks.speech.patches import (
     KEPT,
@@ -28,27 +30,21 @@ from training.tasks.speech.patches import (
     read_patches,
     unmatched_patches,
 )
-from training.tasks.speech.path_resolution import path_as_written, resolve_path, without_hidden
+from training.tasks.speech.path_resolution import path_as_written, resolve_path
 from training.tasks.speech.speech_clips import (
     COLUMNS,
     FILE_COLUMNS,
     LANGUAGE_COLUMNS,
     LEAKAGE_REMARK,
     OFFSET_COLUMNS,
-    SPLITS,
     Clip,
     FileSource,
     SpeechSplits,
-    by_split,
     find_text_column,
     hold_out,
-    id_hash,
-    path_if_file,
     says_silence,
-    split_named,
     warn_once,
 )
-from training.tasks.speech.tables import Row, read_table
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")

@@ -20,7 +20,9 @@ from profiles.schema import QUANTISED, Profile
 from training.records.bounded_fields import LONGEST_TEXT
 from training.tasks.base import Batch, Progress, Task
 from training.tasks.cache import cache_root
+from training.tasks.data_files.splits import held_out_count
 from training.tasks.frozen_base import with_quantised_base
+from training.tasks.outputs.showcase import SampleOutput
 from training.tasks.pretrained import (
     adapter_folder,
     add_lora,
@@ -30,8 +32,6 @@ from training.tasks.pretrained import (
     recompute_activations,
     save_weights,
 )
-from training.tasks.scoring.showcase import SampleOutput
-from training.tasks.speech.speech_clips import held_out_count
 from training.tasks.text.chat_template import PLAIN_TEMPLATE
 from training.tasks.text.conversations import (
     IGNORED,

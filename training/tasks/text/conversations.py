@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import BadInput
-from training.tasks.speech.speech_clips import held_out_count, id_hash
+from training.tasks.data_files.splits import held_out_count, id_hash
 from training.tasks.text.chat_template import Turn, renderer_of, turns
 from training.tasks.text.conversation_rows import Conversation, is_text_row, row_to_conversation
 from training.tasks.text.row_files import Cells, row_files, rows_of
@@ -113,7 +113,7 @@ def hub_conversations(name: str) -> Conversations | None:
     Raises:
         BadInput: it cannot be loaded, or a row is not a conversation.
     """
-    from training.tasks.speech.hub_speech import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
+    from training.tasks.data_files.hub import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
 
     loaded = load_hub_dataset(name)
     keys = splits_of(loaded)

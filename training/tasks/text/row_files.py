@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
-from training.tasks.speech.path_resolution import without_hidden
-from training.tasks.speech.speech_clips import SPLITS, by_split
-from training.tasks.speech.tables import json_lines, read_table, read_text
+from training.tasks.data_files.splits import SPLITS, by_split, without_hidden
+from training.tasks.data_files.tables import json_lines, read_table, read_text
 
 Cells = Mapping[str, Any]
 """A row's values by column."""

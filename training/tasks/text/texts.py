@@ -16,9 +16,8 @@ import numpy.typing as npt
 from profiles.errors import BadInput, counted
 from profiles.locations import is_on_hub
 from training.tasks.cache import get_or_build
-from training.tasks.speech.path_resolution import without_hidden
-from training.tasks.speech.speech_clips import SPLITS, by_split, held_out_count, path_if_file
-from training.tasks.speech.tables import read_text
+from training.tasks.data_files.splits import SPLITS, by_split, held_out_count, path_if_file, without_hidden
+from training.tasks.data_files.tables import read_text
 from training.tasks.text.conversation_rows import IGNORED_COLUMNS
 from training.tasks.text.message_rows import text_of
 from training.tasks.text.row_files import is_table, row_files, rows_of
@@ -225,7 +224,7 @@ def _files_of(folder: Path) -> dict[str, list[Path]]:
 
 
 def _read_hub(name: str, text_column: str) -> dict[str, list[str]]:
-    from training.tasks.speech.hub_speech import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
+    from training.tasks.data_files.hub import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
 
     loaded = load_hub_dataset(name)
     column = text_column or "text"

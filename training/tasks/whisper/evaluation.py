@@ -13,7 +13,7 @@ from profiles.optimisation import EvaluationSettings
 from profiles.schema import DataSettings, ModelSettings, Profile
 from training.hardware.device import Precision, move, select_device, select_precision
 from training.tasks.base import Answer, Progress
-from training.tasks.scoring.predictions import Prediction
+from training.tasks.outputs.predictions import Prediction
 from training.tasks.speech.speech_dataset import clips_of_split, split_to_evaluate
 from training.tasks.whisper.samples import SpeechData
 from training.tasks.whisper.task import WhisperTask

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiles.errors import counted
-from training.tasks.speech.transcript_text import MODEL_TOKEN
+from training.tasks.data_files.plain_text import MODEL_TOKEN
 
 
 def model_tokens(tokenizer: Any) -> re.Pattern[str]:

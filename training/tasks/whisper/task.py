@@ -20,17 +20,12 @@ from profiles.schema import AUTO_LANGUAGE, Profile
 from training.hardware.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
-from training.tasks.scoring.predictions import Prediction, first_of, prediction_of
+from training.tasks.data_files.splits import SPEAKER_COLUMNS
+from training.tasks.outputs.predictions import Prediction
+from training.tasks.scoring.clip_prediction import prediction_of
 from training.tasks.scoring.word_errors import ErrorRates, count_errors
 from training.tasks.speech.language_codes import language_code
-from training.tasks.speech.speech_clips import (
-    REPAIR_HINT,
-    SPEAKER_COLUMNS,
-    Clip,
-    list_clips,
-    long_clip_error,
-    too_long_for,
-)
+from training.tasks.speech.speech_clips import REPAIR_HINT, Clip, first_of, list_clips, long_clip_error, too_long_for
 from training.tasks.speech.speech_dataset import read_with_validation
 from training.tasks.text.packing import unpacked
 from training.tasks.whisper.decoding import generation_bound

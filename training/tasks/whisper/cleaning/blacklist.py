@@ -20,11 +20,11 @@ from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile
 from training.hardware.device import select_device
 from training.tasks.base import Progress
+from training.tasks.data_files.tables import write_table
 from training.tasks.scoring.word_errors import ErrorRates
 from training.tasks.speech.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech.speech_clips import Clip
 from training.tasks.speech.speech_dataset import read_tables, read_with_validation
-from training.tasks.speech.tables import write_table
 from training.tasks.whisper.decoding import DecodingResult, generation_bound, transcribe_clips
 from training.tasks.whisper.features import NOISE, augment
 from training.tasks.whisper.samples import SpeechData

@@ -26,9 +26,10 @@ from profiles.errors import BadInput, counted
 from profiles.schema import Profile
 from training.records.run_files import explain_errors, write_atomically
 from training.tasks.base import Progress
-from training.tasks.speech.speech_clips import Clip, FileSource, id_hash
+from training.tasks.data_files.splits import id_hash
+from training.tasks.data_files.tables import write_table
+from training.tasks.speech.speech_clips import Clip, FileSource
 from training.tasks.speech.speech_dataset import read_with_validation
-from training.tasks.speech.tables import write_table
 from training.tasks.whisper.cleaning.blacklist import (
     SPLIT,
     ListeningPass,

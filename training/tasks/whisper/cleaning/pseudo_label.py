@@ -21,11 +21,11 @@ import torch
 from profiles.errors import BadInput
 from training.records.run_files import add_file, explain
 from training.tasks.base import Progress
+from training.tasks.data_files.tables import csv_lines, write_table
 from training.tasks.scoring.word_errors import ErrorRates
 from training.tasks.speech.audio import contains_speech, decode
 from training.tasks.speech.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.speech.sound_file import AudioError
-from training.tasks.speech.tables import csv_lines, write_table
 from training.tasks.whisper.decoding import Transcriber, compression_ratio, is_silence, transcribe_clips
 from training.tasks.whisper.features import NOISE, Features, augment
 

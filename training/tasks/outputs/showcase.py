@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from training.records.bounded_fields import Count, Measured, Name, Step, Text
 from training.records.run_files import write_atomically
-from training.tasks.scoring.predictions import Prediction
+from training.tasks.outputs.predictions import Prediction
 
 NAME = "showcase.json"
 FIRST = "first.json"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.tasks.speech.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, FileSource
-from training.tasks.speech.tables import Row, check_size, read_table, write_table
+from training.tasks.data_files.tables import Row, check_size, read_table, write_table
 
 FOLDER = "evaluation"
 """Subfolder of a run folder with the predictions of its evaluations."""
@@ -21,7 +20,7 @@ BEFORE = "before.csv"
 """Predictions before the first step."""
 
 _COUNTS = ("edits", "words", "char_edits", "chars")
-_COLUMNS = (
+COLUMNS = (
     *("id", "audio", "speaker", "language", "duration", "noise", "reference", "prediction"),
     *("normalised_reference", "normalised_prediction", *_COUNTS, "cut"),
 )
@@ -57,42 +56,6 @@ class Prediction:
     """Further columns of the clip's table."""
 
 
-def prediction_of(
-    clip: Clip, prediction: str, normalised: tuple[str, str], cut: bool, language: str, seconds: float
-) -> Prediction:
-    """Return the prediction record of one clip.
-
-    Args:
-        normalised: normalised reference and prediction.
-    """
-    from training.tasks.scoring.word_errors import count_errors  # imports transformers
-
-    counted = count_errors([normalised[0]], [normalised[1]])
-    return Prediction(
-        id=clip.id,
-        audio=str(clip.audio.path) if isinstance(clip.audio, FileSource) else "",
-        reference=clip.text,
-        prediction=prediction,
-        normalised_reference=normalised[0],
-        normalised_prediction=normalised[1],
-        edits=int(counted["word_edits"]),
-        words=int(counted["words"]),
-        char_edits=int(counted["char_edits"]),
-        chars=int(counted["chars"]),
-        cut=cut,
-        speaker=first_of(clip.columns, SPEAKER_COLUMNS),
-        language=language,
-        duration=seconds,
-        noise=first_of(clip.columns, NOISE_COLUMNS),
-        columns={name: text for name, text in clip.columns.items() if name and name not in _COLUMNS},
-    )
-
-
-def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the first non-empty cell of these columns."""
-    return next((cells[name] for name in names if cells.get(name)), "")
-
-
 def write_predictions(path: Path, predictions: Sequence[Prediction], mode: int = 0o600) -> None:
     """Write the file atomically; its folder is created.
 
@@ -100,11 +63,11 @@ def write_predictions(path: Path, predictions: Sequence[Prediction], mode: int =
         BadInput: it cannot be written.
     """
     further = list(dict.fromkeys(name for prediction in predictions for name in prediction.columns))
-    rows = list[list[object]]([[*_COLUMNS, *map(_escaped, further)]])
+    rows = list[list[object]]([[*COLUMNS, *map(_escaped, further)]])
     for prediction in predictions:
         seconds = "" if prediction.duration is None else f"{prediction.duration:.3f}"
         cell_by_column = {**vars(prediction), "duration": seconds, "cut": int(prediction.cut)}
-        cells = [*(cell_by_column[name] for name in _COLUMNS), *(prediction.columns.get(name, "") for name in further)]
+        cells = [*(cell_by_column[name] for name in COLUMNS), *(prediction.columns.get(name, "") for name in further)]
         rows.append([_escaped(cell) if isinstance(cell, str) else cell for cell in cells])
     write_table(path, rows, mode, end="\r\n")  # so that cells containing either character are quoted
 
@@ -147,7 +110,7 @@ def _read(row: Row) -> Prediction:
 
     counts = {name: count(name) for name in _COUNTS}
     cells = {_unescaped(name): _unescaped(text) for name, text in row.cells.items()}
-    texts = {name: cells.get(name, "") for name in _COLUMNS if name not in (*_COUNTS, "cut", "duration")}
-    further = {name: text for name, text in cells.items() if name not in _COLUMNS}
+    texts = {name: cells.get(name, "") for name in COLUMNS if name not in (*_COUNTS, "cut", "duration")}
+    further = {name: text for name, text in cells.items() if name not in COLUMNS}
     cut = row.cells.get("cut", "") not in ("", "0")
     return Prediction(**texts, **counts, cut=cut, duration=row.number("duration"), columns=further)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Files that data sets consist of: tables, splits, data sets of the hub."""
