@@ -306,7 +306,7 @@ def memory(setting: Setting, shape: str, tuning: str, base: str) -> Results:
     import whisper_memory
 
     from distributed.planning.memory.memory_model import need_of
-    from distributed.planning.memory.model_size import size_for
+    from training.tasks.registry import size_for
 
     with whisper_folder(shape, setting.tiny) as folder:
         more = {"tuning": tuning, "base_precision": base, "batch_size": 1, "window": "full"}

@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from distributed.planning.memory.memory_model import need_of
-from distributed.planning.memory.model_size import size_for
 from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from training.hardware.device import release_memory, select_device
+from training.tasks.registry import size_for
 
 DATA = ROOT / "examples" / "spoken_commands"
 SHAPES = {

@@ -20,7 +20,6 @@ from distributed.planning.documents.cluster import MeasurementCache
 from distributed.planning.documents.document import job_of
 from distributed.planning.memory.fitting import ESTIMATE_TOLERANCE, FreeMemory, fit_to_budgets
 from distributed.planning.memory.memory_model import member_bytes
-from distributed.planning.memory.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
 from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of
@@ -28,7 +27,9 @@ from profiles.errors import BadInput, MusterError
 from profiles.options import memory_saving_settings
 from profiles.schema import Profile
 from training.strategies.registry import default_strategy
+from training.tasks.inputs.model_size import ModelSize
 from training.tasks.published_models import with_local_model
+from training.tasks.registry import size_for
 
 _ESTIMATED = "estimated"
 _NAMES = {

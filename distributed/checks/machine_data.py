@@ -17,8 +17,7 @@ from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.records.plan import MemberPlan
-from training.tasks.data_files.tables import Table
-from training.tasks.speech.speech_clips import COLUMNS, find_text_column
+from training.tasks.registry import inputs_of
 
 _TIMEOUT = 60.0
 _Name = Annotated[str, Field(max_length=200)]
@@ -91,12 +90,17 @@ def judge_machine_data(
     if seen.problem:
         fix = "put the data there, or name another place with 'data' of this machine in the hosts file"
         return Finding("data", "problem", f"its data: {seen.path} {seen.problem}", "data of its own", fix)
-    if profile.model.trait == "speech" and seen.columns:
+    if seen.columns:
         try:
-            table = Table(Path(seen.path), tuple(seen.columns), ()).with_spelling(COLUMNS)
-            find_text_column(table, profile.data.text_column)
+            inputs_of(profile.model.task).check_columns(profile, Path(seen.path), seen.columns)
         except BadInput as error:
-            return Finding("data", "problem", error.message, "transcripts", f"{error.hint}, or rename the column there")
+            return Finding(
+                "data",
+                "problem",
+                error.message,
+                "the columns that the task reads",
+                f"{error.hint}, or rename the column there",
+            )
     others = Counter(frozenset(names) for other, names in columns.items() if other != location and names)
     common_columns, count = (others.most_common(1) or [(frozenset[str](), 0)])[0]
     if seen.columns and count and common_columns != frozenset(seen.columns):

@@ -29,8 +29,7 @@ from profiles.schema import Profile
 from training.records.plan import JOB_FACTORY, RunPlan
 from training.records.run_files import explain, sha256, write_atomically
 from training.strategies.user_strategy import as_user_code
-from training.tasks.speech.patches import FOLDER as PATCHES
-from training.tasks.speech.speech_dataset import files_of_table
+from training.tasks.registry import inputs_of
 
 REPOSITORY = TOP
 IGNORED = frozenset(
@@ -168,10 +167,10 @@ def folder_tree(folder: Path, cache: HashCache | None = None) -> Tree:
 
 
 def _table_companions(profile: Profile, table: Path) -> Iterator[Path]:
-    """Yield the files that a single table needs: those that it names, and the patches; nothing else of its folder."""
-    if profile.model.trait == "speech" and table.is_file():
-        yield from files_of_table(table, profile.data.text_column, profile.data.pseudo_share > 0)
-        yield from _walk(table.parent / PATCHES)
+    """Yield the files that a single table needs: those that its task names; nothing else of its folder."""
+    if table.is_file():
+        for path in inputs_of(profile.model.task).files_of_table(profile, table):
+            yield from _walk(path) if path.is_dir() else (path,)
 
 
 def _location(location: str, folder: str, companions: Iterable[Path] = ()) -> tuple[Tree, str]:

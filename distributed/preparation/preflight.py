@@ -25,13 +25,13 @@ from distributed.preparation.this_computer import train_with
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
 from distributed.system import interface_of
-from profiles.declarations import Trait, trait_of
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import program, training_python
 from profiles.schema import Profile
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
 from training.records.plan import MemberPlan, RunPlan
 from training.run.local_plan import own_data, plan_local_run
+from training.tasks.registry import inputs_of
 
 OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
@@ -42,10 +42,6 @@ FREE_FILES = 5_000
 """Required free inodes: code and tokenizer are a thousand files, data may be more."""
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
-_OF_TRAIT: dict[Trait | None, tuple[str, ...]] = {
-    "speech": ("transformers", "av", "soundfile"),
-    "texts": ("transformers",),
-}
 
 
 @checked_dataclass(frozen=True)
@@ -141,7 +137,7 @@ def check(
     Returns:
         One entry per machine, in their order. The links stay connected where there is no problem.
     """
-    modules = [*_NEEDED, *_OF_TRAIT.get(trait_of(task), ())]
+    modules = [*_NEEDED, *inputs_of(task).packages]
     ready_by_machine = {readiness.link.machine: readiness for readiness in previous if readiness.problem is None}
 
     def ask(machine: Machine) -> Readiness:

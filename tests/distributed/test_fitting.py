@@ -10,10 +10,11 @@ import pytest
 from distributed.planning.memory import fitting
 from distributed.planning.memory.fitting import FitResult, MemoryBudget
 from distributed.planning.memory.memory_model import need_of
-from distributed.planning.memory.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import ModelSettings, Profile
+from training.tasks.inputs.model_size import ModelSize
+from training.tasks.registry import size_for
 
 GB = 2**30
 SHAPES = {

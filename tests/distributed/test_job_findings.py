@@ -22,13 +22,15 @@ from distributed.measuring.machine_figures import SpeedFigures
 from distributed.planning.documents.cluster import ClusterMachine, Measurement, MeasurementCache
 from distributed.planning.documents.document import Workload, job_of
 from distributed.planning.memory.memory_model import RUNTIME_BYTES, need_of
-from distributed.planning.memory.model_size import ModelSize, size_for, size_of
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import Facts, plan_run
 from distributed.preparation.transfer import MissingFiles, Tree, send_trees
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
+from training.tasks.inputs.model_size import ModelSize, decoder_size, size_of
 from training.tasks.published_models import model_folder
+from training.tasks.registry import size_for
+from training.tasks.whisper.model_size import whisper_size
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = Facts((3, 11, 7), "2.13.0", (), 0.0, 10**12, True, "/r", "Linux", 0, "eth0", "key")
@@ -140,7 +142,7 @@ def test_a_configuration_tells_the_number_of_parameters(folder: str) -> None:
     kind = AutoModelForSpeechSeq2Seq if config.model_type == "whisper" else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config)
-    size = size_of(REPOSITORY / folder)
+    size = size_of(REPOSITORY / folder, whisper_size if config.model_type == "whisper" else decoder_size)
     assert size is not None and size.activations > 0
     assert size.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.001)
     if config.model_type == "whisper":
@@ -151,12 +153,12 @@ def test_llamas_are_counted_too(tmp_path: Path) -> None:
     tiny_llama = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632,
                   "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
-    size = size_of(tmp_path, 256)
+    size = size_of(tmp_path, lambda config: decoder_size(config, 256))
     assert size is not None and size.parameters == pytest.approx(1_100_048_384, rel=0.001)
 
 
 def test_a_frozen_encoder_needs_no_memory_for_backward() -> None:
-    size = size_of(REPOSITORY / "examples" / "scratch_whisper")
+    size = size_of(REPOSITORY / "examples" / "scratch_whisper", whisper_size)
     assert size is not None
     needs = [
         need_of(load_profile("demo", {"batch_size": "8", "freeze_encoder": frozen}).profile, size).total

@@ -14,9 +14,9 @@ from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import Figures, Planning, Workload
 from distributed.planning.memory.fitting import MemoryBudget
 from distributed.planning.memory.memory_model import need_of
-from distributed.planning.memory.model_size import size_for
 from distributed.planning.planner import plan
 from profiles.files.resolve import load_profile
+from training.tasks.registry import size_for
 
 Capture = pytest.CaptureFixture[str]
 DOCS = Path(__file__).parents[2] / "docs" / "inside" / "planning.md"

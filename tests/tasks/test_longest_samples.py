@@ -9,10 +9,10 @@ import pytest
 import soundfile
 from sound_kinds import voice, write
 
-from distributed.planning.memory.model_size import size_for
 from profiles.files.resolve import profile_from_options
 from profiles.schema import DataSettings
-from training.workers.data_findings import Longest, longest_clip
+from training.tasks.registry import size_for
+from training.tasks.speech.data_findings import Longest, longest_clip
 
 SCRATCH = Path(__file__).parents[2] / "examples" / "scratch_whisper"
 

@@ -12,11 +12,11 @@ from app.wizard.services.job_view import data_of, fits_of, job_of, resolved
 from app.wizard.state.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
-from distributed.planning.memory.model_size import size_for
 from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
 from training.tasks.published_models import created_folder
+from training.tasks.registry import size_for
 from training.workers.data_findings import findings
 
 ROOT = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from profiles.declarations import Section, Trait, declare, import_all, owners, w
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Task
+from training.tasks.inputs.base import TaskInputs
+from training.tasks.inputs.model_size import ModelSize
 
 _factories: dict[str, Callable[[Profile], Task]] = {}
+_inputs: dict[str, Callable[[], TaskInputs]] = {}
 
 
 def register(
@@ -19,6 +23,7 @@ def register(
     make: Callable[[Profile], Task],
     options: type[Section] = Section,
     trait: Trait | None = None,
+    inputs: Callable[[], TaskInputs] = TaskInputs,
 ) -> None:
     """Register a task.
 
@@ -28,17 +33,18 @@ def register(
         make: creates the task, unprepared; raises ``BadInput`` if its model cannot be used.
         options: its own options, ``name.option`` in settings; ``profile.model.of(options)`` returns their values.
         trait: property by which other code adapts the preparation, measurement and display of its runs.
+        inputs: returns what programs that do not train know of its data and model; called when it is first needed.
 
     Raises:
         ValueError: the name is taken.
     """
     declare("model", name, summary, options, trait=trait)
-    _factories[name] = make
+    _factories[name], _inputs[name] = make, functools.cache(inputs)
 
 
 def forget(name: str) -> None:
     """Unregister a task."""
-    del _factories[name]
+    del _factories[name], _inputs[name]
     withdraw("model", name)
 
 
@@ -49,6 +55,17 @@ def load() -> None:
         BadInput: one of them cannot be imported.
     """
     import_all(Path(__file__).parent / "kinds", f"{__package__}.kinds")
+
+
+def inputs_of(task: str) -> TaskInputs:
+    """Return what the runs of a task need; of an unknown task, nothing that is known beforehand."""
+    load()
+    return _inputs.get(task, TaskInputs)()
+
+
+def size_for(profile: Profile) -> ModelSize | None:
+    """Return the size of a profile's model from files on this machine; ``None`` if it is unknown."""
+    return inputs_of(profile.model.task).model_size(profile)
 
 
 def task_from_profile(profile: Profile) -> Task:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.console import command_line
 from app.wizard.services.outside import OUTSIDE, Outside
 from app.wizard.state.records import (
     MAIN,
@@ -22,7 +21,6 @@ from app.wizard.state.records import (
 from distributed.checks.findings import Health
 from distributed.checks.job import free_memory, memory_level
 from distributed.planning.memory.fitting import FreeMemory, fit_to_budgets
-from distributed.planning.memory.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
 from profiles.files.layers import DEFAULT
 from profiles.files.library import Library
@@ -30,8 +28,9 @@ from profiles.files.resolve import Resolved, load_profile
 from profiles.options import OptionSpec, check_value, memory_saving_settings, option_names, options
 from profiles.schema import Profile
 from training.hardware.resources import total_memory
+from training.tasks.inputs.model_size import ModelSize
 from training.tasks.published_models import usable_profile
-from training.tasks.speech.speech_clips import LEAKAGE_REMARK, REPAIR_HINT
+from training.tasks.registry import size_for
 
 _OWN = ("hosts", "workers", "simulate", "shares", "output_dir")
 """Options that the set-up decides itself, or that do not belong to the job."""
@@ -149,37 +148,18 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
         splits=splits,
         broken=tuple(map(str, summary.get("broken", ()))),
         broken_count=broken,
-        notes=tuple(_notes(dict(summary.get("history", {})), profile)),
+        notes=tuple(map(str, summary.get("notes", ()))),
         assessment=Assessment(
             status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken else ItemStatus.OK,
             words=f"{samples:,} {summary.get('unit', 'samples')}" if samples else str(summary.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
-            fix=REPAIR_HINT if too_many else "they are left out" if broken else "",
+            fix=str(summary.get("repair", "")) if too_many else "they are left out" if broken else "",
         ),
     )
 
 
 def _unusable(words: str, cause: str, fix: str) -> DataSummary:
     return DataSummary(assessment=Assessment(status=ItemStatus.FAILED, words=words, cause=cause, fix=fix))
-
-
-def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
-    """Yield what was done to the data set, with the command or option to follow up."""
-    data = profile.data.dataset_path
-    if count := history.get("not_prepared"):
-        yield f"prepared; {count} not taken: see left_out.csv"
-    if count := history.get("in_train_too"):
-        yield f"{counted(count, 'held-out recording')} {LEAKAGE_REMARK}"
-    if count := history.get("held_out"):
-        yield f"no validation.csv: {counted(count, 'recording')} of the training data held out"
-    words = {"corrected": "corrected", "deleted": "left out", "blacklisted": "blacklisted", "protected": "protected"}
-    patches = [f"{history[name]} {word}" for name, word in words.items() if history.get(name)]
-    if patches:
-        yield f"patches: {', '.join(patches)}; {command_line('patches', data, '--origin')}"
-    if count := history.get("pseudo"):
-        share = profile.data.pseudo_share
-        taken = f"at most {share:.0%} of the training clips" if share else "none taken; set pseudo_share"
-        yield f"pseudo.csv: {counted(count, 'text')} by a model; {taken}"
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

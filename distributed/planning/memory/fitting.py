@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from distributed.planning.memory.memory_model import need_of
-from distributed.planning.memory.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
 from profiles.schema import FITTED, Profile
 from training.data.sample_order import shares_to_batch_sizes
+from training.tasks.inputs.model_size import ModelSize
+from training.tasks.registry import size_for
 
 _GB = 2**30
 _ADAPTERS_RATE = 10.0

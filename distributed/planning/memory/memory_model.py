@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from distributed.planning.documents.cluster import ClusterMachine
 from distributed.planning.documents.document import Job
-from distributed.planning.memory.model_size import ModelSize
 from profiles.declarations import OptionsByOwner
 from profiles.locations import user_code_in
 from profiles.schema import QUANTISED, ModelSettings, Profile, StrategySettings
@@ -14,6 +13,7 @@ from training.exchange.mean.reduction import AT_ONCE, KEPT_BYTES
 from training.optimization.optimizers import state_bytes
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model, default_strategy
+from training.tasks.inputs.model_size import ModelSize
 
 _FP32 = 4
 _BASE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5625}

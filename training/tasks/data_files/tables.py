@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from profiles.errors import BadInput
 from training.records.run_files import explain_errors, write_atomically
+from training.tasks.data_files.faults import Faults
 from training.tasks.data_files.plain_text import plain_text
-from training.tasks.faults import Faults
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from profiles.schema import Profile
 from training.lazy import lazy
+from training.tasks.inputs.base import TaskInputs
+from training.tasks.inputs.model_size import ModelSize
 from training.tasks.registry import register
 
 _code = lazy("training.tasks.custom")
 _SUMMARY = "a model and data of your own, made by the function that model_path names"
-register("custom", _SUMMARY, lambda profile: _code.CustomTask(profile), trait="own code")
+
+
+class _OwnCode(TaskInputs):
+    def model_size(self, profile: Profile) -> ModelSize | None:
+        return None
+
+
+register("custom", _SUMMARY, lambda profile: _code.CustomTask(profile), trait="own code", inputs=_OwnCode)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from profiles.schema import Profile
+from training.lazy import lazy
 from training.tasks.base import Task
 from training.tasks.registry import register
+
+_code = lazy("training.tasks.speech.speech_inputs")
+_SUMMARY = "speech to text with a Whisper: recordings and their transcripts"
 
 
 def _make(profile: Profile) -> Task:
@@ -17,4 +21,4 @@ def _make(profile: Profile) -> Task:
     return WhisperTask(profile)
 
 
-register("whisper", "speech to text with a Whisper: recordings and their transcripts", _make, trait="speech")
+register("whisper", _SUMMARY, _make, trait="speech", inputs=lambda: _code.SpeechInputs())

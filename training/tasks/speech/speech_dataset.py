@@ -18,9 +18,9 @@ from pathlib import Path
 from profiles.errors import BadInput, counted
 from profiles.installation import program
 from profiles.locations import looks_like_path
+from training.tasks.data_files.faults import Faults
 from training.tasks.data_files.splits import SPLITS, by_split, id_hash, path_if_file, split_named, without_hidden
 from training.tasks.data_files.tables import Row, read_table
-from training.tasks.faults import Faults
 from training.tasks.speech.patches import (
     KEPT,
     PSEUDO,

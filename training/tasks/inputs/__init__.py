@@ -1,0 +1,1 @@
+"""What programs that do not train know of a task: its data, its model, the packages it needs."""

@@ -1,0 +1,50 @@
+"""Inputs of speech tasks: recordings with transcripts, a Whisper, and what both need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from profiles.schema import Profile
+from training.tasks.data_files.tables import Table
+from training.tasks.inputs.base import Substitute, TaskInputs
+from training.tasks.inputs.model_size import ModelSize
+from training.tasks.speech import data_findings
+from training.tasks.speech.patches import FOLDER as PATCHES
+from training.tasks.speech.speech_clips import COLUMNS, PUBLISHED_WINDOW, find_text_column
+from training.tasks.speech.speech_dataset import files_of_table
+
+
+class SpeechInputs(TaskInputs):
+    """A data set of recordings, and a Whisper."""
+
+    packages = ("transformers", "av", "soundfile")
+    reads_dataset = True
+
+    def findings(self, profile: Profile) -> dict[str, Any]:
+        return data_findings.findings(profile)
+
+    def check_data(self, profile: Profile) -> None:
+        data_findings.check_data(profile)
+
+    def check_columns(self, profile: Profile, table: Path, columns: Sequence[str]) -> None:
+        find_text_column(Table(table, tuple(columns), ()).with_spelling(COLUMNS), profile.data.text_column)
+
+    def substitute(self, profile: Profile) -> Substitute | None:
+        too_long = data_findings.too_long(profile)
+        if not (instead := too_long.get("instead")):
+            return None
+        language = {"language": profile.model.language} if profile.model.language else {}
+        reason = f"{too_long['error']}; profile {instead} is taken, which hears {PUBLISHED_WINDOW:g} s"
+        return Substitute(instead, language, reason)
+
+    def files_of_table(self, profile: Profile, table: Path) -> Iterator[Path]:
+        yield from files_of_table(table, profile.data.text_column, profile.data.pseudo_share > 0)
+        if (table.parent / PATCHES).is_dir():
+            yield table.parent / PATCHES
+
+    def model_size(self, profile: Profile) -> ModelSize | None:
+        from training.tasks.whisper.model_size import size_for
+
+        return size_for(profile)
