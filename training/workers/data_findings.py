@@ -63,8 +63,8 @@ def _is_local(profile: Profile) -> bool:
 def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell: Tell = lambda line: None) -> Resolved:
     """Return a profile whose model is available and suits its data set.
 
-    That of :func:`usable_profile`; if it is a stand-in that cannot take all samples, the profile that can, with what
-    the task takes over (:class:`Substitute`). A profile or a model that the user has named stays.
+    That of :func:`usable_profile`; if it is a stand-in that cannot take all samples, the profile that can, with the
+    options that the task takes over. A profile or a model that the user has named stays.
 
     Raises:
         BadInput: as :func:`usable_profile`, or the data set cannot be used.

@@ -127,8 +127,8 @@ def size_of(
     """Return the size of the model in a folder; ``None`` if neither its weights nor its configuration show it.
 
     Args:
-        shape: returns the size of a model with a configuration, and raises :class:`KeyError`, :class:`TypeError` or
-            :class:`ValueError` if it does not describe one.
+        shape: returns the size of a model with a configuration; raises ``KeyError``, ``TypeError`` or ``ValueError``
+            if it describes none.
         is_whole: whether all weights in the folder are trained, so that they can be counted.
     """
     config = {**_read(folder / "preprocessor_config.json"), **_read(folder / "config.json")}

@@ -45,6 +45,6 @@ class SpeechInputs(TaskInputs):
             yield table.parent / PATCHES
 
     def model_size(self, profile: Profile) -> ModelSize | None:
-        from training.tasks.whisper.model_size import size_for
+        from training.tasks.speech.whisper_size import size_for
 
         return size_for(profile)
