@@ -15,7 +15,7 @@ from training.records.events import Event
 from training.records.plan import RunPlan
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
-from training.run.outcome import NewestAttempt
+from training.run.outcome import NewestAttempt, RunOutcome
 
 LONGEST_SILENCE = 60.0
 """Longest pause in a replay, seconds; longer ones (a night between attempts, a wrong clock) are shortened to it."""
@@ -45,9 +45,13 @@ class Follower:
         """Return the current Unix time by the clock of the events, for ages and elapsed times."""
         return time.time()
 
+    def outcome(self) -> RunOutcome:
+        """Return how the newest attempt of the run ended; to be called after the last event."""
+        return self._attempt.outcome(self.path)
+
     def ended(self, state: RunState) -> EndedRun:
-        """Return the outcome of the run; to be called after the last event."""
-        outcome = self._attempt.outcome(self.path)
+        """Return the outcome of the run with its state; to be called after the last event."""
+        outcome = self.outcome()
         return EndedRun(**vars(outcome), plan=self.plan, state=at_its_end(state, outcome.status, outcome.message))
 
 

@@ -31,8 +31,8 @@ Notified = Annotated[
         "--notify",
         callback=_choose_notified,
         metavar="TARGET",
-        help="Hears when the run ends, fails or loses a machine: desktop, a web address or a command; the variable "
-        "MUSTER_NOTIFY is the same for all runs.",
+        help="Tell the desktop, a web address or a command when the run ends, fails or loses a machine. "
+        "For all runs: the variable MUSTER_NOTIFY.",
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]

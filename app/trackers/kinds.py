@@ -70,8 +70,8 @@ class Tracker(Protocol):
     def flush(self) -> None:
         """Make what was logged durable, also if this process is killed afterwards."""
 
-    def close(self, status: str) -> str:
-        """Finish with the status of the run, and return in one line where its figures are."""
+    def close(self, status: str, message: str = "") -> str:
+        """Finish with the status of the run and why it failed, and return in one line where its figures are."""
 
 
 def scalars_of(event: Event, newest_step: int) -> Iterator[Figure]:
@@ -168,7 +168,7 @@ class CsvFiles:
         for stream in self._files.values():
             stream.flush()
 
-    def close(self, status: str) -> str:
+    def close(self, status: str, message: str = "") -> str:
         for stream in self._files.values():
             stream.close()
         return str(self._folder)
@@ -220,7 +220,7 @@ class TensorboardFiles:
         for writer in self._writers.values():
             writer.flush()
 
-    def close(self, status: str) -> str:
+    def close(self, status: str, message: str = "") -> str:
         for writer in self._writers.values():
             writer.close()
         return f"{self._folder} (tensorboard --logdir {self._folder})"
@@ -272,7 +272,7 @@ class WandbRun(_Flat):
     def send(self, step: int, figures: dict[str, float]) -> None:
         self._tracked.log({"step": step, **figures})
 
-    def close(self, status: str) -> str:
+    def close(self, status: str, message: str = "") -> str:
         self._tracked.finish(exit_code=0 if status == "completed" else 1)
         return str(self._tracked.url or f"{self._folder} (wandb sync {self._folder}/wandb/offline-run-*)")
 
@@ -295,7 +295,7 @@ class TrackioRun(_Flat):
             auto_log_cpu=False,
         )
 
-    def close(self, status: str) -> str:
+    def close(self, status: str, message: str = "") -> str:
         self._tracked.finish()
         return f"trackio show --project {self._project}"
 

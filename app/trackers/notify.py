@@ -1,4 +1,5 @@
-"""Notifications when a run ends, fails or loses a machine: on the desktop, to a web address, or by a command.
+"""Notifications when a run ends, fails, does not start or loses a machine: on the desktop, to a web address, or by a
+command.
 
 The target is set on this computer (``--notify``, or the variable ``MUSTER_NOTIFY``) and is never part of a profile, so
 no foreign file can name a program or an address.
@@ -6,6 +7,7 @@ no foreign file can name a program or an address.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -15,15 +17,16 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from app.console import say, visible
 from app.run_view.metrics import metric_label, metric_text
 from app.trackers.kinds import TrackedRun
-from profiles.errors import BadInput
+from profiles.errors import BadInput, StoppedByUser
+from training.records.event_log import newest_number
 from training.records.events import EvaluationEvent, Event, MemberEvent
 from training.records.run_files import write_atomically
-from training.records.run_folder import RunFolder
 
 TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
@@ -79,6 +82,48 @@ def _words(target: str, title: str, text: str) -> list[str]:
     return [os.path.expanduser(words[0]), *words[1:], f"{title}: {text}" if text else title]
 
 
+@contextlib.contextmanager
+def failed_start_notified(profile: str) -> Iterator[None]:
+    """Notify if a start fails or is stopped inside the context, where there is no run yet that its trackers follow."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:  # whatever ended it, who waits for it is told; it is raised again
+        if is_requested():
+            status = "cancelled" if isinstance(error, (KeyboardInterrupt, StoppedByUser)) else "failed"
+            send(profile, status, ending_text(status, str(error) if status == "failed" else "", early=True))
+        raise
+
+
+def ending_text(status: str, details: str = "", early: bool = False) -> str:
+    """Return what is sent of an end: ``failed before its first step: no space left`` if it was ``early``."""
+    ending = _ENDINGS.get(status, status) + (" before its first step" if early else "")
+    return f"{ending}: {details}" if details else ending
+
+
+def send(profile: str, status: str, text: str, run_id: str = "") -> str:
+    """Send a message about a run, and return why it did not get through, or an empty text."""
+    target, title, text = os.environ.get(TARGET, ""), f"Muster, {profile}", visible(text)
+    about = {"run": run_id, "profile": profile, "status": status}
+    try:
+        _deliver(target, title, text, about)
+    except (OSError, subprocess.SubprocessError, http.client.HTTPException, BadInput) as error:
+        problem = f"did not get through: {text} ({_reason(error)})"
+        say(f"notify: {problem}")
+        return problem
+    return ""
+
+
+def _deliver(target: str, title: str, text: str, about: dict[str, str]) -> None:
+    if words := _words(target, title, text):
+        variables = {**os.environ, "MUSTER_RUN": about["run"], "MUSTER_STATUS": about["status"]}
+        subprocess.run(words, env=variables, timeout=_PATIENCE, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        return
+    message = f"{title}: {text}"
+    body = json.dumps({"text": message, "content": message, **about}).encode()
+    request = urllib.request.Request(target, body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=_PATIENCE).close()
+
+
 class Notifier:
     """Sends a message for each lost machine, and for the end with the newest result.
 
@@ -88,10 +133,10 @@ class Notifier:
     """
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
-        self._run, self._target = run, os.environ.get(TARGET, "")
+        self._run = run
         self._ended = folder / "ended"
         self._result = ""
-        _words(self._target, "", "")
+        _words(os.environ.get(TARGET, ""), "", "")
 
     def log(self, event: Event, newest_step: int) -> None:
         if isinstance(event, EvaluationEvent):
@@ -106,40 +151,20 @@ class Notifier:
     def flush(self) -> None:
         """Do nothing: each message is sent at once."""
 
-    def close(self, status: str) -> str:
-        metadata = RunFolder.open(self._run.path).metadata
-        ending = f"{status} {metadata.end_time}"
+    def close(self, status: str, message: str = "") -> str:
+        ending = f"{status} {newest_number(self._run.path / 'events.jsonl')}"
         if self._ended.exists() and self._ended.read_text() == ending:
             return "sent before"
-        reason = metadata.error_message if status == "failed" else ""
-        details = reason or self._result
-        if problem := self._send(status, _ENDINGS.get(status, status) + (f": {details}" if details else "")):
+        has_folder = self._run.path.is_dir()  # that of a run that could not begin is removed
+        text = ending_text(status, (message if status == "failed" else "") or self._result, early=not has_folder)
+        if problem := self._send(status, text):
             return problem
-        write_atomically(self._ended, ending.encode())
+        if has_folder:
+            write_atomically(self._ended, ending.encode())
         return "sent"
 
     def _send(self, status: str, text: str) -> str:
-        """Send a message, and return why it failed, or an empty text; a failure does not prevent later messages."""
-        title = f"Muster, {self._run.metadata.profile}"
-        about = {"run": self._run.metadata.run_id, "profile": self._run.metadata.profile, "status": status}
-        try:
-            self._deliver(_words(self._target, title, visible(text)), f"{title}: {visible(text)}", about)
-        except (OSError, subprocess.SubprocessError, http.client.HTTPException, BadInput) as error:
-            problem = f"did not get through: {visible(text)} ({_reason(error)})"
-            say(f"notify: {problem}")
-            return problem
-        return ""
-
-    def _deliver(self, words: list[str], message: str, about: dict[str, str]) -> None:
-        if words:
-            variables = {**os.environ, "MUSTER_RUN": about["run"], "MUSTER_STATUS": about["status"]}
-            subprocess.run(
-                words, env=variables, timeout=_PATIENCE, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr
-            )
-            return
-        body = json.dumps({"text": message, "content": message, **about}).encode()
-        request = urllib.request.Request(self._target, body, {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=_PATIENCE).close()
+        return send(self._run.metadata.profile, status, text, self._run.metadata.run_id)
 
 
 def _reason(error: Exception) -> str:

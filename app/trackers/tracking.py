@@ -58,7 +58,7 @@ def checked_trackers(text: str) -> tuple[str, ...]:
     return names
 
 
-def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
+def start_trackers(run_dir: Path, names: Sequence[str] = ()) -> None:
     """Start the trackers of a run in a separate process; a failure is reported and does not stop the run.
 
     Notifications, if requested, are one of the trackers.
@@ -138,21 +138,29 @@ class Tracking:
 
     def follow(self) -> None:
         """Send all events until the run ends."""
+        with contextlib.suppress(FileNotFoundError):  # a run that could not begin leaves no folder behind
+            self._send_events()
+        self._keep()
+        outcome = self._follower.outcome()
+
+        def end(feed: _TrackerFeed) -> None:
+            self.locations[feed.name] = feed.tracker.close(outcome.status, outcome.message)
+            feed.lock.release()
+
+        self._for_each_feed(end)
+
+    def _send_events(self) -> None:
         due = time.monotonic() + FLUSH_EVERY
         for event in self._follower.events():
             if event is not None:
                 self._for_each_feed(lambda feed, event=event: feed.send(event))  # type: ignore[misc]  # mypy: lambda default
             if time.monotonic() > due:
-                self._for_each_feed(_TrackerFeed.keep)
+                self._keep()
                 due = time.monotonic() + FLUSH_EVERY
-        self._for_each_feed(_TrackerFeed.keep)
-        status = RunFolder.open(self._path).metadata.status
 
-        def end(feed: _TrackerFeed) -> None:
-            self.locations[feed.name] = feed.tracker.close(status if status in FINAL else "failed")
-            feed.lock.release()
-
-        self._for_each_feed(end)
+    def _keep(self) -> None:
+        if self._path.is_dir():
+            self._for_each_feed(_TrackerFeed.keep)
 
     def _for_each_feed(self, act: Callable[[_TrackerFeed], None]) -> None:
         for feed in list(self._feeds):
@@ -184,6 +192,8 @@ def main(names: str) -> int:
         tracking = Tracking(path, names.split(","), lambda line: print(line, flush=True))
         tracking.follow()
     except MusterError as error:
+        if not path.is_dir() and _NOTIFY in names.split(","):  # the run ended before this process had begun
+            notify.send(path.name, "failed", notify.ending_text("failed", early=True))
         print(error, flush=True)
         return int(error.exit_code)
     for name, location in tracking.locations.items():

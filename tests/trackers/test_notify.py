@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from app.trackers import notify
+from app.trackers import notify, tracking
 from app.trackers.notify import TARGET
 from app.trackers.tracking import Tracking
+from cli_typer import main
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation
 from tests.report.report_runs import write_run
-from training.records.events import Event, MemberEvent
+from tests.waiting import until
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent
+from training.records.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -71,6 +75,54 @@ def test_what_a_failing_command_does_not_hear_is_no_end_of_the_run(
     first, last = heard.read_text().splitlines()  # each is tried once, and nobody hears of a failure
     assert "is lost" in first and "is done" in last
     assert capfd.readouterr().err.count("(exit code 3)") == 2
+
+
+def test_a_run_that_could_not_begin_and_left_no_folder_is_told_with_its_reason(tmp_path: Path, command: Path) -> None:
+    run = write_run(tmp_path, [ErrorEvent(time=1.0, message="no clip is long enough")])
+    tracked = Tracking(run, ["notify"], print)
+    with RunFolder.take_over(run):
+        thread = threading.Thread(target=tracked.follow)
+        thread.start()
+        until(lambda: tracked._follower._attempt.error)
+        shutil.rmtree(run)
+    thread.join()
+    assert command.read_text().endswith(": failed before its first step: no clip is long enough\n")
+
+
+def test_a_run_whose_process_died_is_told_as_failed(tmp_path: Path, command: Path) -> None:
+    run = write_run(tmp_path, [])
+    with RunFolder.take_over(run) as folder:
+        folder.append(RunEvent(status="starting"))
+        folder.update_metadata(status="running")
+    follow(run)
+    assert command.read_text().endswith(" failed: interrupted: the process that ran it is gone\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (BadInput("no room on the disk"), "failed Muster, demo: failed before its first step: no room on the disk\n"),
+        (KeyboardInterrupt(), "cancelled Muster, demo: was stopped before its first step\n"),
+    ],
+)
+def test_a_start_that_ends_before_there_is_a_run_is_told(command: Path, error: BaseException, message: str) -> None:
+    with pytest.raises(type(error)), notify.failed_start_notified("demo"):
+        raise error
+    assert command.read_text() == message
+
+
+def test_the_command_line_tells_of_a_refused_start(tmp_path: Path, command: Path) -> None:
+    assert main(["distributed-train", "demo-scratch", "--local", "1", "--dataset", str(tmp_path / "nothing")]) == 2
+    assert command.read_text().startswith("failed Muster, demo-scratch: failed before its first step: ")
+
+
+def test_a_run_that_was_gone_before_its_trackers_began_is_told(
+    tmp_path: Path, command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "run_from_stdin", lambda log: tmp_path / "20261128-101500-aaaa-demo")
+    monkeypatch.setattr("os.nice", lambda level: None)
+    assert tracking.main("csv,notify") == 2
+    assert command.read_text() == "failed Muster, 20261128-101500-aaaa-demo: failed before its first step\n"
 
 
 def test_a_web_address_that_hangs_once_gets_the_end(

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from app.cli.approval import read_hosts
-from app.cli.arguments import OUTPUT, USUAL_HOSTS, AllHosts, AllowMissing, Detach, Json, OfflineWheels, Output, TrustNew
+from app.cli.arguments import (
+    OUTPUT,
+    USUAL_HOSTS,
+    AllHosts,
+    AllowMissing,
+    Detach,
+    Json,
+    Notified,
+    OfflineWheels,
+    Output,
+    TrustNew,
+)
 from app.cli.machines.access import prepare_options
 from app.cli.runs.attach import STOPPING_SCRIPT, leave, log_lines, tell
 from app.cli.terminal import answer, heard_by, somebody
@@ -24,6 +35,8 @@ from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
 from app.report import EndedRun, document, title_of
+from app.trackers.notify import failed_start_notified
+from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
@@ -71,6 +84,7 @@ def launch(
         Path | None, typer.Option(metavar="DIR", help="Folder to copy to other machines; default: the script's.")
     ] = None,
     detach: Detach = False,
+    notified: Notified = "",
     allow_missing: AllowMissing = False,
     offline_wheels: OfflineWheels = False,
     trust_new: TrustNew = False,
@@ -97,15 +111,17 @@ def launch(
         remember(output)
         if detach:
             return run_in_background("app.cli.train.local_run", run_folder, as_json)
+        start_trackers(run_folder.path)
         return run_here(plan, run_folder, as_json)
     if hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")
     listed_hosts = read_hosts(file, named=hosts is not None, person=somebody(as_json))
     announce_files(Path(job.folder))
     prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
-    prepared_hosts, machines = places_of(listed_hosts, prepare, processes_per_machine)
-    run_folder = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
-    save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
+    with failed_start_notified(job.title):
+        prepared_hosts, machines = places_of(listed_hosts, prepare, processes_per_machine)
+        run_folder = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
+        save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
     return run_in_background("distributed.supervisor", run_folder, as_json, shown=not detach)
 
 
@@ -138,7 +154,9 @@ def run_here(plan: RunPlan, run_folder: RunFolder, as_json: bool) -> ExitCode:
 def run_in_background(entry: str, run_folder: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
     """Start the background process of a run, module ``entry``; follow it to its end if ``shown``."""
     run_folder.close()
-    BackgroundProcess(entry, trains=True).start(run_folder.path)
+    with failed_start_notified(run_folder.metadata.profile):
+        BackgroundProcess(entry, trains=True).start(run_folder.path)
+    start_trackers(run_folder.path)
     return follow(run_folder.path, as_json) if shown else leave(run_folder.path, as_json)
 
 

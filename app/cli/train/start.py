@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import title_of
 from app.run_view.run_state import reduce_events
+from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.memory.fitting import fit
 from distributed.planning.simulated import Machines
@@ -39,6 +41,7 @@ from training.workers.data_findings import check_data, check_data_of, usable_for
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned
+    from distributed.preparation.prepare import PrepareOptions
 
 Instead = Callable[["DistributedLauncher", "Planned", "TrainRequest"], ExitCode]
 
@@ -82,6 +85,11 @@ class TrainRequest:
             raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --try")
 
     @property
+    def title(self) -> str:
+        """What is started: a profile, a run, or a job of options alone."""
+        return self.profile or self.resume or self.overrides.get("task", "train")
+
+    @property
     def person(self) -> bool:
         """Whether there is a user to ask."""
         return not self.no_input and somebody(self.as_json)
@@ -106,17 +114,22 @@ def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     Raises:
         BadInput: it cannot be used.
     """
+    with failed_start_notified(request.title):
+        plan, folder = _created(request)
+    start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
+    return plan, folder
+
+
+def _created(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     command = list(request.command)
     if request.resume:
         path, plan = resumable(request)
         checked_trackers(plan.profile.run.trackers)
         check_data_of(plan)
-        folder = RunFolder.resume(path, plan, command)
-    else:
-        plan = plan_of(request)
-        folder = RunFolder.create(Path(plan.profile.run.output_dir), plan, command)
-        remember(folder.path.parent)
-    start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
+        return plan, RunFolder.resume(path, plan, command)
+    plan = plan_of(request)
+    folder = RunFolder.create(Path(plan.profile.run.output_dir), plan, command)
+    remember(folder.path.parent)
     return plan, folder
 
 
@@ -271,31 +284,39 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
         MusterError: nothing was started.
     """
     from app.cli.machines.access import prepare_options
-    from distributed.launcher import DistributedLauncher, PlanOptions, resume_run
-    from distributed.planning.documents.document import Planning
+    from distributed.launcher import resume_run
 
     person, since = not request.no_input and somebody(), events_before(request)
     prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)
-    if request.resume:
-        path, plan = resumable(request)
-        trackers = checked_trackers(plan.profile.run.trackers)
-        read_hosts(hosts_file, named=False, person=request.person)
-        resume_run(path, plan, prepare, request.command)
-    else:
-        profile = profile_of(request)
-        trackers = checked_trackers(profile.run.trackers)
-        check_data(profile)
-        plan_options = PlanOptions(planning=Planning.read(request.plan_file) if request.plan_file else None)
-        named = bool(request.overrides.get("hosts"))
-        hosts = read_hosts(hosts_file, named=named, person=request.person)
-        launcher = DistributedLauncher(hosts, profile, prepare, plan_options, whole_process=True)
-        planned = launcher.plan()
-        _tell_plan(planned)
-        if instead_of_start is not None:
-            return instead_of_start(launcher, planned, request)
-        path = launcher.start(planned, request.command)
-    start_trackers(path, trackers)
+    with failed_start_notified(request.title) if instead_of_start is None else contextlib.nullcontext():
+        if request.resume:
+            path, plan = resumable(request)
+            checked_trackers(plan.profile.run.trackers)
+            read_hosts(hosts_file, named=False, person=request.person)
+            resume_run(path, plan, prepare, request.command)
+        else:
+            launcher, planned = _planned_on_hosts(request, hosts_file, prepare)
+            _tell_plan(planned)
+            if instead_of_start is not None:
+                return instead_of_start(launcher, planned, request)
+            path, plan = launcher.start(planned, request.command), planned.plan
+    start_trackers(path, tracker_names(plan.profile.run.trackers))
     return leave_or_show(path, request, since)
+
+
+def _planned_on_hosts(
+    request: TrainRequest, hosts_file: Path, prepare: PrepareOptions
+) -> tuple[DistributedLauncher, Planned]:
+    from distributed.launcher import DistributedLauncher, PlanOptions
+    from distributed.planning.documents.document import Planning
+
+    profile = profile_of(request)
+    checked_trackers(profile.run.trackers)
+    check_data(profile)
+    options = PlanOptions(planning=Planning.read(request.plan_file) if request.plan_file else None)
+    hosts = read_hosts(hosts_file, named=bool(request.overrides.get("hosts")), person=request.person)
+    launcher = DistributedLauncher(hosts, profile, prepare, options, whole_process=True)
+    return launcher, launcher.plan()
 
 
 def _tell_plan(planned: Planned) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from app.console import program_words
 from app.follow import Follower
 from app.run_view.run_state import RunState, apply
+from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.services.forecasting import Forecast
 from app.wizard.services.machines import trust_in
@@ -18,10 +19,11 @@ from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import ItemStatus, Tell
 from app.wizard.state.state import PlanRequest
 from distributed.hosts.file import load_hosts
-from distributed.launcher import DistributedLauncher, PlanOptions
+from distributed.launcher import DistributedLauncher, Planned, PlanOptions
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
+from profiles.trackers import tracker_names
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import RunPlan
 from training.tasks.published_models import usable_profile
@@ -59,17 +61,22 @@ def start(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) 
     Raises:
         MusterError: nothing was started.
     """
+    with failed_start_notified(saved.name):
+        path, planned = _started(saved, request, tell, config)
+    start_trackers(path, tracker_names(planned.plan.profile.run.trackers))
+    return path, planned.plan
+
+
+def _started(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, Planned]:
     profile = usable_profile(saved.name, {}, config).profile
-    trackers = checked_trackers(profile.run.trackers)
+    checked_trackers(profile.run.trackers)
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints))
     plan_options = PlanOptions(planning=saved.planning)
     launcher = DistributedLauncher(load_hosts(saved.hosts_file), profile, prepare_options, plan_options)
     planned = launcher.plan()
     if saved.planning is not None and isinstance(request.planning, Forecast):
         planned = replace(planned, figures=request.planning.measurements.figures)
-    path = launcher.start(planned, [program_words()[-1], *saved.arguments])
-    start_trackers(path, trackers)
-    return path, planned.plan
+    return launcher.start(planned, [program_words()[-1], *saved.arguments]), planned
 
 
 def follow(path: Path, plan: RunPlan, see: See) -> Path:
