@@ -30,7 +30,8 @@ from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER, displayed_w
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PIPE_WIDTH = 200
+PIPE_WIDTH = 10_000
+"""Columns of a pipe or a file: each row of a table stays in one line."""
 _LOOK = 0.2
 _JOINERS = "\u200c\u200d"
 """Zero-width joiners: Persian, Hindi and others need them, and they neither move nor hide anything."""
@@ -211,11 +212,17 @@ def ctrl_c_heard() -> Iterator[None]:
 
 
 def show(content: RenderableType) -> None:
-    """Write requested data to stdout; a pipe or file gets lines that are not cut at 80 columns."""
+    """Write requested data to stdout; a pipe or file gets every row in one line, without blanks at its end."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    Console(highlight=False, markup=False, emoji=False, width=width).print(content)
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    if sys.stdout.isatty():
+        console.print(content)
+        return
+    with console.capture() as capture:
+        console.print(content)
+    for line in capture.get().rstrip("\n").split("\n"):
+        show_line(line.rstrip())
 
 
 def show_line(text: str) -> None:

@@ -50,8 +50,11 @@ def bytes_text(count: float) -> str:
 
 
 def memory_text(count: float) -> str:
-    """Memory of a machine or a GPU in units of 2^30 bytes, which makers call GB: ``24 GB``, ``7.6 GB``."""
+    """Memory of a machine, a GPU or a process in units of 2^30 bytes, which makers call GB: ``24 GB``, ``7.6 GB``,
+    ``412 MB``."""
     size = count / 2**30
+    if size < 0.95:
+        return f"{count / 2**20:.0f} MB"
     return f"{size:.0f} GB" if size >= 9.95 else f"{size:.1f} GB"
 
 

@@ -14,9 +14,8 @@ from app.console import say
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
 from profiles.installation import SETUP, can_train, training_environment
+from training.hardware.resources import count_gpus
 from training.records.model_folders import find_usable_model
-
-_SIZE = "about 1.6 GB"
 
 
 def hand_over(arguments: Sequence[str]) -> None:
@@ -76,10 +75,11 @@ def equip_here() -> None:
         MusterError: they cannot be installed.
     """
     from distributed.machine.link import link_to, this_machine  # SSH: only where packages are missing
-    from distributed.preparation.provision import find_environment, provision
+    from distributed.preparation.provision import environment_size, find_environment, provision
 
     hosts = this_machine()
     with contextlib.closing(link_to(hosts.master, hosts)) as link:
         if not find_environment(link):  # else another version of Muster made it
-            say(f"installing PyTorch and the other packages that train, once ({_SIZE}, into ~/.cache/muster)")
+            size = environment_size(count_gpus())
+            say(f"installing PyTorch and the other packages that train, once, into ~/.cache/muster ({size})")
         provision(link, say)

@@ -19,7 +19,7 @@ from app.run_view.timeline import TimelineEntry
 from distributed.planning.documents.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, energy_text, figure_text
+from profiles.quantities import bytes_text, duration_text, energy_text, figure_text, memory_text
 from training.records.model_folders import has_chat_template, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
@@ -115,7 +115,7 @@ def machines(evidence: Evidence) -> str:
         wall, times = (done.seconds or 1.0, (done.compute, done.wait, done.transfer)) if done else (1.0, ())
         row += [f"{duration_text(seconds)} ({seconds / wall:.0%})" for seconds in times] or ["-"] * 3
         memory = member.memory_peak if member else 0
-        row += [bytes_text(memory) if memory else "-"]
+        row += [memory_text(memory) if memory else "-"]
         row += ["-" if member is None or member.hottest is None else f"{member.hottest:.0f} °C"] * heat
         rows.append([*row, *[energy_text(member.joules if member else None)] * energy])
     columns = (*header, "peak memory", *["hottest"] * heat, *["energy"] * energy)

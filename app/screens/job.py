@@ -19,7 +19,7 @@ from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, It
 from app.wizard.state.state import StatePart, Step, WizardState
 from profiles.errors import counted
 from profiles.options import OptionSpec
-from profiles.quantities import bytes_text
+from profiles.quantities import memory_text
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _PLAIN = {
@@ -244,7 +244,7 @@ def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:
 
 
 def _fit(row: Fit) -> Content:
-    figures = f"needs {bytes_text(row.needed)} of {bytes_text(row.free)} free" if row.needed and row.free else ""
+    figures = f"needs {memory_text(row.needed)} of {memory_text(row.free)} free" if row.needed and row.free else ""
     return join(MARKS[row.status].show(f"{row.name}: {row.label}"), muted(figures))
 
 

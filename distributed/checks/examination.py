@@ -27,7 +27,7 @@ from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
 from distributed.measuring.measure import local_link
 from distributed.preparation.preflight import Readiness, check
-from distributed.preparation.provision import provision_all
+from distributed.preparation.provision import environment_size, provision_all
 from distributed.ssh.connection import Trust
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import MusterError
@@ -75,7 +75,9 @@ def examine(
             machine.findings += judge_facts(machine.readiness.facts) if machine.readiness.facts is not None else []
             if problem is not None:
                 seen, safe = problem.message_for(link.name), machine.readiness.provisionable
-                machine.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
+                facts = machine.readiness.facts
+                size = environment_size(None if facts is None else facts.gpus) if safe else ""
+                machine.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe, size))
         ready = [m for m in examined if m.readiness.facts is not None and m.readiness.problem is None]
         keys = judge_host_keys({m.name: m.readiness.facts.fingerprint for m in ready if m.readiness.facts})
         for machine in ready:

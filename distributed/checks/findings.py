@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from distributed.checks.machine_health import LOSES_LARGE
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
 from distributed.ssh.keys.host_keys import NEW_HOST_KEYS
+from profiles.quantities import bytes_text, memory_text
 
 Level = Literal["ok", "warning", "problem"]
 _Text = Annotated[str, Field(max_length=200)]
@@ -61,6 +62,8 @@ class Finding(NamedTuple):
     """A command, or what the user should do."""
     safe: bool = False
     """Whether ``--fix`` may apply it without asking."""
+    size: str = ""
+    """Disk space that the fix takes, with ``about``."""
 
     @classmethod
     def warn_if(cls, wrong: bool, check: str, seen: str, needed: str, fix: str) -> Finding:
@@ -122,7 +125,7 @@ def judge_facts(facts: Facts) -> list[Finding]:
         (True, "system", facts.system, ""),
         (facts.python[:2] >= OLDEST_PYTHON, "python", version, f"{oldest} or newer"),
         (bool(facts.torch), "torch", facts.torch, "one version on all machines"),
-        (facts.free >= FREE_BYTES, "disk", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
+        (facts.free >= FREE_BYTES, "disk", f"{bytes_text(facts.free)} free", bytes_text(FREE_BYTES)),
         (abs(ahead) <= CLOCK_TOLERANCE, "clock", f"{ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
     ]
     findings = [Finding(check, "ok", seen, needed) for in_order, check, seen, needed in looked_at if in_order]
@@ -169,8 +172,8 @@ def judge_health(health: Health) -> list[Finding]:
     fix = f"name a Python for {health.hardware} with 'python' in the hosts file, such as /opt/homebrew/bin/python3"
     seen = f"Python for {health.machine} under Rosetta" if translated else health.machine
     processor = Finding.warn_if(translated, "arch", seen, health.hardware, fix)
-    little, needed = health.memory.free < LITTLE_MEMORY, f"{gigabytes(LITTLE_MEMORY)} GB"
-    seen = f"{gigabytes(health.memory.free)} of {gigabytes(health.memory.total)} GB free"
+    little, needed = health.memory.free < LITTLE_MEMORY, memory_text(LITTLE_MEMORY)
+    seen = f"{memory_text(health.memory.free)} of {memory_text(health.memory.total)} free"
     memory = Finding.warn_if(little, "memory", seen, needed, "close programs there")
     return [processor, *_devices(health), memory, *_power(health), *_heat(health)]
 
@@ -191,7 +194,7 @@ def _devices(health: Health) -> Iterator[Finding]:
     for gpu in health.nvidia:
         yield Finding("driver", "ok", f"{gpu.name}: driver {gpu.driver}")
         if gpu.total and gpu.free is not None:
-            seen = f"{gpu.name}: {gigabytes(gpu.free)} of {gigabytes(gpu.total)} GB free"
+            seen = f"{gpu.name}: {memory_text(gpu.free)} of {memory_text(gpu.total)} free"
             fix = "nvidia-smi shows which program holds it"
             yield Finding.warn_if(gpu.free < gpu.total / 2, "gpu memory", seen, "half of it", fix)
 
@@ -260,7 +263,3 @@ def judge_connections(reasons: Mapping[str, str], needed: Sequence[str], through
             seen = f"cannot connect to {name}: {reason}"
             findings.append(Finding("ways", "problem" if is_needed else "warning", seen, why, _FIREWALL.format(name)))
     return findings
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 2**30:.1f}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from distributed.checks.findings import Finding, Health, Level, gigabytes
+from distributed.checks.findings import Finding, Health, Level
 from distributed.checks.machine_data import machine_data_findings
 from distributed.machine.link import MachineLink
 from distributed.measuring.machine_figures import SpeedFigures, placements_of
@@ -25,6 +25,7 @@ from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
 from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
 from profiles.options import memory_saving_settings
+from profiles.quantities import bytes_text, memory_text
 from profiles.schema import Profile
 from training.strategies.registry import default_strategy
 from training.tasks.inputs.model_size import ModelSize
@@ -125,7 +126,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
 
 def _judged(profile: Profile, need: int, source: str, health: Health) -> Finding:
     free, total, *_ = free_memory(health, profile.training.device)
-    seen = f"about {gigabytes(need)} GB needed ({source}), {gigabytes(free)} of {gigabytes(total)} GB free"
+    seen = f"about {memory_text(need)} needed ({source}), {memory_text(free)} of {memory_text(total)} free"
     level = memory_level(need, free, total, estimated=source == _ESTIMATED)
     less = ", ".join(
         ["lower batch_size (and raise gradient_accumulation)", *memory_saving_settings(profile.model.task)]
@@ -171,13 +172,13 @@ def judge_data(trees: Mapping[str, Tree], missing: MissingFiles, facts: Facts) -
         left = sum(sizes[blob] - missing.begun.get(blob, 0) for blob in missing.blobs if blob in sizes)
         total = sum(sizes.values())
         state = "absent" if left == total else "partly there" if left else "sent, not assembled yet"
-        seen = f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB"
+        seen = f"{name}: {state}, a run sends {bytes_text(left)} of {bytes_text(total)}"
         findings.append(Finding("data", "ok", seen))
     missing_bytes = missing.missing_bytes(sources_of(trees.values()))
     if facts.free < FREE_BYTES + missing_bytes:
-        seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(missing_bytes)} MB"
+        seen = f"{bytes_text(facts.free)} free, a run sends {bytes_text(missing_bytes)}"
         fix = "free some space there, or set 'project_path' to another disk"
-        findings.append(Finding("disk", "problem", seen, f"{_megabytes(FREE_BYTES + missing_bytes)} MB", fix))
+        findings.append(Finding("disk", "problem", seen, bytes_text(FREE_BYTES + missing_bytes), fix))
     return findings
 
 
@@ -206,7 +207,3 @@ def judge_port(port: int) -> list[Finding]:
         fix = "end the program that has it (lsof -i), or set coordinator_port = 0 for any free one"
         return [Finding("coordinator port", "problem", seen, "free for the coordinator", fix)]
     return [Finding("coordinator port", "ok", f"port {port} of the machine that starts the run is free")]
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f}" if size >= 10_000_000 else f"{size / 1e6:.1f}"

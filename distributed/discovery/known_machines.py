@@ -155,8 +155,8 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
     if target.host in HERE and not target.port:
         return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
     if candidate.unread:
-        message = f"the SSH configuration of its hosts file is not read here: {target.config_file}"
-        unread = Problem("config_not_read", message, f"see it with: {program('access', '--hosts FILE')}")
+        message = f"its SSH configuration {target.config_file} can run commands here, so a search does not read it"
+        unread = Problem("config_not_read", message, f"to log in there: {program('access', '--hosts FILE')}")
         return Sighting(key, target.name, problem=unread)
     try:
         host = resolve(target)

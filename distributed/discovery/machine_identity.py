@@ -236,7 +236,8 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
         status = Reachability.OTHER_KEY
     shown_fingerprint = next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), "")
     known_names = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
-    problem = _problem(sightings, paths, state) if status is Reachability.OFFLINE else None
+    has_problem = status in (Reachability.OFFLINE, Reachability.UNCHECKED)
+    problem = _problem(sightings, paths, state) if has_problem else None
     return FoundMachine(
         id=identity,
         name=_name(sightings, known_names),
@@ -272,9 +273,14 @@ def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Reachabi
     for status in (Reachability.ONLINE, Reachability.CHECKING):
         if status in seen:
             return status
-    if not paths and any(sighting.through for sighting in sightings):
+    if not paths and any(sighting.through or _is_untried(sighting) for sighting in sightings):
         return Reachability.UNCHECKED
     return Reachability.OFFLINE if paths or any(sighting.problem for sighting in sightings) else Reachability.CHECKING
+
+
+def _is_untried(sighting: Sighting) -> bool:
+    """Whether nobody asked the machine, as the configuration that says how was not read."""
+    return sighting.problem is not None and sighting.problem.cause in ("config_not_read", "bad_config")
 
 
 def _other_key(sightings: list[Sighting], shown: str) -> Problem:

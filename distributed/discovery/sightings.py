@@ -52,8 +52,9 @@ class Reachability(str, Enum):
     OFFLINE = "offline"
     OTHER_KEY = "key does not match the known one"
     """Another machine answers under the name of a known one."""
-    UNCHECKED = "not checked"
-    """It is reached through another machine, so it cannot be probed without logging in there."""
+    UNCHECKED = "not tried yet"
+    """It was not asked: it is reached through another machine, where a login would be needed first, or its SSH
+    configuration is not approved or has an error."""
 
 
 @dataclass(frozen=True)

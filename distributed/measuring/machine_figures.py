@@ -23,6 +23,7 @@ from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError, one_line
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
+from profiles.quantities import bytes_text
 from training.records.bounded_fields import parse_object
 from training.records.plan import MemberPlan
 
@@ -78,7 +79,7 @@ def bring(
             raise OSError(None, "it took too long to receive them")
         if total - done > _ANNOUNCED_BYTES and not is_announced:
             is_announced = True
-            tell(f"{link.name}: receiving code, data and model, {(total - done) / 1e6:.0f} MB")
+            tell(f"{link.name}: receiving code, data and model, {bytes_text(total - done)}")
 
     link.put_agent()
     send_trees(link, inputs.trees.values(), report_progress)

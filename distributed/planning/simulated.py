@@ -29,6 +29,7 @@ from distributed.planning.documents.cluster import (
 from distributed.planning.documents.document import Choice, Figures, Job, Workload, job_of
 from distributed.planning.prediction import BatchSplit, Predictor
 from profiles.errors import BadInput, counted
+from profiles.quantities import memory_text
 from profiles.schema import Profile
 from training.records.bounded_fields import first_problem
 from training.records.plan import ClockPlan, RunPlan
@@ -292,7 +293,7 @@ class ClusterClock:
         candidate = self._predictor.candidate(choice, BatchSplit(batches, passes, tuple(seconds), fits=True))
         for member in candidate.members:
             if member.memory_free and member.memory > member.memory_free:
-                need, has = (f"{size / 1e9:.1f} GB" for size in (member.memory, member.memory_free))
+                need, has = map(memory_text, (member.memory, member.memory_free))
                 raise BadInput(f"the job needs {need} on {member.name}, which has {has}", "lower batch_size")
         busy = {ranks[member.name]: member.busy for member in candidate.members}
         return Cost(candidate.step, busy, candidate.exchange, choice.interval)

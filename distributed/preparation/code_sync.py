@@ -25,6 +25,7 @@ from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
 from profiles.installation import TOP
 from profiles.locations import with_files
+from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.records.plan import JOB_FACTORY, RunPlan
 from training.records.run_files import explain, sha256, write_atomically
@@ -246,7 +247,7 @@ def _job_files(folder: Path, suffixes: tuple[str, ...], max_bytes: int = MOST_BY
             size += path.stat().st_size
         if len(paths) > MOST_FILES or size > max_bytes:
             kind = "files" if "" in suffixes else "Python files"
-            message = f"{folder}: more than {MOST_FILES} {kind} or {max_bytes // 1_000_000} MB of them"
+            message = f"{folder}: more than {MOST_FILES} {kind} or {bytes_text(max_bytes)} of them"
             raise BadInput(message, "put the files of the job into a folder of their own")
     return paths
 

@@ -27,6 +27,7 @@ from distributed.ssh.errors import SshError
 from distributed.system import interface_of
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import program, training_python
+from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
 from training.records.plan import MemberPlan, RunPlan
@@ -240,9 +241,9 @@ def _own_problem(link: MachineLink, facts: Facts, required_bytes: int) -> SshErr
     if not facts.writable:
         return SshError(name, f"{facts.root} cannot be written there", "set 'project_path' in the hosts file")
     if facts.free < FREE_BYTES + required_bytes:
-        need = (FREE_BYTES + required_bytes) // 1_000_000
+        need = bytes_text(FREE_BYTES + required_bytes)
         return SshError(
-            name, f"its disk is full: {facts.free // 1_000_000} MB free at {facts.root}, needed are {need} MB",
+            name, f"its disk is full: {bytes_text(facts.free)} free at {facts.root}, needed are {need}",
             "free some space there, or set 'project_path' to another disk",
         )  # fmt: skip
     if 0 <= facts.free_files < FREE_FILES:

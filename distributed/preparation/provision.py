@@ -156,6 +156,16 @@ def _package(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 
+def environment_size(gpus: int | None) -> str:
+    """Return the disk space of an environment on a machine with so many NVIDIA GPUs; ``None``: their number is unknown.
+
+    Without one it has the small build of torch, also on Macs, on ARM, and beside cards of other makers.
+    """
+    if gpus is None:
+        return "about 1.6 GB, or 7 GB with an NVIDIA card"
+    return "about 7 GB, with CUDA for its NVIDIA card" if gpus else "about 1.6 GB"
+
+
 def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:
     """Return the Python of the environment that was built for this recipe on a machine; empty where there is none.
 

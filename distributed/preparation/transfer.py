@@ -30,6 +30,7 @@ from distributed.machine.link import FILES, MachineLink, document
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from distributed.ssh.process import Process
 from profiles.errors import BadInput
+from profiles.quantities import bytes_text
 from training.records.run_files import explain
 from training.tasks.outputs.predictions import FOLDER
 
@@ -324,7 +325,7 @@ def announced(machine: str, line: bytes, name: str, capacity: int) -> dict[str, 
     if any(str(parent) in sizes for path in sizes for parent in PurePosixPath(path).parents):
         raise SshError(machine, "it sends a file that is a folder too")
     if (total := sum(sizes.values())) > capacity:
-        problem = f"its model has {total / 1e6:,.1f} MB, and there is room for {capacity / 1e6:,.1f} MB"
+        problem = f"its model has {bytes_text(total)}, and there is room for {bytes_text(capacity)}"
         raise SshError(machine, problem, "free some space on this machine")
     return sizes
 

@@ -29,6 +29,7 @@ from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
 from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameAddress
 from profiles.errors import ExitCode, MusterError
+from profiles.quantities import bytes_text
 from training.records.bounded_fields import first_problem
 from training.records.events import ErrorEvent, Event, WarningEvent, from_line, to_line
 from training.run.processes import WAITING
@@ -311,7 +312,7 @@ class RemoteWorker:
             return
         self._logged += len(text)
         if self._logged > self.log_budget:
-            text = f"... more than {self.log_budget >> 20} MiB of log: the rest is not kept\n".encode()
+            text = f"... more than {bytes_text(self.log_budget)} of log: the rest is not kept\n".encode()
         with contextlib.suppress(ValueError, OSError):  # closed: the run is over
             self.log.write(text)
             self.log.flush()

@@ -60,7 +60,7 @@ def test_a_sound_machine_raises_no_alarm() -> None:
     ("change", "alarm"),
     [
         ({"machine": "x86_64"}, ("warning", "Python for x86_64 under Rosetta")),
-        ({"memory": {"total": 2**34, "free": 2**30}}, ("warning", "1.0 of 16.0 GB free")),
+        ({"memory": {"total": 2**34, "free": 2**30}}, ("warning", "1.0 GB of 16 GB free")),
         ({"power": {"source": "battery", "percent": 43}}, ("warning", "runs on battery, 43 %")),
         ({"power": {"source": "ac", "saving": True}}, ("warning", "Low Power Mode is on")),
         ({"inhibitor": ""}, ("warning", "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused")),
@@ -77,7 +77,7 @@ def test_one_thing_that_is_wrong_is_one_alarm(change: dict[str, object], alarm: 
 
 def test_a_gpu_that_others_fill() -> None:
     assert alarms(nvidia=[GPU], devices=[CUDA]) == []
-    assert alarms(nvidia=[{**GPU, "free": 2**30}], devices=[CUDA]) == [("warning", "RTX: 1.0 of 16.0 GB free")]
+    assert alarms(nvidia=[{**GPU, "free": 2**30}], devices=[CUDA]) == [("warning", "RTX: 1.0 GB of 16 GB free")]
 
 
 @pytest.mark.parametrize(

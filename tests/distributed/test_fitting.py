@@ -112,7 +112,7 @@ def fit_starter(whispers: Path, name: str, gigabytes: int, device: str = "cuda",
 
 def test_one_line_tells_what_a_roomy_gpu_is_used_for(whispers: Path) -> None:
     line = fit_starter(whispers, "whisper-small-full", 80).line
-    assert line == "tower has 80.0 GB: checkpointing off, batch 16 in one pass, evaluations by 64 (about 22.9 GB)"
+    assert line == "tower has 80 GB: checkpointing off, batch 16 in one pass, evaluations by 64 (about 23 GB)"
 
 
 def test_what_a_person_set_is_not_loosened(whispers: Path) -> None:

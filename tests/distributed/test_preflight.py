@@ -74,7 +74,7 @@ def problems(*facts: Facts) -> list[str]:
         ({"missing": ("torch", "numpy")}, "a: python3 has no torch, numpy"),
         ({"clock_ahead": 300.0}, "a: its clock is 300 s ahead of this machine's"),
         ({"clock_ahead": -300.0}, "a: its clock is 300 s behind this machine's"),
-        ({"free": 5_000_000}, "a: its disk is full: 5 MB free at /home/a, needed are 200 MB"),
+        ({"free": 5_000_000}, "a: its disk is full: 5.0 MB free at /home/a, needed are 200 MB"),
         ({"free_files": 3}, "a: its disk has no more files to give: 3 inodes free at /home/a"),
         ({"unloadable": "torch: OSError: no"}, "a: python3 cannot load torch: OSError: no"),
         ({"writable": False}, "a: /home/a cannot be written there"),

@@ -242,7 +242,7 @@ def test_a_log_without_end_is_kept_up_to_a_bound_and_says_so(machines: Machines)
     for number in range(1, 300):
         worker.take(Record(seq=number, log="x" * 9_999 + "\n"))
     kept = machines.log.getvalue()
-    assert len(kept) < (1 << 20) + 100 and kept.endswith(b"... more than 1 MiB of log: the rest is not kept\n")
+    assert len(kept) < (1 << 20) + 100 and kept.endswith(b"... more than 1.0 MB of log: the rest is not kept\n")
 
 
 def test_an_agent_that_claims_more_commands_than_were_sent_gets_beats_only(machines: Machines) -> None:

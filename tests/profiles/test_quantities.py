@@ -46,7 +46,11 @@ def test_times_of_a_run(seconds: float | None, text: str) -> None:
 
 
 def test_memory_is_what_a_maker_writes_and_bytes_are_decimal() -> None:
-    assert [memory_text(size) for size in (25_236_000_000, 8 * 2**30)] == ["24 GB", "8.0 GB"]
+    assert [memory_text(size) for size in (25_236_000_000, 8 * 2**30, 412 * 2**20)] == [
+        "24 GB",
+        "8.0 GB",
+        "412 MB",
+    ]
     assert [bytes_text(size) for size in (999, 85_400_000, 1_900_000_000)] == ["999 B", "85.4 MB", "1.9 GB"]
 
 

@@ -121,7 +121,7 @@ ACCESS = {
 EXAMINED = {
     DESK.key: (Finding("python", "ok", "3.12.7", "3.10 or newer"),),
     STUDIO.key: (
-        Finding("torch", "problem", "no torch", "2.8.0, as on all machines", "distributed-check --fix", safe=True),
+        Finding("torch", "problem", "no torch", "2.8.0, as on all machines", "check --fix", True, "about 1.6 GB"),
         Finding("power", "warning", "battery, 64 %", "mains", "plug it in"),
         Finding("disk", "ok", "184 GB free", "1 GB"),
     ),

@@ -105,7 +105,7 @@ def test_what_is_not_kept_is_named(tmp_path: Path, sample: Any, said: str) -> No
 
 
 def test_a_large_data_set_is_refused_with_the_limit(tmp_path: Path) -> None:
-    said = r"train_dataset: more than 1e-06 GB after 2 of 9 samples \(give a module-level function"
+    said = r"train_dataset: more than 1.0 kB after 2 of 9 samples \(give a module-level function"
     with pytest.raises(BadInput, match=said):
         write_samples([torch.ones(150)] * 9, tmp_path / "data.safetensors", "train_dataset", largest=1000)
 

@@ -13,6 +13,7 @@ from app.wizard.state.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
 from profiles.options import canonical
+from profiles.quantities import memory_text
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
 from training.tasks.published_models import created_folder
@@ -132,7 +133,7 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(
     assert row.words == words
     finding = judge_memory(profile, size_for(profile), None, health)
     if words != "does not fit":
-        assert finding.seen.startswith(f"about {row.needed / 2**30:.1f} GB needed (estimated)")
+        assert finding.seen.startswith(f"about {memory_text(row.needed)} needed (estimated)")
     assert finding.level == {"does not fit": "problem", "tight": "warning", "fits": "ok"}[words]
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.multiprocessing
 
 from profiles.errors import RunFailed, where_it_failed
+from profiles.quantities import bytes_text
 from training.data.batches import BatchSource, ReadBatch, Samples
 from training.data.partitions import Schedule
 from training.hardware.resources import whole_cores
@@ -123,7 +124,7 @@ def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> Reading
 class _Bounded(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > _MOST_BYTES:
-            raise CannotRead(f"the data set takes more than {_MOST_BYTES >> 20} MiB of memory in each process")
+            raise CannotRead(f"the data set takes more than {bytes_text(_MOST_BYTES)} of memory in each process")
         return super().write(data)
 
 

@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 import certifi
 
 from profiles.errors import BadInput, counted
+from profiles.quantities import bytes_text
 from training.recordings.recording import ExclusionReason, UnusableRecording
 
 _BLOCK = 2**16
@@ -279,7 +280,7 @@ def _status_failure(response: http.client.HTTPResponse) -> Exception:
 
 
 def _too_large(limit: int) -> UnusableRecording:
-    return _unusable(f"more than {limit / 1e6:g} MB; --max-file allows more")
+    return _unusable(f"more than {bytes_text(limit)}; --max-file allows more")
 
 
 def _unusable(detail: str, is_transient: bool = False) -> UnusableRecording:

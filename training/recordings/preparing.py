@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import soundfile
 
 from profiles.errors import BadInput, StoppedByUser
+from profiles.quantities import bytes_text
 from training.recordings.checks import RATE, Limits, Measures, find_duplicates, judge, judge_text, measure, to_16_bits
 from training.recordings.dataset_folder import (
     FORMS,
@@ -355,7 +356,7 @@ class _Preparation:
                 message = f"stopped after {done} of {len(items)}"
                 raise StoppedByUser(message, "the same command continues there") from None
             except DownloadLimitReached as error:
-                size_limit = f"{job.fetching.total_bytes / 1e9:g} GB"
+                size_limit = bytes_text(job.fetching.total_bytes)
                 hint = "the same command with a larger --max-total continues"
                 raise BadInput(f"all downloads together have reached {size_limit}", hint) from error
             finally:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from profiles.quantities import bytes_text
 from training.records.bounded_fields import harmless
 from training.records.events import (
     AnswerEvent,
@@ -275,10 +276,10 @@ class EventIntake:
         if within or isinstance(event, _DECISIVE):
             state.kept_bytes += size
             if state.kept_bytes > 2 * BUDGET and source != COORDINATOR:
-                self._give_up(source, f"it has written {state.kept_bytes >> 20} MiB of events")
+                self._give_up(source, f"it has written {bytes_text(state.kept_bytes)} of events")
             return True
         if state.last_kept is None:
-            message = f"{self._members.name(source)} has written {BUDGET >> 20} MiB of events"
+            message = f"{self._members.name(source)} has written {bytes_text(BUDGET)} of events"
             self._tell(WarningEvent(member=source, message=f"{message}; one a second is kept from now on"))
         elif now - state.last_kept < 1.0:
             return False

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 
 from profiles.errors import BadInput, MusterError
+from profiles.quantities import bytes_text
 from training.tasks.base import SizedDataset
 
 LARGEST = 2_000_000_000
@@ -50,7 +51,7 @@ def write_samples(data: SizedDataset, path: Path, title: str, largest: int = LAR
                 ) from None
             if writer.size > largest:
                 raise BadInput(
-                    f"{title}: more than {largest / 1e9:g} GB after {number + 1} of {len(data)} samples",
+                    f"{title}: more than {bytes_text(largest)} after {number + 1} of {len(data)} samples",
                     "give a module-level function that makes the data set on each machine, from data that are there",
                 )
         writer.finish(path)

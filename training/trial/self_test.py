@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from profiles.files.resolve import profile_from_options
+from profiles.quantities import memory_text
 from training.exchange.base import SoloExchange
 from training.exchange.codecs import codec_by_name
 from training.hardware.device import select_device
@@ -91,9 +92,9 @@ def _facts(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTe
     name = platform.processor() or "processor"
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        name = f"{properties.name}, {properties.total_memory / 2**30:.0f} GB"
+        name = f"{properties.name}, {memory_text(properties.total_memory)}"
     elif device.type == "mps":
-        name = f"{platform.processor()}, {torch.mps.recommended_max_memory() / 2**30:.0f} GB for the GPU"
+        name = f"{platform.processor()}, {memory_text(torch.mps.recommended_max_memory())} for the GPU"
     yield SelfTestRow("device", f"{device.type}: {name}; {torch.get_num_threads()} threads")
 
 

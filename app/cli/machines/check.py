@@ -69,7 +69,7 @@ def _show(examined: MachineExamination) -> None:
         assert facts is not None
         python = ".".join(map(str, facts.python))
         gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
-        disk_and_clock = f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s"
+        disk_and_clock = f"{bytes_text(facts.free)} free, clock {facts.clock_ahead:+.1f} s"
         show_line(
             visible(
                 f"{examined.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, {disk_and_clock})"

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -31,13 +30,13 @@ from distributed.discovery.mdns_records import SERVICES
 from distributed.discovery.neighbours import neighbours
 from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import ExitCode
-from profiles.quantities import bytes_text
+from profiles.quantities import memory_text
 
 _SYMBOLS = {
     "online": "●*",
     "offline": "○-",
     "checking": "…~",
-    "not checked": "??",
+    "not tried yet": "??",
     "key does not match the known one": "✗x",
 }
 """Symbol by state, and one for terminals without Unicode."""
@@ -185,7 +184,7 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
 
 def machine_table(found_machines: tuple[FoundMachine, ...]) -> Table:
     narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), expand=narrow)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=narrow)
     for heading, share in _COLUMNS.items():
         table.add_column(heading, overflow="fold", ratio=share if narrow else None)
     for machine in found_machines:
@@ -199,7 +198,7 @@ def _cells(machine: FoundMachine) -> tuple[str, ...]:
     best, details = machine.paths[0].endpoint if machine.paths and not machine.here else None, machine.details
     over = f"{best.kind.value} {best.interface}" if best else ""
     memory = details.get("memory", "")
-    size = bytes_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
+    size = memory_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
     hardware = ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
     found_by = ", ".join(origin.value for origin in machine.found_by)
     return machine.name, f"{sign} {machine.status.value}", _best(machine), over, hardware, found_by

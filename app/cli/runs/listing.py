@@ -10,7 +10,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Column, Table
@@ -170,28 +170,28 @@ def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) ->
     folders = {run.path: os.path.abspath(run.path.parent) for run in runs}
     elsewhere = any(folder != os.path.abspath(output) for folder in folders.values())
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "profile", "status", "started", "took", "by", "result"):
-        table.add_column(name, no_wrap=name in ("run", "status"), overflow="fold")
-    if with_size:
-        table.add_column("size", justify="right")
-    if elsewhere:
-        table.add_column("in", overflow="fold")
+    sizes, folder = ["size"] if with_size else [], ["in"] if elsewhere else []
+    for name in ("run", "profile", "status", "started", "took", "workers", *sizes, *folder, "result"):
+        justify: Literal["left", "right"] = "right" if name in ("took", "workers", "size") else "left"
+        table.add_column(name, no_wrap=name in ("run", "status"), overflow="fold", justify=justify)
     for run in runs:
-        cells = _cells(run) + ([bytes_text(size_of(run.path))] if with_size else [])
+        *cells, result = _cells(run)
+        cells += [bytes_text(size_of(run.path))] if with_size else []
         cells += [folders[run.path]] if elsewhere else []
-        table.add_row(*[Text(visible(cell)) for cell in cells])
+        table.add_row(*[Text(visible(cell)) for cell in (*cells, result)])
     return table
 
 
 def _cells(run: RunSummary) -> list[str]:
+    """Return the cells of a run; the longest one, its result, is the last."""
     started = f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
     metadata = run.metadata
     if metadata is None:
         return [run.run_id, profile_text(run.profile), run.status, started, "-", "-", run.damage]
-    took, members = duration_text(run.seconds), f"{len(metadata.hosts)} x {metadata.strategy}"
+    took, workers = duration_text(run.seconds), str(len(metadata.hosts))
     result = metadata.error_message or _headline_of(metadata.metrics)
     status = f"{run.status}, {len(run.lost)} lost" if run.lost else run.status
-    return [run.run_id, profile_text(run.profile), status, started, took, members, result]
+    return [run.run_id, profile_text(run.profile), status, started, took, workers, result]
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from app.cli.arguments import USUAL_HOSTS, AllowMissing, HostsOfProfile, Json, P
 from app.cli.terminal import answer, somebody
 from app.console import say, say_error, visible
 from profiles.errors import ExitCode
-from profiles.quantities import bytes_text
+from profiles.quantities import memory_text
 from training.hardware.sensors import BUSY
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def speed_lines(result: MeasurementResult) -> list[str]:
         measured = machine.measurements
         batches = ", ".join(str(point.batch) for point in measured)
         speeds = ", ".join(f"{point.batch / point.seconds:.1f}" for point in measured)
-        peak = bytes_text(max(point.peak for point in measured))
+        peak = memory_text(max(point.peak for point in measured))
         rows.append([visible(machine.name), machine.device, batches, speeds, peak, f"{machine.cores:g}"])
     lines = aligned(rows)
     if max(map(len, lines)) > WIDTH:

@@ -26,7 +26,7 @@ from app.report import EndedRun, title_of
 from app.run_view.run_state import RunState
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, memory_text
 from training.numerics.schedule import ends_in_warm_up, steps_in
 from training.records.event_log import read_events
 from training.records.events import Event, StepEvent, SyncEvent
@@ -246,7 +246,7 @@ def lines(measured: RehearsalFigures) -> list[str]:
     """Return the figures as lines of text."""
     interval = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
     exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {interval}" if measured.workers > 1 else "none"
-    device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
+    device = f", {memory_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
     return [
         "",
         f"Trial: {counted(measured.steps, 'real step')} of {measured.workers} x {measured.strategy} "
@@ -255,7 +255,7 @@ def lines(measured: RehearsalFigures) -> list[str]:
         f"of which      compute {measured.compute_share:.0%}, exposed wait {measured.wait_share:.0%}, "
         f"transfer {measured.transfer_share:.0%} (hidden or not)",
         f"exchange      {exchange}",
-        f"memory        {bytes_text(measured.memory_peak)} in the largest worker{device}",
+        f"memory        {memory_text(measured.memory_peak)} in the largest worker{device}",
         f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)} "
         "plus start and evaluations",
         "Nothing was saved.",

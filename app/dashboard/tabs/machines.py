@@ -19,7 +19,7 @@ from app.run_view.member_state import MemberState
 from app.run_view.run_series import of_member, smoothed
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
-from profiles.quantities import bytes_text
+from profiles.quantities import memory_text
 
 COLUMNS = (
     TableColumn("name", "machine", max_width=18, min_width=8),
@@ -180,10 +180,10 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         shares_bar(member, _BAR) if busy else Content(""),
         literal(f"{wait:.0%}" if busy and wait == wait else "-"),
         literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
-        literal("-") if not memory else literal(bytes_text(memory), "$text-warning" if full else ""),
+        literal("-") if not memory else literal(memory_text(memory), "$text-warning" if full else ""),
         literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
         literal("-" if present_load is None or present_load.watts is None else value_text(present_load.watts, "W")),
-        literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
+        literal(memory_text(member.device_memory_peak) if member.device_memory_peak else "-"),
         literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )

@@ -118,26 +118,36 @@ class DiscoveryWatch:
         return (*((named,) if self._met else ()), ANNOUNCE)
 
     def _presence(self, discovered: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
-        """Return the presence of saved machines, recomputed only if the online ones change: each costs ``ssh -G``."""
+        """Return the presence of saved machines, recomputed only if the listed ones change: each costs ``ssh -G``."""
         online = [machine for machine in discovered if machine.status is Reachability.ONLINE]
-        identities = frozenset((machine.id, machine.names) for machine in online)
+        untried = [machine for machine in discovered if machine.status is Reachability.UNCHECKED]
+        identities = frozenset((machine.id, machine.names, machine.status) for machine in (*online, *untried))
         if identities != self._online:
             self._online = identities
             self._present = {
-                name: tuple(Presence(m.name, is_present(m, hosts, online), not m.is_local) for m in hosts.machines)
+                name: tuple(
+                    Presence(m.name, is_present(m, hosts, online, untried), not m.is_local) for m in hosts.machines
+                )
                 for name, (_, hosts) in self._saved.items()
             }
         return self._present
 
 
-def is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:
+def is_present(
+    machine: Machine, hosts: Hosts, online: Sequence[FoundMachine], untried: Sequence[FoundMachine] = ()
+) -> bool | None:
+    """Whether a saved machine is online; ``None`` if nobody has asked it yet."""
     if machine.is_local:
         return True
     with contextlib.suppress(MusterError):
         if locate(SshTarget.of(machine, hosts), online) is not None:
             return True
+    return _is_named(machine, online) or (None if _is_named(machine, untried) else False)
+
+
+def _is_named(machine: Machine, listed: Sequence[FoundMachine]) -> bool:
     names = {machine.name.casefold(), machine.host.casefold()}
-    return any(names & {name.casefold() for name in one.names} for one in online if not one.here)
+    return any(names & {name.casefold() for name in one.names} for one in listed if not one.here)
 
 
 def _together(states: Sequence[State]) -> State:

@@ -96,7 +96,7 @@ def _value(path: Path, pattern: str) -> str:
 def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
     """Return chip, memory and system as announced by the machine itself: unverified, for display only."""
     memory = details.get("memory", "")
-    size = f"{float(memory) / 2**30:.0f} GB" if memory.isdecimal() and len(memory) < 16 else ""
+    size = memory_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
     return details.get("devices", "") or details.get("model", ""), size, details.get("system", "")
 
 
@@ -135,11 +135,11 @@ class Naming:
         details = self._this_machine() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
         if machine.here:
             entry = _local_entry(entry.name, entry.python or details.python)
-        problem = machine.problem
+        problem, is_untried = machine.problem, machine.status is Reachability.UNCHECKED
         return MachineRow(
             key=HERE_KEY if machine.here else machine.id,
             name=details.name,
-            status=_STATUSES[machine.status],
+            status=ItemStatus.WARNING if is_untried and problem else _STATUSES[machine.status],
             words=machine.status.value,
             cause=problem.message if problem else "",
             fix=problem.hint if problem else "",

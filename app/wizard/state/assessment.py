@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from training.records.runs import RunSummary
 
 _LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
-INSTALLS = "f installs what is missing, into Muster's own folder there (about 1.6 GB without CUDA)"
+INSTALLS = "f installs what is missing, into Muster's own folder there"
 _ASYMMETRIC = 1.5
 """Ratio of a link's faster to its slower direction above which a warning is shown."""
 _LOST = 0.01
@@ -83,7 +83,9 @@ def of_finding(finding: Finding) -> Assessment:
 
 def _fix_of(finding: Finding) -> str:
     """Return the fix; for safe fixes the set-up's key binding, as the CLI command does not know machines typed here."""
-    return INSTALLS if finding.safe else finding.fix
+    if not finding.safe:
+        return finding.fix
+    return f"{INSTALLS} ({finding.size})" if finding.size else INSTALLS
 
 
 def of_findings(findings: Sequence[Finding]) -> Assessment:

@@ -26,12 +26,12 @@ from distributed.planning.memory.memory_model import need_of
 from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
+from profiles.quantities import memory_text
 from profiles.schema import FITTED, Profile
 from training.data.sample_order import shares_to_batch_sizes
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.registry import size_for
 
-_GB = 2**30
 _ADAPTERS_RATE = 10.0
 _SYSTEM_BYTES = 1_000_000_000
 """Memory reserved for the operating system, besides an eighth of all memory for the user's programs."""
@@ -117,9 +117,9 @@ class FitResult:
         """The line shown before the start; empty if nothing was changed and everything fits."""
         if self.tightest is None:
             return ""
-        budget, has = self.tightest, f"{self.tightest.name} has {_gb(self.tightest.total)}"
+        budget, has = self.tightest, f"{self.tightest.name} has {memory_text(self.tightest.total)}"
         has += f" for {budget.members} workers" if budget.members > 1 else ""
-        after = _gb(self.bytes_after)
+        after = memory_text(self.bytes_after)
         if not self.changes:
             return f"memory is tight: about {after} a worker, {has}"
         if self.bytes_after >= self.bytes_before:
@@ -127,7 +127,7 @@ class FitResult:
         changes = ", ".join(f"{name} {new} instead of {old}" for name, (old, new) in self.changes.items())
         tuning = self.changes["tuning"][0] if "tuning" in self.changes else "as set it"
         tight = ", which is tight" if self.bytes_after * budget.members > budget.usable else ""
-        return f"{changes}: {tuning} needs {_gb(self.bytes_before)}, {has}; so {after}{tight}"
+        return f"{changes}: {tuning} needs {memory_text(self.bytes_before)}, {has}; so {after}{tight}"
 
 
 def fit(
@@ -339,18 +339,16 @@ def _too_large(
 ) -> BadInput:
     """Return the error, with the settings that would fit."""
     shared = f" for {budget.members} workers" if budget.members > 1 else ""
-    message = f"{profile.name} needs about {_gb(needs)} a worker, {budget.name} has {_gb(budget.total)}{shared}"
+    has = f"{memory_text(budget.total)}{shared}"
+    message = f"{profile.name} needs about {memory_text(needs)} a worker, {budget.name} has {has}"
     if alternative is not None:
         settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, alternative).items()]
         return BadInput(
-            message, f"set {', '.join(settings)} (about {_gb(need(alternative, budget))}), or take a smaller model"
+            message,
+            f"set {', '.join(settings)} (about {memory_text(need(alternative, budget))}), or take a smaller model",
         )
     fewer = "fewer workers, or " if budget.members > 1 else ""
     return BadInput(message, f"take {fewer}a smaller model, or a machine with more memory")
 
 
 _Need = Callable[[Profile, MemoryBudget], int]
-
-
-def _gb(size: int) -> str:
-    return f"{size / _GB:.1f} GB"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
+from profiles.quantities import bytes_text
 from training.records.run_files import explain_errors, write_atomically
 from training.tasks.data_files.faults import Faults
 from training.tasks.data_files.plain_text import plain_text
@@ -198,7 +199,7 @@ def check_size(path: Path, limit: int, hint: str) -> None:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
     if size > limit:
-        raise BadInput(f"{path}: larger than {limit >> 20} MiB", hint)
+        raise BadInput(f"{path}: larger than {bytes_text(limit)}", hint)
 
 
 def read_text(path: Path, hint: str, data: bytes | None = None) -> str:

@@ -22,6 +22,7 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
+from profiles.quantities import bytes_text
 from training.tasks.data_files.splits import SPLITS, split_named
 from training.tasks.data_files.tables import Row, check_size, read_table
 from training.tasks.speech.path_resolution import resolve_path
@@ -109,7 +110,7 @@ def read_patches(folder: Path, text_column: str = "") -> Patches:
         return patches
     files = _files(top, patches.notes)
     if len(files) > MAX_FILES or sum(path.stat().st_size for _, path in files) > MAX_BYTES:
-        message = f"{top}: more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB of patches"
+        message = f"{top}: more than {MAX_FILES} files or {bytes_text(MAX_BYTES)} of patches"
         raise BadInput(message, "put what they say into fewer lines, or correct the tables themselves")
     for kind, path in files:
         for patch in _lines(kind, path, text_column):
