@@ -121,7 +121,7 @@ class DiscoveryWatch:
         """Return the presence of saved machines, recomputed only if the listed ones change: each costs ``ssh -G``."""
         online = [machine for machine in discovered if machine.status is Reachability.ONLINE]
         untried = [machine for machine in discovered if machine.status is Reachability.UNCHECKED]
-        identities = frozenset((machine.id, machine.names, machine.status) for machine in (*online, *untried))
+        identities = frozenset((machine.id, machine.names) for machine in (*online, *untried))
         if identities != self._online:
             self._online = identities
             self._present = {
