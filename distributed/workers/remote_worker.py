@@ -42,7 +42,7 @@ LOG_BUDGET = 64 << 20
 _BACKLOG_SECONDS = 3.0
 """Seconds after connecting in which events may have waited for the connection."""
 _POLL = 0.1
-"""Seconds between two checks of whether a worker that has not started yet is still wanted."""
+"""Seconds between checks of whether a worker that has not started yet is still wanted."""
 _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 
 
@@ -303,8 +303,7 @@ class RemoteWorker:
         elif record.pid is not None:
             self.pid = record.pid
         elif record.end is not None:
-            self._code = LOST if record.why else record.end
-            self.end_reason = record.why
+            self._code, self.end_reason = LOST if record.why else record.end, record.why
         return record.event.encode()
 
     def _keep_log(self, text: bytes) -> None:

@@ -106,13 +106,7 @@ def launch(
     job = script_of(["-m", *script] if module else script, backend, folder)
     file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
     if file is None:
-        plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", local or gpus())], output)
-        run_folder = RunFolder.create(output, plan, sys.argv)
-        remember(output)
-        if detach:
-            return run_in_background("app.cli.train.local_run", run_folder, as_json)
-        start_trackers(run_folder.path)
-        return run_here(plan, run_folder, as_json)
+        return launch_here(job, local or gpus(), output, detach, as_json)
     if hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")
     listed_hosts = read_hosts(file, named=hosts is not None, person=somebody(as_json))
@@ -123,6 +117,19 @@ def launch(
         run_folder = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
         save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
     return run_in_background("distributed.supervisor", run_folder, as_json, shown=not detach)
+
+
+def launch_here(job: LaunchedScript, processes: int, output: Path, detach: bool, as_json: bool) -> ExitCode:
+    """Run a script in so many processes of this machine, to its end unless it is detached."""
+    plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", processes)], output)
+    run_folder = RunFolder.create(output, plan, sys.argv)
+    remember(output)
+    if detach:
+        return run_in_background("app.cli.train.local_run", run_folder, as_json)
+    start_trackers(run_folder.path)
+    with shown_logs(run_folder.path, as_json):
+        ended = run_to_end(plan, run_folder, PlainProgress(title_of(plan)))
+    return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
 
 
 def gpus() -> int:
@@ -142,13 +149,6 @@ def announce_files(folder: Path) -> None:
     if skipped := left_out(folder):
         more_note = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
         say(f"left out, no files: {visible(', '.join(skipped[:_SHOWN]))}{more_note}")
-
-
-def run_here(plan: RunPlan, run_folder: RunFolder, as_json: bool) -> ExitCode:
-    """Run a script on this machine to its end."""
-    with shown_logs(run_folder.path, as_json):
-        ended = run_to_end(plan, run_folder, PlainProgress(title_of(plan)))
-    return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
 
 
 def run_in_background(entry: str, run_folder: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
