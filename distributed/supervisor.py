@@ -16,12 +16,14 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.link import MachineLink, link_to
+from distributed.machine.link import Dial, MachineLink, link_to
+from distributed.machine.pool import ConnectionPool
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import member_of
@@ -63,9 +65,12 @@ class Supervisor:
     Args:
         folder: run folder, locked by this process.
         ssh_config: SSH configuration of the hosts file, for machines added later.
+        dial: returns the link to such a machine.
     """
 
-    def __init__(self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "") -> None:
+    def __init__(
+        self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "", dial: Dial = link_to
+    ) -> None:
         self._folder = folder
         self._note = folder.append
         original_plan = folder.plan()
@@ -75,7 +80,7 @@ class Supervisor:
         seats = present_links(original_plan, self._seats)
         self._plan = with_local_members(original_plan, seats)
         self._links = list(dict.fromkeys(link for link in seats if link is not None))
-        self._ssh_config = ssh_config
+        self._ssh_config, self._dial = ssh_config, dial
         self._run: RunController | None = None
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._requests: RequestServer | None = None
@@ -168,7 +173,7 @@ class Supervisor:
             return self._add_machine(request.entry)
         ranks = self.ranks(request.machine)
         link = self._seats[ranks[0]]
-        if address := ensure_reachable(link, self._ssh_config, self._folder.path):
+        if address := ensure_reachable(link, self._ssh_config, self._folder.path, dial=self._dial):
             self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
         self._send_files(link)
         self._prepared.setdefault(link, _done())
@@ -191,9 +196,8 @@ class Supervisor:
         """Add a machine that is not in the plan; return the ranks of its members."""
         assert self._run is not None
         participants = [self._seats[rank] for rank in self._run.members.active_ranks]
-        link = check_newcomer(
-            entry, list(dict.fromkeys(participants)), self._ssh_config, self._plan, self._inputs.result().bytes
-        )
+        compared, required_bytes = list(dict.fromkeys(participants)), self._inputs.result().bytes
+        link = check_newcomer(entry, compared, self._ssh_config, self._plan, required_bytes, self._dial)
         try:
             self._send_files(link)
             ranks = self._seat(link)
@@ -290,11 +294,11 @@ def _done() -> Future[None]:
 def supervise_folder(path: Path) -> ExitCode:
     """Supervise the run in ``path`` and record in its folder how it ended."""
     folder = RunFolder.take_over(path)
-    with folder:
+    with folder, ConnectionPool() as pool:
         try:
-            hosts = load_hosts(path / RUN_HOSTS)
-            links = [link_to(machine, hosts) for machine in hosts.machines]
-            return ExitCode(Supervisor(folder, links, hosts.ssh_config).supervise().exit_code)
+            hosts, dial = load_hosts(path / RUN_HOSTS), partial(link_to, pool=pool)
+            links = [dial(machine, hosts) for machine in hosts.machines]
+            return ExitCode(Supervisor(folder, links, hosts.ssh_config, dial).supervise().exit_code)
         except MusterError as error:
             _leave_failure(folder, error)
             return error.exit_code

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.pool import ConnectionPool
 from distributed.ssh.command_log import note
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
@@ -157,18 +158,20 @@ class MachineLink:
     """A machine and the connection to it; may be used from several threads.
 
     Args:
+        dial: returns a living connection.
         host: its address as SSH resolved it, or as found after its connection broke; empty where it cannot dial this
             machine directly (behind a jump host).
+        shares: whether the connection belongs to a pool, which closes it.
     """
 
-    def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "") -> None:
+    def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "", shares: bool = False) -> None:
         self.machine = machine
         self.host = host
         self.name = machine.name
         self.python = _remote_path(machine.python_command or (machine.is_local and training_python()) or "python3")
         self.root = machine.project_path or CACHE
         """Muster's folder there; absolute once the machine has reported its missing files."""
-        self._dial = dial
+        self._dial, self._shares = dial, shares
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._forwards: dict[tuple[str, int], Forward] = {}
@@ -204,8 +207,7 @@ class MachineLink:
         """
         with self._lock:
             if self._connection is not None and not self._connection.alive():
-                self._connection.close()
-                self._connection = None
+                self._release()
             if self._connection is None:
                 self._connection = self._dial()
                 self._restore_forwards(self._connection)
@@ -217,7 +219,15 @@ class MachineLink:
     def follow(self, moved: MachineLink) -> None:
         """Dial the machine at the address of ``moved`` from now on."""
         with self._lock:
-            self.machine, self.host, self._dial = moved.machine, moved.host, moved._dial
+            self.machine, self.host, self._dial, self._shares = moved.machine, moved.host, moved._dial, moved._shares
+
+    def taking_over(self, earlier: MachineLink | None) -> MachineLink:
+        """Return this link with the connection of an earlier one to the same machine, which loses it."""
+        if earlier is not None:
+            with earlier._lock:
+                self._connection, earlier._connection = earlier._connection, None
+                self._forwards, earlier._forwards = earlier._forwards, {}
+        return self
 
     def put_agent(self) -> None:
         """Copy the agent's programs there."""
@@ -272,9 +282,16 @@ class MachineLink:
 
     def close(self) -> None:
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            if self._shares and self._connection is not None and self._connection.alive():
+                for forward in self._forwards.values():
+                    forward.close()
+                self._forwards = {}
+            self._release()
+
+    def _release(self) -> None:
+        if self._connection is not None and not self._shares:
+            self._connection.close()
+        self._connection = None
 
 
 def document(machine: str, output: bytes) -> dict[str, Any]:
@@ -295,8 +312,13 @@ Dial = Callable[[Machine, Hosts, Trust | None], MachineLink]
 """Returns the link to a machine of a hosts file; the last argument judges an unknown host key. See :func:`link_to`."""
 
 
-def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> MachineLink:
+def link_to(
+    machine: Machine, hosts: Hosts, trust: Trust | None = None, pool: ConnectionPool | None = None
+) -> MachineLink:
     """Return the link to a machine of a hosts file; nothing is dialled yet.
+
+    Args:
+        pool: where the connection comes from and stays; ``None``: the link has a connection of its own.
 
     Raises:
         BadInput: ~/.ssh/config has an error.
@@ -306,6 +328,8 @@ def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Machi
     target = SshTarget.of(machine, hosts)
     resolved = resolve(target)
     host = "" if resolved.jumps or resolved.proxy_command else resolved.hostname
+    if pool is not None:
+        return MachineLink(machine, lambda: pool.get(target, trust), host, shares=True)
     return MachineLink(machine, lambda: SshConnection.connect(target, trust=trust), host)
 
 

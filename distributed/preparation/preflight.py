@@ -139,14 +139,14 @@ def check(
         One entry per machine, in their order. The links stay connected where there is no problem.
     """
     modules = [*_NEEDED, *inputs_of(task).packages]
-    ready_by_machine = {readiness.link.machine: readiness for readiness in previous if readiness.problem is None}
+    previous_by_machine = {readiness.link.machine: readiness for readiness in previous}
 
     def ask(machine: Machine) -> Readiness:
-        return ready_by_machine.get(machine) or _ask(dial(machine, hosts, trust), modules, dial_back)
+        earlier = previous_by_machine.get(machine)
+        if earlier is not None and earlier.problem is None:
+            return earlier
+        return _ask(dial(machine, hosts, trust).taking_over(earlier.link if earlier else None), modules, dial_back)
 
-    for readiness in previous:
-        if readiness.problem is not None:
-            readiness.link.close()
     with DialBack() as dial_back, ThreadPoolExecutor(len(hosts.machines)) as pool:
         machines = list(pool.map(ask, hosts.machines))
     for readiness in machines:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.relocation import ABSENT, IMPOSTOR, SEARCH, search
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import MachineLink, Tell
+from distributed.machine.link import Dial, MachineLink, Tell, link_to
 from distributed.preparation.preflight import Readiness, Ready, check, ready
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
@@ -42,6 +42,7 @@ class PrepareOptions:
     """Install an environment, in our own folder, on machines that lack the packages."""
     offline_wheels: bool = False
     """Send the packages from this machine."""
+    dial: Dial = link_to
 
 
 def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
@@ -103,7 +104,7 @@ class _Preparation:
     def _ask_and_search(self) -> None:
         """Check all machines at their known addresses; search for absent ones by their host keys."""
         with ThreadPoolExecutor(1) as pool:
-            check_result = pool.submit(check, self._hosts, self._task, self._options.trust)
+            check_result = pool.submit(self._check, self._hosts)
             if wait([check_result], _SEARCH_AFTER).done and not any(map(_may_be_elsewhere, check_result.result())):
                 self._machines = check_result.result()
                 return
@@ -125,7 +126,10 @@ class _Preparation:
         entries = (machine.link.machine for machine in self._machines)
         moved = [m.model_copy(update={"found_at": addresses[m.name]}) if m.name in addresses else m for m in entries]
         hosts = self._hosts.model_copy(update={"machines": tuple(moved)})
-        self._machines = check(hosts, self._task, self._options.trust, previous=self._machines)
+        self._machines = self._check(hosts)
+
+    def _check(self, hosts: Hosts) -> list[Readiness]:
+        return check(hosts, self._task, self._options.trust, previous=self._machines, dial=self._options.dial)
 
     def _install_keys(self) -> None:
         """Let the user enter passwords to install our key on machines that accept them."""

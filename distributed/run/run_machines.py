@@ -159,7 +159,12 @@ class MachineRoute:
 
 
 def check_newcomer(
-    entry: Machine, links: Sequence[MachineLink], ssh_config: str, plan: RunPlan, required_bytes: int
+    entry: Machine,
+    links: Sequence[MachineLink],
+    ssh_config: str,
+    plan: RunPlan,
+    required_bytes: int,
+    dial: Dial = link_to,
 ) -> MachineLink:
     """Check a machine that is to join a run, and return the link to it.
 
@@ -173,7 +178,10 @@ def check_newcomer(
     """
     machines = (*(link.machine for link in links), entry)
     readiness = check(
-        Hosts(machines=machines, ssh_config=ssh_config), plan.profile.model.task, required_bytes=required_bytes
+        Hosts(machines=machines, ssh_config=ssh_config),
+        plan.profile.model.task,
+        required_bytes=required_bytes,
+        dial=dial,
     )
     for compared in readiness[:-1]:
         compared.link.close()

@@ -7,13 +7,14 @@ or environment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from distributed.ssh.errors import (
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.errors import BadInput, MusterError
 
+Connect = Callable[..., contextlib.AbstractContextManager[SshConnection]]
+"""Makes a connection, as :meth:`SshConnection.connect` does."""
 _AT_ONCE = 32
 INSTALL = r"""umask 077
 fail() { echo "$1" >&2; exit 1; }
@@ -104,16 +107,24 @@ class AccessReport:
         return {stage: True if index < end else (None if index > end else False) for index, stage in enumerate(order)}
 
 
-def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> AccessReport:
+def check_access(
+    target: SshTarget,
+    *,
+    trust: Trust | None = None,
+    timeout: float = CONNECT_TIMEOUT,
+    connect: Connect = SshConnection.connect,
+) -> AccessReport:
     """Try every stage of a log-in to a machine once, within ``timeout`` seconds for each machine on the route.
 
-    ``trust`` is asked about an unknown machine; ``None`` refuses it. A changed key is refused without asking.
+    Args:
+        trust: asked about an unknown machine; ``None`` refuses it. A changed key is refused without asking.
+        connect: makes the connection; one from a pool stays open.
     """
     begin = time.monotonic()
     host: ResolvedHost | None = None
     try:
         host = resolve(target)
-        with SshConnection.connect(target, trust=trust, timeout=timeout) as connection:
+        with connect(target, trust=trust, timeout=timeout) as connection:
             return AccessReport(
                 machine=target.name,
                 where=host.host_port,

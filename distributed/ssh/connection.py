@@ -53,6 +53,8 @@ CONNECT_TIMEOUT = 10.0
 _MAX_JUMPS = 8
 _SESSION_RETURN = 1.0
 """Seconds within which a server frees the session of a command that has ended."""
+_MOST_FURTHER = 8
+"""Maximum further connections: OpenSSH allows 10 sessions on each, some servers one."""
 _LOGIN_TIMEOUT = 2.0
 """Minimum seconds for a reply during the log-in: the user may have used up the time by comparing fingerprints."""
 
@@ -86,7 +88,7 @@ class SshConnection:
         wire: SshStream,
         transport: Any,
         gateway: SshConnection | None,
-        heartbeat: float,
+        options: _ConnectOptions,
     ) -> None:
         self.host = host
         self.machine = host.machine
@@ -97,8 +99,12 @@ class SshConnection:
         self.transport = transport
         self.gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
+        self._options = options
+        self._further: list[SshConnection] = []
+        """More connections, for commands beyond the server's MaxSessions."""
+        self._further_lock = threading.Lock()
         self._forwards: list[Forward] = []
-        self._heartbeat = Heartbeat(transport, wire, heartbeat)
+        self._heartbeat = Heartbeat(transport, wire, options.heartbeat)
         self._remote_ports = RemotePorts(transport, self._heartbeat)
 
     @classmethod
@@ -164,7 +170,7 @@ class SshConnection:
             transport.close()
             raise
         wire.logged_in()
-        return cls(host, method, wire, transport, gateway, options.heartbeat)
+        return cls(host, method, wire, transport, gateway, options)
 
     def _channel_to(self, host: ResolvedHost, deadline: Deadline) -> Any:
         """Open a channel to the next machine through this one."""
@@ -228,9 +234,6 @@ class SshConnection:
                 channel.exec_command(line)
                 if first_input:
                     self._send_first(channel, first_input)
-        except paramiko.ChannelException as error:
-            problem = f"its SSH server opens no more sessions ({error.text})"
-            raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
         except (paramiko.SSHException, EOFError, OSError):
             if deadline.passed and self.transport.is_active():
                 problem = f"its SSH server did not start a command within {timeout:.0f} s"
@@ -248,14 +251,41 @@ class SshConnection:
                 raise
 
     def _open_session(self, deadline: Deadline) -> Any:
+        """Open a session; where the server allows no more of them here, on a further connection to it.
+
+        Raises:
+            SshError: it opens none there either, or the connection cannot be made.
+        """
         retry_deadline = Deadline(min(_SESSION_RETURN, deadline.remaining))
-        while True:
-            try:
-                return ordered(self.transport.open_session(timeout=deadline.remaining))
-            except paramiko.ChannelException:
-                if retry_deadline.passed:
-                    raise
+        session = self._free_session(deadline)
+        while session is None and not retry_deadline.passed:
             time.sleep(0.02)
+            session = self._free_session(deadline)
+        if session is None and self.system:
+            with self._further_lock:  # what another thread has opened meanwhile may do
+                session = self._free_session(deadline)
+                if session is None and len(self._further) < _MOST_FURTHER:
+                    self._connect_further()
+                    session = self._free_session(deadline)
+        if session is None:
+            problem, hint = "its SSH server opens no more sessions", "raise MaxSessions in its sshd_config"
+            raise SshError(self.machine, problem, hint)
+        return session
+
+    def _free_session(self, deadline: Deadline) -> Any:
+        """Return a new session on the first connection that the server grants one on; ``None`` if there is none."""
+        for connection in (self, *filter(SshConnection.alive, self._further)):
+            with contextlib.suppress(paramiko.ChannelException):
+                timeout = max(deadline.remaining, _LOGIN_TIMEOUT)
+                return ordered(connection.transport.open_session(timeout=timeout))
+        return None
+
+    def _connect_further(self) -> None:
+        """Log in once more, through the same jump host."""
+        options = replace(self._options, password=None, trust=lambda key: key.fingerprint == self.fingerprint)
+        further = self._open(self.host, self.gateway, options)
+        further.gateway = None  # it ends with this connection
+        self._further = [*filter(SshConnection.alive, self._further), further]
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         """Write a file there atomically; missing folders are created.
@@ -327,6 +357,8 @@ class SshConnection:
             forward.close()
         self._forwards.clear()
         self._heartbeat.stop()
+        for connection in self._further:
+            connection.close()
         self.transport.close()
         if self.gateway is not None:
             self.gateway.close()

@@ -86,6 +86,11 @@ class LightHost:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def logins(self) -> int:
+        """How many log-ins its sshd has accepted."""
+        return (self.folder / "sshd.log").read_text(errors="replace").count("\nAccepted ")
+
     def boot(self) -> None:
         """Start its sshd and wait until it listens."""
         with open(self.folder / "sshd.log", "ab") as log:

@@ -14,6 +14,7 @@ from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.services.forecasting import Forecast
 from app.wizard.services.machines import trust_in
+from app.wizard.services.outside import OUTSIDE, Outside
 from app.wizard.services.plan import Saving, saving
 from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import ItemStatus, Tell
@@ -35,7 +36,7 @@ _LOG_LINES = 12
 _LONGEST_LOG = 65_536
 
 
-def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = None) -> Path:
+def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = None, outside: Outside = OUTSIDE) -> Path:
     """Save and start the run in the background, and return its run folder once every member has completed a step.
 
     Raises:
@@ -48,29 +49,34 @@ def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = Non
     see(refused(names, ()))
     saved.write(config)
     try:
-        path, plan = start(saved, request, tell, config)
+        path, plan = start(saved, request, tell, config, outside)
     except NotReady as error:
         see(refused(names, error.problems))
         raise
+    outside.close()  # the run has connections of its own
     return follow(path, plan, see)
 
 
-def start(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
+def start(
+    saved: Saving, request: PlanRequest, tell: Tell, config: Path | None, outside: Outside
+) -> tuple[Path, RunPlan]:
     """Plan and start a saved run, as its command line does.
 
     Raises:
         MusterError: nothing was started.
     """
     with failed_start_notified(saved.name):
-        path, planned = _started(saved, request, tell, config)
+        path, planned = _started(saved, request, tell, config, outside)
     start_trackers(path, tracker_names(planned.plan.profile.run.trackers))
     return path, planned.plan
 
 
-def _started(saved: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, Planned]:
+def _started(
+    saved: Saving, request: PlanRequest, tell: Tell, config: Path | None, outside: Outside
+) -> tuple[Path, Planned]:
     profile = usable_profile(saved.name, {}, config).profile
     checked_trackers(profile.run.trackers)
-    prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints))
+    prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), dial=outside.dial)
     plan_options = PlanOptions(planning=saved.planning)
     launcher = DistributedLauncher(load_hosts(saved.hosts_file), profile, prepare_options, plan_options)
     planned = launcher.plan()

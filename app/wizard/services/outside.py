@@ -9,8 +9,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from app.wizard.state.records import Tell
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from distributed.discovery import neighbours as neighbour_table
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
+    from distributed.hosts.schema import Machine
+    from distributed.machine import link as machine_link
+    from distributed.machine import pool as machine_pool
+    from distributed.machine.link import MachineLink
+    from distributed.machine.pool import ConnectionPool
     from distributed.measuring import measure
     from distributed.measuring.measure import MeasurementResult, MeasureOptions
     from distributed.preparation import code_sync, prepare
@@ -42,6 +49,7 @@ else:  # loaded on first use, so that Home is painted at once
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
     access, neighbour_table = lazy("distributed.ssh.access"), lazy("distributed.discovery.neighbours")
+    machine_link, machine_pool = lazy("distributed.machine.link"), lazy("distributed.machine.pool")
 
 _PATIENCE = 120.0
 
@@ -59,10 +67,32 @@ class Search(Protocol):
 
 
 class Outside:
-    """The real machines, networks and data sets."""
+    """The real machines, networks and data sets.
+
+    Every machine is logged into once: its connection serves all that is asked of it, until :meth:`close`.
+    """
 
     picks_all: ClassVar[bool] = False
     """Whether every online machine is selected automatically."""
+
+    _pool: ConnectionPool | None = None
+    _pool_lock = threading.Lock()
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """The connections to the machines."""
+        with self._pool_lock:
+            self._pool = self._pool or machine_pool.ConnectionPool()
+            return self._pool
+
+    def dial(self, machine: Machine, hosts: Hosts, trust: Trust | None) -> MachineLink:
+        """Return the link to a machine; see :data:`distributed.machine.link.Dial`."""
+        return machine_link.link_to(machine, hosts, trust, self.pool)
+
+    def close(self) -> None:
+        """Close the connections to the machines; each is made again when it is asked for."""
+        if self._pool is not None:
+            self._pool.close()
 
     def now(self) -> float:
         """Return seconds from an arbitrary origin."""
@@ -81,7 +111,7 @@ class Outside:
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         """Try every stage of the login to a machine once."""
-        return access.check_access(target, trust=trust)
+        return access.check_access(target, trust=trust, connect=self.pool.using)
 
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
         """Install our SSH key with the password, then log in with the key alone.
@@ -92,8 +122,8 @@ class Outside:
         return access.install_key(target, password, trust=trust).report
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
-        """Examine all machines in parallel; their connections are closed afterwards."""
-        return examination.examine(hosts, task, trust)
+        """Examine all machines in parallel."""
+        return examination.examine(hosts, task, trust, dial=self.dial)
 
     def repair(self, examined: Sequence[MachineExamination], tell: Tell, send: bool) -> Sequence[MusterError]:
         """Install packages and return the problems of machines where that failed.
@@ -109,7 +139,7 @@ class Outside:
         Raises:
             NotReady: a machine cannot take part.
         """
-        return prepare.prepare(hosts, task, options)
+        return prepare.prepare(hosts, task, replace(options, dial=self.dial))
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
         """Measure what is not known yet.

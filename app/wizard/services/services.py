@@ -212,7 +212,7 @@ class Services:
         ``see`` is called for every change of the progress; the run continues if the caller stops listening.
         """
         self._check_code(request.answers.job)
-        return launching.launch(request, see, tell, self._config)
+        return launching.launch(request, see, tell, self._config, self.outside)
 
     def _check_code(self, job: JobAnswers) -> None:
         """Reject user code named by a file unless the user approved it; code named in the set-up counts as approved."""
@@ -223,7 +223,8 @@ class Services:
             custom_code.check_code(resolved.profile, source, hint, is_named=source is None, option=option)
 
     def close(self) -> None:
-        """Release resources; this implementation holds none between calls."""
+        """Close the connections to the machines."""
+        self.outside.close()
 
 
 # --------------------------------------------------------------------------------------- profiles and their machines

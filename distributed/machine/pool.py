@@ -1,0 +1,67 @@
+"""The living SSH connections of one process: whoever asks for a machine's connection gets the one that is there.
+
+A log-in takes a second on a slow machine, and its server may limit them (MaxStartups, fail2ban). So the guided set-up
+and the process of a run hold one pool each, and log in to every machine once, until its connection is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, SshTarget, Trust
+
+
+@dataclass
+class _Slot:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the connection is made, so that others wait for it and do not log in beside it."""
+    connection: SshConnection | None = None
+
+
+class ConnectionPool:
+    """Connections by target; thread-safe, and a context manager."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[SshTarget, _Slot] = {}
+
+    def get(self, target: SshTarget, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> SshConnection:
+        """Return the living connection to a target; made where there is none, or where it was lost.
+
+        Raises:
+            SshError, BadInput: as :meth:`SshConnection.connect`.
+        """
+        with self._lock:
+            slot = self._slots.setdefault(target, _Slot())
+        with slot.lock:
+            if slot.connection is not None and not slot.connection.alive():
+                slot.connection.close()
+                slot.connection = None
+            if slot.connection is None:
+                slot.connection = SshConnection.connect(target, trust=trust, timeout=timeout)
+            return slot.connection
+
+    @contextlib.contextmanager
+    def using(
+        self, target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
+    ) -> Iterator[SshConnection]:
+        """Yield :meth:`get`'s connection, which stays open: stands in for :meth:`SshConnection.connect`."""
+        yield self.get(target, trust, timeout)
+
+    def close(self) -> None:
+        """Close all connections; one that is asked for later is made again. Idempotent."""
+        with self._lock:
+            slots, self._slots = list(self._slots.values()), {}
+        for slot in slots:
+            with slot.lock:
+                if slot.connection is not None:
+                    slot.connection.close()
+
+    def __enter__(self) -> ConnectionPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
