@@ -134,7 +134,7 @@ def _speech_commands(ended: EndedRun) -> list[str]:
     commands = [transcribe, measure, *others]
     if profile.dataset_name and not is_location(profile.dataset_name, Path.cwd()) and not profile.model.from_scratch:
         local_option = (
-            ["--local", str(ended.plan.world_size)] if all(member.local for member in ended.plan.members) else []
+            ["--local", str(ended.plan.world_size)] if all(map(ended.plan.is_local, ended.plan.members)) else []
         )
         commands.append(f"{command_line('distributed-train', profile.name, *local_option)} --dataset YOUR_RECORDINGS")
     return commands

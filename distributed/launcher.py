@@ -27,13 +27,14 @@ from distributed.planning.documents.document import (
 from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.memory.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
-from distributed.preparation.preflight import NotReady, Ready, memory_budgets, plan_run, seat_names
-from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare, updated_hosts
-from distributed.run.run_machines import absent_ranks, rollback_warning
+from distributed.preparation.members import member_names, plan_run, starter_of
+from distributed.preparation.preflight import NotReady, Ready, memory_budgets
+from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
+from distributed.run.run_machines import on_present, require_listed, rollback_warning
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.records.events import TimingEvent
-from training.records.plan import RunPlan
+from training.records.plan import MemberPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, PhaseTimer
@@ -60,17 +61,10 @@ class Planned:
     """A run that is ready to start."""
 
     plan: RunPlan
-    machines: tuple[Ready, ...]
-    """The participating machines, in the order of their ranks."""
     planning: Planning | None = None
     """The planner's result; ``None`` where there was nothing to choose."""
     figures: Figures | None = None
     """The figures it is based on, where they were measured just now."""
-
-    @property
-    def in_clear(self) -> bool:
-        """Whether training traffic crosses a network unencrypted."""
-        return self.plan.engine == "nccl" and self.plan.world_size > 1 and len(self.machines) > 1
 
 
 def plan_machines(
@@ -84,8 +78,8 @@ def plan_machines(
     """
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
-    if profile.strategy.strategy != "auto" or len(seat_names(machines)) == 1:
-        return Planned(plan_run(profile, machines), tuple(machines))
+    if profile.strategy.strategy != "auto" or len(member_names(machines)) == 1:
+        return Planned(plan_run(profile, machines))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
 
@@ -182,10 +176,9 @@ def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for _, address in sorted(by_rate, reverse=True) if address))
 
 
-def _machine_of(seat: str, machines: Sequence[Ready]) -> MachineLink | None:
+def _machine_of(name: str, machines: Sequence[Ready]) -> MachineLink | None:
     """Return the machine of a member by name; ``None`` for a name without one, such as this machine as an onlooker."""
-    links = (link for link, _ in machines for _ in link.machine.devices or ("",))
-    return dict(zip(seat_names(machines), links, strict=True)).get(seat)
+    return next((link for link, facts in machines if name in member_names([(link, facts)])), None)
 
 
 def best_paths(
@@ -229,50 +222,33 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         reasons = "; ".join(sentence(reason) for reason in planning.reasons[1:4])
         raise BadInput(f"nothing fits these machines: {reasons or 'no machine can train this'}", "take a smaller model")
     chosen = {member.name: member for member in planning.settings.members}
-    names = seat_names(machines)
-    unknown = [name for name in chosen if name not in names]
-    if unknown:
+    if unknown := sorted(chosen.keys() - member_names(machines)):
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
-    is_requested = "nccl" in (profile.strategy.engine, planning.job.engine)
-    has_several_machines = len({_machine_of(name, machines) for name in chosen}) > 1
-    if planning.settings.engine == "nccl" and not is_requested and has_several_machines:
+    plan = plan_run(planning.overlay(profile), machines, chosen)
+    engine = planning.settings.engine if plan.world_size > 1 else plan.engine
+    plan = plan.model_copy(update={"engine": engine})
+    if plan.in_clear and "nccl" not in (profile.strategy.engine, planning.job.engine):
         hint = "add --set engine=nccl if you want that, or make the plan again"
         raise BadInput("the plan sends training traffic unencrypted (engine nccl), and you did not ask for that", hint)
-    overlaid = planning.overlay(profile)
-    coordinator = _machine_of(planning.settings.coordinator, machines)
-    participants = _chosen_seats(machines, names, chosen, coordinator)
-    plan = plan_run(overlaid, participants)
-    settings = [chosen[name] for name in names if name in chosen]
-    overrides = (setting.model_dump(include={"batch_size", "share", "addresses"}) for setting in settings)
-    members = tuple(m.model_copy(update=update) for m, update in zip(plan.members, overrides, strict=True))
-    engine = planning.settings.engine if len(members) > 1 else plan.engine
-    return Planned(plan.model_copy(update={"members": members, "engine": engine}), participants, planning)
-
-
-def _chosen_seats(
-    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], coordinator: MachineLink | None
-) -> tuple[Ready, ...]:
-    """Return the machines with chosen members, reduced to the chosen devices and best paths; close the others."""
-    participants = []
-    seats = iter(names)
-    for link, facts in machines:
-        devices = link.machine.devices or ("",)
-        chosen_devices = [(device, name) for device, name in zip(devices, seats, strict=False) if name in chosen]
-        if not chosen_devices:
+    links = {link.name: link for link, _ in machines if link.name in plan.machines}
+    for link, _ in machines:
+        if link.name not in links:
             link.close()
-            continue
-        setting = chosen[chosen_devices[0][1]]
-        link.machine = link.machine.model_copy(
-            update={
-                "devices": tuple(device for device, _ in chosen_devices if device),
-                "interface": link.machine.interface or setting.interface,
-                "coordinator_at": link.machine.coordinator_at or setting.coordinator_at,
-                "carries_coordinator": link is coordinator,
-            }
-        )
-        participants.append((link, facts))
-    return tuple(participants)
+    members = tuple(_as_chosen(member, chosen[member.name], links[member.machine]) for member in plan.members)
+    carrier = _machine_of(planning.settings.coordinator, machines)
+    coordinator = carrier.name if carrier is not None and carrier.name in links else starter_of(links.values())
+    return Planned(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)
+
+
+def _as_chosen(member: MemberPlan, setting: MemberSetting, link: MachineLink) -> MemberPlan:
+    """Return a member with what the planner chose for it; what the hosts file says of its machine comes first."""
+    device = member.lead
+    return member.model_copy(update={"batch_size": setting.batch_size, "shard": setting.share}).on_device(
+        interface=link.machine.interface or setting.interface or device.interface,
+        addresses=setting.addresses,
+        coordinator_address=device.coordinator_address or setting.coordinator_at,
+    )
 
 
 class DistributedLauncher:
@@ -316,7 +292,7 @@ class DistributedLauncher:
             self._phases.end("machines: checked")
             profile = fit(self.profile, memory_budgets(self.profile, machines), self._prepare_options.tell)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
-            self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
+            self._hosts = updated_hosts(self._hosts, [link for link, _ in machines]).only(planned.plan.machines)
             self._phases.end("machines: planned")
             return planned
         except BaseException:
@@ -384,14 +360,15 @@ def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, comma
         RunFailed: the supervisor did not start.
     """
     hosts = load_hosts(path / RUN_HOSTS)
-    links = [link for link, _ in prepare(hosts, plan.profile.model.task, prepare_options)]
-    for link in links:
+    require_listed(plan, [machine.name for machine in hosts.machines])
+    machines = prepare(hosts.only(plan.machines), plan.profile.model.task, prepare_options)
+    for link, _ in machines:
         link.close()
-    absent = absent_ranks(plan, hosts.machines, [link.name for link in links])
-    if message := rollback_warning(RunFolder.open(path).events(), plan, absent):
+    plan = on_present(plan, machines)
+    if message := rollback_warning(RunFolder.open(path).events(), plan, plan.absent):
         prepare_options.tell(message)
-    folder = RunFolder.resume(path, plan.model_copy(update={"absent": absent}), list(command))
-    save_hosts(updated_hosts(hosts, links), path / RUN_HOSTS)
+    folder = RunFolder.resume(path, plan, list(command))
+    save_hosts(updated_hosts(hosts, [link for link, _ in machines]), path / RUN_HOSTS)
     folder.close()
     _supervisor_process().start(path)
 

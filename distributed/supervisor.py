@@ -26,7 +26,7 @@ from distributed.machine.link import Dial, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.preflight import member_of
+from distributed.preparation.members import starter_of
 from distributed.preparation.transfer import send_trees
 from distributed.run.request_server import RequestServer
 from distributed.run.requests import Request, leave_request
@@ -34,13 +34,10 @@ from distributed.run.run_machines import (
     MachineRoute,
     StartWatch,
     check_newcomer,
-    coordinator_machine,
     ensure_reachable,
+    links_of,
     listening_address,
-    present_links,
     record_added_machine,
-    seats_of,
-    with_local_members,
 )
 from distributed.system import keep_awake
 from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
@@ -73,13 +70,15 @@ class Supervisor:
     ) -> None:
         self._folder = folder
         self._note = folder.append
-        original_plan = folder.plan()
-        launch = original_plan.launch
-        members = original_plan.world_size
-        self._seats = seats_of(links, members) if launch is None else [links[index] for index in launch.machines]
-        seats = present_links(original_plan, self._seats)
-        self._plan = with_local_members(original_plan, seats)
-        self._links = list(dict.fromkeys(link for link in seats if link is not None))
+        plan = folder.plan()
+        self._links = links_of(plan, links)
+        """By the machines' names, those that were added later included."""
+        self._plan = plan = plan.without_absent_coordinator(starter_of(self._links.values()))
+        self._present = list(dict.fromkeys(m.machine for m in plan.members if m.rank not in plan.absent))
+        """Names of the machines that take part from the start."""
+        coordinator = self._links.get(plan.coordinator) if plan.has_coordinator else None
+        self._coordinator_link = coordinator if coordinator and not coordinator.machine.is_local else None
+        """The machine of the coordinator, if it is not this one."""
         self._ssh_config, self._dial = ssh_config, dial
         self._run: RunController | None = None
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
@@ -89,7 +88,7 @@ class Supervisor:
         """Whether the files on the machines are needed after the end, to resume the run."""
         self._ended = threading.Event()
         self._inputs: Future[Inputs] = Future()
-        self._prepared: dict[MachineLink, Future[None]] = {}
+        self._prepared: dict[str, Future[None]] = {}
         self._prepared_count = 0
         self._lock = threading.Lock()
         self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.absent)
@@ -103,21 +102,20 @@ class Supervisor:
         threading.Thread(target=self._report_missing_members, daemon=True).start()
         phases = PhaseTimer(self._note)
         phases.end("supervisor: program")
-        pool = ThreadPoolExecutor(len(self._links) + 1)
+        pool = ThreadPoolExecutor(len(self._present) + 1)
         try:
             self._inputs = pool.submit(collect, self._plan)
-            self._prepared = {link: pool.submit(self._prepare, link) for link in self._links}
+            self._prepared = {name: pool.submit(self._prepare, self._links[name]) for name in self._present}
             self._inputs.result()
             phases.end("supervisor: hashes")
-            remote_coordinator = coordinator_machine(self._links) if self._plan.launch is None else None
             self._run = run = RunController(
                 self._plan,
                 self._folder,
                 self._watch,
-                lambda rank, log: self._worker(self._seats[rank], rank, log),
-                listen="0.0.0.0" if remote_coordinator else listening_address(list(dict.fromkeys(self._seats))),
+                self._worker,
+                listen="0.0.0.0" if self._coordinator_link else listening_address(list(self._links.values())),
                 more_metrics=lambda: prediction_metrics(self._folder),
-                start_coordinator=self._start_coordinator if remote_coordinator else None,
+                start_coordinator=self._start_coordinator if self._coordinator_link else None,
             )
             run.start()
             phases.end(ENGINE)
@@ -134,7 +132,7 @@ class Supervisor:
             if self._requests is not None:
                 self._requests.close()
             self._end_workers()
-            for link in dict.fromkeys(self._seats):
+            for link in self._links.values():
                 link.close()
 
     def _prepare(self, link: MachineLink) -> None:
@@ -146,7 +144,7 @@ class Supervisor:
         phases.end("machine: code and data")
         with self._lock:
             self._prepared_count += 1
-            self._note(ProgressEvent(phase="machines", done=self._prepared_count, total=len(self._links)))
+            self._note(ProgressEvent(phase="machines", done=self._prepared_count, total=len(self._present)))
 
     def _watch(self, event: Event) -> None:
         self._start_watch(event)
@@ -156,27 +154,25 @@ class Supervisor:
     # ------------------------------------------------------------------------------------- joining and leaving machines
 
     def ranks(self, machine: str) -> tuple[int, ...]:
-        ranks = tuple(rank for rank, link in enumerate(self._seats) if link.name == machine)
-        if not ranks:
-            names = ", ".join(dict.fromkeys(link.name for link in self._seats))
-            raise BadInput(f"{machine} is not a machine of this run", f"it has: {names}")
+        plan = self._plan if self._run is None else self._run.members.plan
+        if not (ranks := plan.ranks_on(machine)):
+            raise BadInput(f"{machine} is not a machine of this run", f"it has: {', '.join(self._links)}")
         return ranks
 
     def leaving_ranks(self, machine: str) -> tuple[int, ...]:
-        coordinator = coordinator_machine(self._links)
-        if coordinator is not None and coordinator.name == machine and self._plan.engine == "mesh":
+        if self._coordinator_link is not None and machine == self._plan.coordinator and self._plan.engine == "mesh":
             raise BadInput(f"{machine} carries the coordinator: the run depends on it", "drop another machine")
         return self.ranks(machine)
 
     def prepare(self, request: Request) -> tuple[int, ...]:
-        if request.entry is not None and all(link.name != request.entry.name for link in self._seats):
+        if request.entry is not None and request.entry.name not in self._links:
             return self._add_machine(request.entry)
         ranks = self.ranks(request.machine)
-        link = self._seats[ranks[0]]
+        link = self._links[request.machine]
         if address := ensure_reachable(link, self._ssh_config, self._folder.path, dial=self._dial):
             self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
         self._send_files(link)
-        self._prepared.setdefault(link, _done())
+        self._prepared.setdefault(link.name, _done())
         return ranks
 
     def _send_files(self, link: MachineLink) -> None:
@@ -185,7 +181,8 @@ class Supervisor:
 
     def _send_inputs(self, link: MachineLink) -> None:
         """Send the missing inputs, with progress events."""
-        rank, phase = self._seats.index(link) if link in self._seats else None, f"bytes to {link.name}"
+        rank = self.ranks(link.name)[0] if link.name in self._links else None
+        phase = f"bytes to {link.name}"
 
         def report_progress(done: int, total: int) -> None:
             self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
@@ -195,33 +192,29 @@ class Supervisor:
     def _add_machine(self, entry: Machine) -> tuple[int, ...]:
         """Add a machine that is not in the plan; return the ranks of its members."""
         assert self._run is not None
-        participants = [self._seats[rank] for rank in self._run.members.active_ranks]
-        compared, required_bytes = list(dict.fromkeys(participants)), self._inputs.result().bytes
-        link = check_newcomer(entry, compared, self._ssh_config, self._plan, required_bytes, self._dial)
+        plan, required_bytes = self._run.members.plan, self._inputs.result().bytes
+        participants = dict.fromkeys(plan.all_members[rank].machine for rank in self._run.members.active_ranks)
+        compared = [self._links[name] for name in participants]
+        link, members = check_newcomer(entry, compared, self._ssh_config, plan, required_bytes, self._dial)
         try:
             self._send_files(link)
-            ranks = self._seat(link)
+            self._prepared[link.name] = _done()
+            for member in members:
+                self._run.expect(member)
+                self._links[link.name] = link
         finally:
-            if link not in self._seats:
+            if link.name not in self._links:
                 link.close()
-        record_added_machine(self._folder.path, entry, self._ssh_config)
-        return ranks
+        record_added_machine(self._folder.path, entry)
+        return tuple(member.rank for member in members)
 
-    def _seat(self, link: MachineLink) -> tuple[int, ...]:
-        """Announce a prepared machine to the run; return the ranks of its members."""
-        assert self._run is not None
-        self._prepared[link] = _done()
-        first_rank = len(self._seats)
-        for device in link.machine.devices or ("",):
-            self._run.expect(member_of(link.machine, device, len(self._seats), self._plan.profile))
-            self._seats.append(link)
-        return tuple(range(first_rank, len(self._seats)))
-
-    def _worker(self, link: MachineLink, rank: int, log: BinaryIO) -> RemoteWorker:
+    def _worker(self, rank: int, log: BinaryIO) -> RemoteWorker:
         assert self._run is not None
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
-        assignment = assigned(plan, inputs.links, rank, plan.seats[rank].threads)
+        device = plan.all_members[rank].lead
+        link = self._links[device.machine]
+        assignment = assigned(plan, inputs.links, rank, device.threads)
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
             assignment = replace(assignment, module="training.workers.script_worker", brings=brings, resumes=False)
@@ -231,9 +224,9 @@ class Supervisor:
             log,
             self._folder.path,
             self._folder.secrets,
-            MachineRoute(link, self._plan, coordinator_machine(self._links)),
+            MachineRoute(link, device, plan.has_coordinator, self._coordinator_link),
             self._timeouts,
-            ready=self._prepared[link],
+            ready=self._prepared[link.name],
             delivers=lambda: self._delivers(rank),
             keep=self._keep_files,
         )
@@ -255,7 +248,7 @@ class Supervisor:
         return not self._folder.model.exists()
 
     def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
-        link = coordinator_machine(self._links)
+        link = self._coordinator_link
         assert link is not None
         links, secrets = self._inputs.result().links, self._folder.secrets
         assignment = assigned_coordinator(self._plan.run_id, config, links, secrets / "coordinator")
@@ -266,7 +259,7 @@ class Supervisor:
             self._folder.path,
             secrets,
             timeouts=self._timeouts,
-            ready=self._prepared[link],
+            ready=self._prepared[link.name],
             note=self._note,
         )
 

@@ -21,7 +21,8 @@ from distributed.planning.documents.document import job_of
 from distributed.planning.memory.fitting import ESTIMATE_TOLERANCE, FreeMemory, fit_to_budgets
 from distributed.planning.memory.memory_model import member_bytes
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import FREE_BYTES, Facts, Ready
 from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
 from profiles.options import memory_saving_settings

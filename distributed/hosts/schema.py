@@ -1,9 +1,10 @@
-"""The machines of a run as data: every field, its bounds and what it means."""
+"""The hosts file as data: how to log in to each machine, and what a person wants of it. A run writes neither: what was
+chosen and measured stands in its plan."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -65,9 +66,6 @@ class Machine(BaseModel):
     """Whether the coordinator of a run is here; where no machine says so, it is on the one that starts the run."""
     coordinator_at: _Address = ""
     """Literal address of the coordinator as this machine should dial it; empty: that on the route between the two."""
-    through_ssh: bool = False
-    """Whether it reaches the coordinator on this computer through its SSH connection, because it cannot dial this
-    computer; found out before every run."""
 
     @property
     def host(self) -> str:
@@ -100,6 +98,10 @@ class Hosts(BaseModel):
     def master(self) -> Machine:
         """Rank 0."""
         return self.machines[0]
+
+    def only(self, names: Collection[str]) -> Hosts:
+        """Return the hosts with the machines of these names alone."""
+        return self.model_copy(update={"machines": tuple(m for m in self.machines if m.name in names)})
 
     def machine(self, name: str) -> Machine:
         """Return the machine of this name.

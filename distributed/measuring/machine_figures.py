@@ -131,8 +131,10 @@ def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, 
         MusterError: it cannot be run there; the message names the machine.
     """
     others = [member for member in inputs.plan.members if member.rank != placement.member.rank]
-    plan = inputs.plan.model_copy(update={"members": (placement.member.model_copy(update={"rank": 0}), *others)})
-    assignment = assigned(plan, inputs.links, placement.member.rank, placement.member.threads, MODULE)
+    in_front = enumerate((placement.member, *others))
+    members = tuple(member.model_copy(update={"rank": rank}) for rank, member in in_front)
+    plan = inputs.plan.model_copy(update={"members": members})
+    assignment = assigned(plan, inputs.links, placement.member.rank, placement.member.lead.threads, MODULE)
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
         worker = RemoteWorker(placement.link, assignment, log, Path(folder), Path(folder))
         barrier.admit(worker)
@@ -211,6 +213,6 @@ def figures_of(
 
 
 def placements_of(machines: Sequence[Ready], members: tuple[MemberPlan, ...]) -> list[Placement]:
-    """Return the placement of every member: one for each device of each machine, in the order of the plan's members."""
-    machine_of_member = [ready for ready in machines for _ in ready[0].machine.devices or ("",)]
-    return [Placement(link, facts, member) for (link, facts), member in zip(machine_of_member, members, strict=True)]
+    """Return the placement of every member on its machine."""
+    ready_by_name = {link.name: (link, facts) for link, facts in machines}
+    return [Placement(*ready_by_name[member.machine], member) for member in members]

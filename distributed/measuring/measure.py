@@ -43,7 +43,8 @@ from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.documents.document import Figures, Workload
 from distributed.planning.memory.fitting import fit
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.preflight import Ready, check, memory_budgets, plan_run, ready
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import Ready, check, memory_budgets, ready
 from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile

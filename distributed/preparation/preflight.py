@@ -1,7 +1,6 @@
-"""Checks whether machines are ready, and assigns each its ranks in a run.
+"""Checks whether machines are ready, and what memory they have.
 
-All machines are asked concurrently; each problem is one line that names the machine and the fix. Ready machines become
-members: ranks, devices, batch sizes, and available memory.
+All machines are asked concurrently; each problem is one line that names the machine and the fix.
 """
 
 from __future__ import annotations
@@ -17,21 +16,18 @@ from dataclasses import dataclass, replace
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import Dial, MachineLink, address_towards, link_to
+from distributed.machine.link import Dial, MachineLink, link_to
 from distributed.planning.memory.fitting import MemoryBudget
 from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
 from distributed.preparation.this_computer import train_with
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
-from distributed.system import interface_of
 from profiles.errors import ExitCode, MusterError
 from profiles.installation import program, training_python
 from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
-from training.records.plan import MemberPlan, RunPlan
-from training.run.local_plan import own_data, plan_local_run
 from training.tasks.registry import inputs_of
 
 OLDEST_PYTHON = (3, 10)
@@ -193,7 +189,7 @@ def _ask(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Read
 
 
 def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Readiness:
-    """Ask with the link's Python; record on the link whether a run must go through SSH.
+    """Ask with the link's Python.
 
     Raises:
         MusterError: the machine cannot be asked.
@@ -211,8 +207,6 @@ def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) 
         if error.cause != SshError.cause or not _is_plain(link):
             raise
         return Readiness(link, problem=SshError(link.name, error.message_for(link.name), PROVISION), provisionable=True)
-    if facts.dials_here == link.machine.through_ssh:
-        link.machine = link.machine.model_copy(update={"through_ssh": not facts.dials_here})
     lacks_packages = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=lacks_packages and _is_plain(link))
 
@@ -295,68 +289,6 @@ def _compare(machines: Sequence[Readiness]) -> None:
 
 
 _HERE = "this computer"
-
-
-def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
-    """Assign ranks, devices and batch sizes to the machines, in their order.
-
-    Raises:
-        BadInput: the profile does not fit that many members.
-    """
-    seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
-    local = plan_local_run(profile, len(seats), on_this_machine=False)
-    engine = "nccl" if _wants_nccl(profile, seats) else "mesh"
-    spans_machines = len({machine.name for machine, *_ in seats}) > 1
-    remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.is_local]
-    members = []
-    for (machine, facts, device), planned in zip(seats, local.members, strict=True):
-        facing_interface = facts.interface
-        if machine.is_local and remote_hosts:  # reached over loopback here; the others use the route between us
-            facing_interface = interface_of(address_towards(remote_hosts[0]))
-        interface = (machine.interface or (facing_interface if engine == "nccl" else "")) if spans_machines else ""
-        members.append(member_of(machine, device, planned.rank, profile, planned.batch_size, interface))
-    return local.model_copy(update={"members": tuple(members), "engine": engine, "own_folders": True})
-
-
-def member_of(
-    machine: Machine, device: str, rank: int, profile: Profile, batch_size: int = 0, interface: str = ""
-) -> MemberPlan:
-    """Return the member for a device of a machine; by default with the profile's batch size."""
-    kind, _, index = (device or profile.training.device).partition(":")
-    return MemberPlan(
-        rank=rank,
-        name=_seat_name(machine, device),
-        device=kind,
-        device_index=int(index or 0),
-        batch_size=batch_size or profile.training.batch_size,
-        threads=profile.training.threads,
-        interface=interface,
-        machine=machine.name if profile.data.local_data else "",
-        data=own_data(profile, rank, machine.data),
-    )
-
-
-def seat_names(machines: Sequence[Ready]) -> list[str]:
-    """Return the names of the members that :func:`plan_run` creates for these machines, by rank."""
-    return [_seat_name(link.machine, device) for link, _ in machines for device in link.machine.devices or ("",)]
-
-
-def _seat_name(machine: Machine, device: str) -> str:
-    return f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name
-
-
-def _wants_nccl(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
-    """Whether nccl is requested, or is faster and safe: on one machine with a CUDA device for each member.
-
-    Its data plane is not encrypted, so over a network it must be chosen explicitly.
-    """
-    if profile.strategy.engine != "auto":
-        return profile.strategy.engine == "nccl"
-    one_machine = len({machine.name for machine, *_ in seats}) < 2
-    if len(seats) < 2 or not one_machine or profile.training.device not in ("auto", "cuda"):
-        return False
-    return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
-               for _, facts, device in seats)  # fmt: skip
 
 
 def local_memory_budgets(profile: Profile, workers: int) -> list[MemoryBudget]:

@@ -6,7 +6,7 @@ Each stage acts only where it is needed, so that machines that are ready cost a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -59,22 +59,16 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
     return ready(machines, options.missing_hint if all_are_absent else "")
 
 
-def updated_hosts(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
-    """Return the hosts, with those of ``links`` updated from their links."""
-    connected = {machine.name: machine for machine in hosts_of(hosts, links).machines}
-    return hosts.model_copy(
-        update={"machines": tuple(connected.get(machine.name, machine) for machine in hosts.machines)}
-    )
+def updated_hosts(hosts: Hosts, links: Iterable[MachineLink]) -> Hosts:
+    """Return the hosts with what a log-in to these machines has shown: where they are, and their Python."""
+    entries = {link.name: _as_reached(link) for link in links}
+    machines = tuple(entries.get(machine.name, machine) for machine in hosts.machines)
+    return hosts.model_copy(update={"machines": machines})
 
 
-def hosts_of(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
-    """Return the hosts updated from their links: the addresses where they were found, and their Python."""
-    machines = [
-        link.machine if link.machine.python or link.python == "python3"
-        else link.machine.model_copy(update={"python": link.python})
-        for link in links
-    ]  # fmt: skip
-    return hosts.model_copy(update={"machines": tuple(machines)})
+def _as_reached(link: MachineLink) -> Machine:
+    is_known = link.machine.python or link.python == "python3"
+    return link.machine if is_known else link.machine.model_copy(update={"python": link.python})
 
 
 class _Preparation:
@@ -95,9 +89,9 @@ class _Preparation:
         return self._machines
 
     def _report_ssh_routes(self) -> None:
-        entries = [machine.link.machine for machine in self._machines if machine.problem is None]
-        blocked = [entry for entry in entries if entry.through_ssh]
-        if blocked and not any(entry.carries_coordinator for entry in entries):
+        asked = [(m.link.machine, m.facts) for m in self._machines if m.problem is None and m.facts is not None]
+        blocked = [entry for entry, facts in asked if not facts.dials_here]
+        if blocked and not any(entry.carries_coordinator for entry, _ in asked):
             reason = "cannot connect to this computer (a firewall, or a NAT such as WSL2's)"
             self._options.tell(f"{_names(blocked)}: {reason}; the coordinator is reached through SSH")
 

@@ -12,72 +12,51 @@ from distributed.discovery.relocation import ABSENT, IMPOSTOR, search_one
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import Dial, MachineLink, address_towards, link_to
-from distributed.preparation.preflight import NotReady, check, member_of
+from distributed.preparation.members import member_of
+from distributed.preparation.preflight import NotReady, Ready, check
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.exchange.links.dialling import interface_at
 from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent
-from training.records.plan import RunPlan
+from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.outcome import newest_complete_step, newest_snapshots
 
 ANY = ("0.0.0.0", "::")
-ADDED = "hosts-added.json"
-"""File in the run folder with the machines that were added during the run."""
 
 
-def seats_of(links: Sequence[MachineLink], members: int) -> list[MachineLink]:
-    """Return the link of every planned rank: one worker for each device of a machine."""
-    return [link for link in links for _ in link.machine.devices or ("",)][:members]
-
-
-def present_links(plan: RunPlan, seats: Sequence[MachineLink]) -> list[MachineLink | None]:
-    """Return the links by rank, ``None`` for absent members.
-
-    An absent machine carries no coordinator: this machine does instead, and is dialled on the default route.
-    """
-    links = [None if rank in plan.absent else link for rank, link in enumerate(seats)]
-    coordinator = coordinator_machine(seats)
-    if coordinator is not None and coordinator not in links:
-        for link in seats:
-            link.machine = link.machine.model_copy(update={"carries_coordinator": False, "coordinator_at": ""})
-    return links
-
-
-def with_local_members(plan: RunPlan, seats: Sequence[MachineLink | None]) -> RunPlan:
-    """Return the plan in which members on the machine of the coordinator are marked as local.
-
-    Args:
-        seats: as returned by :func:`present_links`.
-    """
-    links = [link for link in seats if link is not None]
-    coordinator = coordinator_machine(links) if plan.has_coordinator else None
-    is_local = [
-        link is not None and (link.machine.is_local if coordinator is None else link is coordinator) for link in seats
-    ]
-    members = (m.model_copy(update={"local": local}) for m, local in zip(plan.members, is_local, strict=True))
-    return plan.model_copy(update={"members": tuple(members)})
-
-
-def absent_ranks(plan: RunPlan, machines: Sequence[Machine], present_names: Collection[str]) -> tuple[int, ...]:
-    """Return the ranks of a plan whose machines are not among ``present_names``.
+def links_of(plan: RunPlan, links: Iterable[MachineLink]) -> dict[str, MachineLink]:
+    """Return the links to the machines of a plan, by name.
 
     Raises:
-        BadInput: the machines have fewer devices than the plan has members, or another order: the snapshots on each
-            machine are stored by rank.
+        BadInput: a machine has none.
     """
-    if plan.launch is not None:
-        owners = [machines[number] for number in plan.launch.machines]
-    else:
-        owners = [machine for machine in machines for _ in machine.devices or ("",)][: plan.world_size]
-    if len(owners) < plan.world_size:
-        missing = ", ".join(member.name for member in plan.members if member.name not in {m.name for m in machines})
-        message = f"this run has {plan.world_size} members, and {RUN_HOSTS} of its folder names {len(owners)} of them"
-        raise BadInput(message, f"put {missing or 'the others'} back into that file, in their order")
-    planned, listed = [member.name for member in plan.members], [machine.name for machine in owners]
-    if planned != listed and sorted(planned) == sorted(listed):
-        message = f"{RUN_HOSTS} in the run's folder has the machines in another order: {', '.join(listed)}"
-        raise BadInput(message, f"their snapshots are by rank; put them back in this order: {', '.join(planned)}")
-    return tuple(rank for rank, machine in enumerate(owners) if machine.name not in present_names)
+    link_by_name = {link.name: link for link in links}
+    require_listed(plan, link_by_name)
+    return {name: link_by_name[name] for name in plan.machines}
+
+
+def require_listed(plan: RunPlan, names: Collection[str]) -> None:
+    """Refuse a hosts file of a run, with machines of these names, that lacks one of the plan.
+
+    Raises:
+        BadInput: a machine is missing.
+    """
+    if missing := ", ".join(name for name in plan.machines if name not in names):
+        message = f"this run has {plan.world_size} members, and {RUN_HOSTS} of its folder does not name {missing}"
+        raise BadInput(message, f"put {missing} back into that file")
+
+
+def on_present(plan: RunPlan, machines: Iterable[Ready]) -> RunPlan:
+    """Return the plan of an attempt on the machines that are there: the members of all others are absent."""
+    facts_by_name = {link.name: facts for link, facts in machines}
+    members = tuple(
+        member.on_device(through_ssh=not facts_by_name[member.machine].dials_here)
+        if member.machine in facts_by_name
+        else member
+        for member in plan.members
+    )
+    absent = tuple(member.rank for member in members if member.machine not in facts_by_name)
+    return plan.model_copy(update={"members": members, "absent": absent})
 
 
 def rollback_warning(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:
@@ -87,7 +66,7 @@ def rollback_warning(events: Iterable[Event], plan: RunPlan, absent: Collection[
     step, resume_step = newest_complete_step(newest), newest_complete_step(remaining)
     if not absent or step is None or resume_step is None or resume_step >= step:
         return ""
-    names = ", ".join(plan.seats[rank].name for rank in absent)
+    names = ", ".join(plan.all_members[rank].name for rank in absent)
     return f"only {names} held the snapshot of step {step}: without it the run goes on from step {resume_step}"
 
 
@@ -99,11 +78,6 @@ def listening_address(links: Sequence[MachineLink]) -> str:
     return "::" if any(":" in address_towards(link.host) for link in remote_links) else "0.0.0.0"
 
 
-def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
-    """Return the machine that carries the coordinator; ``None``: this one."""
-    return next((link for link in links if link.machine.carries_coordinator and not link.machine.is_local), None)
-
-
 class MachineRoute:
     """Route of one machine to the engine: turns an address of the engine into the one to dial on that machine now.
 
@@ -111,15 +85,19 @@ class MachineRoute:
     loopback only and are reached through an SSH forward.
 
     Args:
+        device: the member's device on that machine.
+        has_coordinator: whether the members meet at a coordinator.
         coordinator: the coordinator's machine, if it is not this one.
     """
 
-    def __init__(self, link: MachineLink, plan: RunPlan, coordinator: MachineLink | None = None) -> None:
-        self._link, self._has_coordinator = link, plan.has_coordinator
-        self._coordinator = coordinator if plan.has_coordinator else None
-        self._chosen = link.machine.coordinator_at
+    def __init__(
+        self, link: MachineLink, device: DevicePlan, has_coordinator: bool, coordinator: MachineLink | None = None
+    ) -> None:
+        self._link, self._has_coordinator = link, has_coordinator
+        self._coordinator = coordinator if has_coordinator else None
+        self._chosen = device.coordinator_address
         self._chosen_is_ours = interface_at(self._chosen) != ""
-        self._through_ssh = link.machine.through_ssh and self._coordinator is None
+        self._through_ssh = device.through_ssh and self._coordinator is None
 
     def __call__(self, address: str) -> str:
         """Return the address to dial on the machine.
@@ -165,8 +143,8 @@ def check_newcomer(
     plan: RunPlan,
     required_bytes: int,
     dial: Dial = link_to,
-) -> MachineLink:
-    """Check a machine that is to join a run, and return the link to it.
+) -> tuple[MachineLink, tuple[MemberPlan, ...]]:
+    """Check a machine that is to join a run, and return the link to it and its members.
 
     Args:
         links: participating machines to compare it with: it must be none of them, and have the same torch.
@@ -189,11 +167,10 @@ def check_newcomer(
     if newcomer.problem is not None:
         newcomer.link.close()
         raise NotReady([newcomer.problem])
-    devices = enumerate(entry.devices or ("",), len(plan.seats))
-    require_data(
-        plan.profile, [newcomer.link], [member_of(entry, device, rank, plan.profile) for rank, device in devices]
-    )
-    return newcomer.link
+    devices = enumerate(entry.devices or ("",), len(plan.all_members))
+    members = tuple(member_of(entry, device, rank, plan.profile, facts=newcomer.facts) for rank, device in devices)
+    require_data(plan.profile, [newcomer.link], members)
+    return newcomer.link, members
 
 
 def ensure_reachable(
@@ -226,40 +203,22 @@ def ensure_reachable(
 
 
 def _record_address(run_dir: Path, name: str, address: str) -> None:
-    """Record the new address of a machine in the run's hosts files, for later requests and resumes."""
-    for path in (run_dir / RUN_HOSTS, run_dir / ADDED):
-        with contextlib.suppress(BadInput):
-            hosts = load_hosts(path)
-            entries = (m.model_copy(update={"found_at": address}) if m.name == name else m for m in hosts.machines)
-            if any(machine.name == name for machine in hosts.machines):
-                save_hosts(hosts.model_copy(update={"machines": tuple(entries)}), path)
-
-
-def record_added_machine(run_dir: Path, entry: Machine, ssh_config: str) -> None:
-    """Record an added machine in the run folder, so that a later clean-up of the run includes it."""
-    others = added_machines(run_dir)
-    if entry.name not in {machine.name for machine in others}:
-        save_hosts(Hosts(machines=(*others, entry), ssh_config=ssh_config), run_dir / ADDED)
-
-
-def added_machines(run_dir: Path) -> tuple[Machine, ...]:
-    """Return the machines that were added during a run."""
+    """Record the new address of a machine in the run's hosts file, for later requests and resumes."""
     with contextlib.suppress(BadInput):
-        if (run_dir / ADDED).is_file():
-            return load_hosts(run_dir / ADDED).machines
-    return ()
+        hosts = load_hosts(run_dir / RUN_HOSTS)
+        entries = (m.model_copy(update={"found_at": address}) if m.name == name else m for m in hosts.machines)
+        save_hosts(hosts.model_copy(update={"machines": tuple(entries)}), run_dir / RUN_HOSTS)
 
 
-def all_hosts(run_dir: Path) -> Hosts:
-    """Return all machines that have ever taken part in a run.
+def record_added_machine(run_dir: Path, entry: Machine) -> None:
+    """Record an added machine in the run's hosts file, so that a later clean-up of the run includes it.
 
     Raises:
-        BadInput: its hosts file cannot be read.
+        BadInput: the file cannot be read or written.
     """
     hosts = load_hosts(run_dir / RUN_HOSTS)
-    original_names = {machine.name for machine in hosts.machines}
-    later = (machine for machine in added_machines(run_dir) if machine.name not in original_names)
-    return hosts.model_copy(update={"machines": (*hosts.machines, *later)})
+    if entry.name not in {machine.name for machine in hosts.machines}:
+        save_hosts(hosts.model_copy(update={"machines": (*hosts.machines, entry)}), run_dir / RUN_HOSTS)
 
 
 class StartWatch:

@@ -80,7 +80,7 @@ def test_what_is_prepared_is_said_once(tmp_path: Path) -> None:
 
 
 def test_a_launched_script_is_not_waited_for_as_if_it_told_its_loss(tmp_path: Path) -> None:
-    launch = LaunchedScript(script="/home/ada/train.py", machines=(0,), addresses=("127.0.0.1",))
+    launch = LaunchedScript(script="/home/ada/train.py")
     plan = RunFolder.open(new_folder(tmp_path, 1)).plan().model_copy(update={"launch": launch})
     joined = [RunEvent(time=BEGAN, status="running"), MemberEvent(member=0, time=BEGAN, status="joined", name="studio")]
     picture = Picture(tmp_path, reduce_events(joined), plan=plan)

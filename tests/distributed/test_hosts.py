@@ -61,7 +61,6 @@ def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:
         "carries_coordinator": True,
         "found_at": "10.0.0.9",
         "coordinator_at": "10.0.0.1",
-        "through_ssh": True,
     }
     hosts = parse_hosts(json.dumps({"master": "b", "machines": ["a", b], "ssh_config": "~/c"}))
     assert hosts.master.model_dump(mode="json") == b

@@ -80,7 +80,7 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
         with pytest.raises(BadInput, match="unencrypted"):
             apply_planning(planning, profile, machines)
         return
-    assert apply_planning(planning, profile, machines).in_clear
+    assert apply_planning(planning, profile, machines).plan.in_clear
 
 
 def at_plan(*in_clear: str) -> WizardState:

@@ -23,7 +23,8 @@ from distributed.planning.documents.cluster import ClusterMachine, Measurement, 
 from distributed.planning.documents.document import Workload, job_of
 from distributed.planning.memory.memory_model import RUNTIME_BYTES, need_of
 from distributed.preparation.code_sync import collect
-from distributed.preparation.preflight import Facts, plan_run
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import Facts
 from distributed.preparation.transfer import MissingFiles, Tree, send_trees
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import Profile

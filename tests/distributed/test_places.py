@@ -12,17 +12,19 @@ from scripted_connection import undialled
 from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, MachineLink
+from distributed.preparation.members import plan_run
 from distributed.run import run_machines
-from distributed.run.run_machines import MachineRoute, StartWatch, ensure_reachable, seats_of, with_local_members
+from distributed.run.run_machines import MachineRoute, StartWatch, ensure_reachable
 from distributed.ssh.errors import ForwardRefused, NoRoute
 from distributed.ssh.forward import Forward
 from distributed.workers.agent_records import Assignment
 from distributed.workers.remote_worker import RemoteWorker
 from distributed.workers.rendezvous import RendezvousUpdates
-from profiles.schema import Profile
+from profiles.files.resolve import profile_from_options
+from tests.distributed.test_preflight import SOUND
 from tests.waiting import until
 from training.records.events import MemberEvent, ProgressEvent, RunEvent, WarningEvent
-from training.records.plan import LaunchedScript, MemberPlan, RunPlan
+from training.records.plan import DevicePlan
 from training.run.orders import Command
 
 
@@ -36,36 +38,30 @@ def links(center: str = "") -> list[MachineLink]:
     [("mesh", "", [True, False, False]), ("mesh", "a", [False, True, False]), ("nccl", "a", [False, True, False])],
 )
 def test_who_is_beside_the_coordinator(engine: Literal["mesh", "nccl"], coordinator: str, local: list[bool]) -> None:
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=2) for rank, name in enumerate(("here", "a", "b")))
-    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine=engine)
-    placed = with_local_members(plan, seats_of(links(coordinator), 3))
-    assert [member.local for member in placed.members] == local
-    assert placed.hash() == plan.hash()
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": engine})
+    plan = plan_run(profile, [(link, SOUND) for link in links(coordinator)])
+    assert [plan.is_local(member) for member in plan.members] == local
+    assert plan.model_copy(update={"coordinator": "b"}).hash() == plan.hash()
 
 
 def test_this_computer_dials_a_coordinator_on_another_machine_at_its_address() -> None:
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=2) for rank, name in enumerate(("here", "a")))
-    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
     carrier = undialled("a", "10.0.0.1", address="10.0.0.1", carries_coordinator=True)
     here = undialled("here", "127.0.0.1", address="localhost")
-    assert MachineRoute(here, plan, carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
-    assert MachineRoute(carrier, plan, carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
-    chosen = undialled("here", "127.0.0.1", address="localhost", coordinator_at="10.9.0.1")
-    assert MachineRoute(chosen, plan, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
+    assert MachineRoute(here, DevicePlan(), True, carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
+    assert MachineRoute(carrier, DevicePlan(), True, carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
+    chosen = DevicePlan(coordinator_address="10.9.0.1")
+    assert MachineRoute(here, chosen, True, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
 
 
 def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> None:
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    job = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
-    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
-    direct = MachineRoute(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
+    direct = MachineRoute(undialled("a", "10.0.0.1", address="10.0.0.1"), DevicePlan(), False)
     assert direct("10.0.0.9:4000") == "10.0.0.9:4000"
     with pytest.raises(AssertionError, match="nobody is called"):  # it would be forwarded
         direct("127.0.0.1:4000")
-    jumped = MachineRoute(undialled("b"), plan)
+    jumped = MachineRoute(undialled("b"), DevicePlan(), False)
     with pytest.raises(AssertionError, match="nobody is called"):
         jumped("10.0.0.9:4000")
-    here = MachineRoute(undialled("me", "127.0.0.1", address="localhost"), plan)
+    here = MachineRoute(undialled("me", "127.0.0.1", address="localhost"), DevicePlan(), False)
     assert here("0.0.0.0:4000") == "127.0.0.1:4000"
     assert here("[::]:4000") == "[::1]:4000"
 
@@ -109,22 +105,15 @@ def test_a_forward_is_made_again_on_every_connection(monkeypatch: pytest.MonkeyP
     assert link.forward(("127.0.0.1", 2)) == "127.0.0.1:5002"
 
 
-def mesh_plan(size: int = 2) -> RunPlan:
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("abc"[:size]))
-    return RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
-
-
 def test_who_cannot_dial_this_computer_is_sent_through_ssh() -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
-    reach = MachineRoute(link, mesh_plan())
-    assert reach("0.0.0.0:4000") == "127.0.0.1:4000"
-    link.machine = link.machine.model_copy(update={"through_ssh": True})
-    assert MachineRoute(link, mesh_plan())("0.0.0.0:4000") == "127.0.0.1:5000"
+    assert MachineRoute(link, DevicePlan(), True)("0.0.0.0:4000") == "127.0.0.1:4000"
+    assert MachineRoute(link, DevicePlan(through_ssh=True), True)("0.0.0.0:4000") == "127.0.0.1:5000"
 
 
 def test_a_member_is_told_once_what_has_changed() -> None:
-    link = MachineLink(Machine(name="a", coordinator_at="10.9.9.9"), Forwarding, "10.0.0.1")
-    rendezvous = RendezvousUpdates(MachineRoute(link, mesh_plan()))
+    link = MachineLink(Machine(name="a"), Forwarding, "10.0.0.1")
+    rendezvous = RendezvousUpdates(MachineRoute(link, DevicePlan(coordinator_address="10.9.9.9"), True))
     assert rendezvous.update() == {}
     assert rendezvous.begin("0.0.0.0:4000", "0.0.0.0:4001") == {"address": "10.9.9.9:4000", "relay": "10.9.9.9:4001"}
     assert rendezvous.update() == {}
@@ -139,7 +128,9 @@ def test_a_member_is_told_once_what_has_changed() -> None:
 def test_a_new_address_comes_before_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["10.0.0.7", "10.0.0.8"]
     monkeypatch.setattr(run_machines, "address_towards", lambda host: ours[0])
-    rendezvous = RendezvousUpdates(MachineRoute(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), mesh_plan()))
+    rendezvous = RendezvousUpdates(
+        MachineRoute(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), DevicePlan(), True)
+    )
     rendezvous.begin("0.0.0.0:4000", "")
     ours.pop(0)
     assert rendezvous.replace_address("10.0.0.7:4000")["address"] == "10.0.0.8:4000"
@@ -159,7 +150,7 @@ def test_a_machine_that_is_back_elsewhere_has_its_new_address() -> None:
 
 def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path: Path) -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
-    reach, nothing = MachineRoute(link, mesh_plan()), io.BytesIO()
+    reach, nothing = MachineRoute(link, DevicePlan(), True), io.BytesIO()
     worker = RemoteWorker(link, Assignment("r", 0, b"{}", {}), nothing, tmp_path, tmp_path, reach)
     worker.send({"address": "0.0.0.0:4000"})
     warning = WarningEvent(message="a: cannot reach it", unreached="127.0.0.1:4000")
@@ -168,10 +159,10 @@ def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path
 
 
 def test_an_address_of_this_computer_that_is_gone_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = MachineLink(Machine(name="a", coordinator_at="127.0.0.2"), Forwarding, "127.0.0.1")
+    link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
     ours = {"127.0.0.2": "wlan0"}
     monkeypatch.setattr(run_machines, "interface_at", lambda address: ours.get(address, ""))
-    reach = MachineRoute(link, mesh_plan())
+    reach = MachineRoute(link, DevicePlan(coordinator_address="127.0.0.2"), True)
     assert reach("0.0.0.0:4000") == "127.0.0.2:4000"
     ours.clear()
     assert reach("0.0.0.0:4000") == "127.0.0.1:4000"

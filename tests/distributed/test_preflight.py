@@ -18,7 +18,8 @@ from distributed.machine.link import HereConnection, MachineLink
 from distributed.planning.memory.fitting import MemoryBudget
 from distributed.preparation import preflight
 from distributed.preparation.dial_back import DialBack
-from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import Facts, NotReady, Readiness, ready
 from distributed.ssh.errors import SshError
 from profiles.errors import ExitCode
 from profiles.files.resolve import profile_from_options
@@ -52,11 +53,14 @@ def test_a_machine_that_cannot_dial_this_computer_goes_through_ssh(
         if not answers:  # as a proxy does that takes connections and passes nothing on
             dead_end = f"127.0.0.1 {silent.getsockname()[1]}"
             monkeypatch.setattr(DialBack, "address_for", lambda *_: dead_end)
-        machine = Machine(name="a", address="far", python=sys.executable, through_ssh=answers)
+        machine = Machine(name="a", address="far", python=sys.executable)
         hosts = Hosts(machines=(machine,))
         (a,) = preflight.check(hosts, dial=lambda *_: MachineLink(machine, lambda: HereConnection("a"), "127.0.0.1"))
     assert a.problem is None and a.facts is not None and a.facts.dials_here is answers
-    assert a.link.machine.through_ssh is not answers
+    (member,) = plan_run(
+        profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), [(a.link, a.facts)]
+    ).members
+    assert member.lead.through_ssh is not answers
 
 
 def problems(*facts: Facts) -> list[str]:
@@ -216,7 +220,7 @@ def test_devices_of_one_machine_use_torch_over_loopback() -> None:
     profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c"})
     box = (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), replace(SOUND, torch="2.13.0+cu130", gpus=2))
     plan = plan_run(profile, [box])
-    assert plan.engine == "nccl" and [member.interface for member in plan.members] == ["", ""]
+    assert plan.engine == "nccl" and [member.lead.interface for member in plan.members] == ["", ""]
 
 
 def test_members_on_gpus_have_their_memory_and_what_they_compute_in() -> None:
@@ -231,5 +235,5 @@ def test_every_device_is_a_member() -> None:
     machines = [(link("a"), SOUND), (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), SOUND)]
     members = plan_run(profile, machines).members
     assert [member.name for member in members] == ["a", "b:cuda:0", "b:cuda:1"]
-    assert [(member.device, member.device_index) for member in members] == [("auto", 0), ("cuda", 0), ("cuda", 1)]
-    assert [member.interface for member in members] == ["eth0", "en7", "en7"]
+    assert [(member.lead.kind, member.lead.index) for member in members] == [("auto", 0), ("cuda", 0), ("cuda", 1)]
+    assert [member.lead.interface for member in members] == ["eth0", "en7", "en7"]

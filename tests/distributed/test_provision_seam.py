@@ -15,7 +15,7 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
 from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import preflight
-from distributed.preparation.prepare import hosts_of
+from distributed.preparation.prepare import updated_hosts
 from distributed.preparation.provision import find_tools, training_recipe
 from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, Muster
@@ -104,7 +104,7 @@ def test_a_run_on_a_machine_without_packages_of_its_own(lab: LightLab, tmp_path:
 def test_only_machines_without_a_chosen_python_get_one(lab: LightLab) -> None:
     hosts = lab.hosts("a")
     link = MachineLink(hosts.machines[0], lambda: HereConnection("a"))
-    assert hosts_of(hosts, [link]) == hosts
+    assert updated_hosts(hosts, [link]) == hosts
 
 
 def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

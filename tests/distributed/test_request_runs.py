@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts.file import save_hosts
+from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
-from distributed.run.run_machines import all_hosts
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
@@ -83,7 +82,7 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     muster.until_step(run_id, newest + 20, members=4)
     assert re.fullmatch(r"the run is cancelled: .* step \d+ is kept, 0 steps lost", run.ask("stop").message)
     until(lambda: [ours(host) for host in lab] == [[], [], [], []])
-    assert [machine.name for machine in all_hosts(run.folder).machines] == ["a", "b", "c", "d"]
+    assert [machine.name for machine in load_hosts(run.folder / RUN_HOSTS).machines] == ["a", "b", "c", "d"]
     check_the_record(muster, run_id)
 
 

@@ -10,13 +10,14 @@ import pytest
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink
-from distributed.run.run_machines import absent_ranks, present_links, rollback_warning, with_local_members
+from distributed.run.run_machines import links_of, on_present, rollback_warning
 from profiles.errors import BadInput
 from tests.distributed.muster_runs import Muster
+from tests.distributed.test_preflight import SOUND
 from tests.lab.fixtures import MakeLightLab
 from tests.training.toy_task import toy_plan
 from training.records.events import MemberEvent, SnapshotEvent
-from training.records.plan import MemberPlan
+from training.records.plan import RunPlan
 
 
 def _links(*machines: Machine) -> list[MachineLink]:
@@ -73,33 +74,31 @@ def test_a_detached_start_that_dies_at_once_says_why(make_light_lab: MakeLightLa
     assert "runs in the background" not in started.stderr
 
 
+def on_machines(*names: str) -> RunPlan:
+    plan = toy_plan(len(names))
+    members = tuple(member.on_device(machine=names[member.rank]) for member in plan.members)
+    return plan.model_copy(update={"members": members})
+
+
 def test_who_is_absent_is_known_by_its_machine() -> None:
-    machines = (Machine(name="a", devices=("cuda:0", "cuda:1")), Machine(name="b"), Machine(name="c"))
-    plan = toy_plan(4)
-    assert absent_ranks(plan, machines, ["b"]) == (0, 1, 3)
-    assert absent_ranks(plan, machines, ["a", "b", "c"]) == ()
+    plan = on_machines("a", "a", "b", "c")
+    there = [(link, SOUND) for link in _links(Machine(name="c"), Machine(name="b"))]
+    assert on_present(plan, there[1:]).absent == (0, 1, 3)
+    assert on_present(plan, there).absent == (0, 1)
 
 
 def test_a_hosts_record_that_lost_a_machine_is_refused_in_words() -> None:
-    with pytest.raises(BadInput, match="3 members, and hosts.json of its folder names 2"):
-        absent_ranks(toy_plan(3), (Machine(name="a"), Machine(name="b")), ["a", "b"])
-
-
-def test_a_hosts_record_in_another_order_is_refused_in_words() -> None:
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    plan = toy_plan(2).model_copy(update={"members": members})
-    with pytest.raises(BadInput, match="in another order: b, a") as caught:
-        absent_ranks(plan, (Machine(name="b"), Machine(name="a")), ["a", "b"])
-    assert "in this order: a, b" in caught.value.hint
+    with pytest.raises(BadInput, match="3 members, and hosts.json of its folder does not name c"):
+        links_of(on_machines("a", "b", "c"), _links(Machine(name="b"), Machine(name="a")))
 
 
 def test_an_absent_machine_carries_no_coordinator() -> None:
-    there = Machine(name="a", coordinator_at="10.0.0.2")
-    seats = _links(there, Machine(name="b", carries_coordinator=True))
-    plan = toy_plan(2).model_copy(update={"absent": (1,)})
-    assert present_links(plan, seats) == [seats[0], None]
-    assert seats[0].machine.coordinator_at == "" and not seats[1].machine.carries_coordinator
-    assert [member.local for member in with_local_members(plan, present_links(plan, seats)).members] == [False, False]
+    plan = on_machines("a", "b")
+    there = plan.members[0].on_device(coordinator_address="10.0.0.2")
+    update = {"members": (there, plan.members[1]), "coordinator": "b", "absent": (1,)}
+    present = plan.model_copy(update=update).without_absent_coordinator("")
+    assert present.members[0].lead.coordinator_address == "" and present.coordinator == ""
+    assert [present.is_local(member) for member in present.members] == [False, False]
 
 
 def test_it_is_said_where_only_absent_machines_hold_the_newest_snapshot() -> None:

@@ -52,7 +52,7 @@ def carry_out(folder: RunFolder, stop_after_snapshot: bool = False) -> RunOutcom
 
 
 def device(plan: RunPlan, name: str) -> RunPlan:
-    return plan.model_copy(update={"members": (plan.members[0].model_copy(update={"device": name}),)})
+    return plan.model_copy(update={"members": (plan.members[0].on_device(kind=name),)})
 
 
 def faster(plan: RunPlan) -> RunPlan:

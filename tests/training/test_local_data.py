@@ -49,11 +49,13 @@ def local_plan(sizes: Sequence[int], batch: int = 4, newcomers: int = 0, **train
     """The plan of members of one machine each."""
     plan = toy_plan(len(sizes), {"batch_size": batch, "max_steps": 0, **training}, {"eval_before": True})
     profile = plan.profile.model_copy(update={"data": DataSettings(local_data=True)})
-    seats = [
-        MemberPlan(rank=rank, name=f"machine-{rank}", machine=f"machine-{rank}", data="/data", batch_size=batch)
+    all_members = [
+        MemberPlan(rank=rank, name=f"machine-{rank}", data="/data", batch_size=batch).on_device(
+            machine=f"machine-{rank}"
+        )
         for rank in range(len(sizes) + newcomers)
     ]
-    members, added = tuple(seats[: len(sizes)]), tuple(seats[len(sizes) :])
+    members, added = tuple(all_members[: len(sizes)]), tuple(all_members[len(sizes) :])
     return plan.model_copy(update={"profile": profile, "members": members, "added": added})
 
 
@@ -85,7 +87,7 @@ def test_an_epoch_takes_as_many_samples_as_all_have(sizes: list[int], batch: int
 
 def test_members_of_one_machine_share_its_data() -> None:
     plan = local_plan([12, 12, 6])
-    beside = plan.members[1].model_copy(update={"machine": "machine-0"})
+    beside = plan.members[1].on_device(machine="machine-0")
     plans = schedules(plan.model_copy(update={"members": (plan.members[0], beside, plan.members[2])}), [12, 12, 6])
     members, cursor, seen = dict.fromkeys(plans, 2), Cursor(), Counter[int]()
     for _ in range(3):
@@ -233,7 +235,7 @@ def test_who_comes_back_with_other_data_is_refused() -> None:
         return LocalSchedule(local_plan([7, 7]), Own(7 - end.rank), end.rank, end)
 
     plan = local_plan([7, 7])
-    same = plan.members[1].model_copy(update={"machine": "machine-0"})
+    same = plan.members[1].on_device(machine="machine-0")
     both = plan.model_copy(update={"members": (plan.members[0], same)})
     found, _ = together(2, lambda end: LocalSchedule(both, Own(7 - end.rank), end.rank, end))
     assert isinstance(found[1], BadInput) and "other data" in str(found[1])

@@ -30,10 +30,10 @@ def test_workers_take_turns_over_the_gpus(
 ) -> None:
     profile = profile_from_options("p", {"device": device})
     plan = plan_local_run(profile, 3, count=lambda: gpus)
-    assert [member.device_index for member in plan.members] == indices
+    assert [member.lead.index for member in plan.members] == indices
     assert (SHARED in caplog.text) == (indices == [0, 1, 0])
     elsewhere = plan_local_run(profile, 3, on_this_machine=False, count=lambda: gpus)
-    assert [member.device_index for member in elsewhere.members] == [0, 0, 0]
+    assert [member.lead.index for member in elsewhere.members] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def of(members: int, **strategy: Any) -> Membership:
 
 
 def fourth(membership: Membership) -> MemberPlan:
-    return membership.plan.members[0].model_copy(update={"rank": len(membership.plan.seats), "name": "new"})
+    return membership.plan.members[0].model_copy(update={"rank": len(membership.plan.all_members), "name": "new"})
 
 
 def test_the_last_one_cannot_leave() -> None:
@@ -109,7 +109,7 @@ def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -
     plan, new = membership.plan, fourth(membership)
     control.post(Command(command="expect", member=new))
     grown = control.with_announced(plan)
-    assert told == [new] and grown.seats == (*plan.members, new) and control.with_announced(grown) == grown
+    assert told == [new] and grown.all_members == (*plan.members, new) and control.with_announced(grown) == grown
     assert (grown.world_size, grown.global_batch, grown.hash()) == (2, plan.global_batch, plan.hash())
 
 

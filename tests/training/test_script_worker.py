@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,31 +14,41 @@ import pytest
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
-from training.records.plan import LaunchedScript, MemberPlan, RunPlan
+from training.records.plan import DevicePlan, LaunchedScript, MemberPlan, RunPlan
 from training.script.script_start import backend_for
 from training.workers.script_worker import environment, file_stamps, interface_variables, listen_address
 from training.workers.worker import Rendezvous
 
-JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
+JOB = LaunchedScript(script="x.py")
+ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
+def on(*machines: str, addresses: Mapping[str, str] = ADDRESSES) -> RunPlan:
+    """A plan with one rank on each of these machines."""
+    members = tuple(
+        MemberPlan(rank=rank, name=f"{machine}-{rank}", batch_size=1).on_device(
+            machine=machine, addresses=(addresses[machine],)
+        )
+        for rank, machine in enumerate(machines)
+    )
+    return RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=JOB)
+
+
 def test_a_rank_listens_where_ssh_reaches_its_machine_or_on_the_interface_that_was_named() -> None:
-    assert listen_address(JOB, 1) == "10.0.0.2"
-    named = JOB.model_copy(update={"interfaces": ("", LOOPBACK)})
+    member = on("b").members[0]
+    assert listen_address(member.lead) == "10.0.0.2"
     own = [one.address for one in psutil.net_if_addrs()[LOOPBACK] if one.family == socket.AF_INET]
-    assert (listen_address(named, 0), listen_address(named, 1)) == ("10.0.0.1", own[0])
+    assert listen_address(member.on_device(interface=LOOPBACK).lead) == own[0]
 
 
 def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None:
     with pytest.raises(RunFailed, match=f"'nothere0'.*{LOOPBACK}"):
-        listen_address(JOB.model_copy(update={"interfaces": ("nothere0", "")}), 0)
+        listen_address(DevicePlan(interface="nothere0", addresses=("10.0.0.1",)))
 
 
 def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=JOB)
-    told = environment(plan, JOB, 1, Rendezvous("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
+    told = environment(on("a", "b"), JOB, 1, Rendezvous("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
     assert (told["MUSTER_STORE"], told["MUSTER_RELAY"]) == ("127.0.0.1:1", "10.0.0.9:2")
     assert (told["MUSTER_LISTEN"], told["MASTER_ADDR"], told["RANK"]) == ("10.0.0.2", "10.0.0.1", "1")
 
@@ -50,10 +61,8 @@ def test_the_interface_of_its_address_is_named_to_stock_torch_unless_a_person_ha
     assert interface_variables("127.0.0.1", 2) == {**names, "NCCL_SOCKET_IFNAME": f"={LOOPBACK}"}
     assert interface_variables("203.0.113.7", 2) == {}
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine0")
-    job = JOB.model_copy(update={"addresses": ("127.0.0.1", "127.0.0.1")})
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
-    given = environment(plan, job, 1, Rendezvous("127.0.0.1:1"), tmp_path)
+    plan = on("a", "b", addresses=dict.fromkeys("ab", "127.0.0.1"))
+    given = environment(plan, JOB, 1, Rendezvous("127.0.0.1:1"), tmp_path)
     assert (given["GLOO_SOCKET_IFNAME"], given["TP_SOCKET_IFNAME"]) == ("mine0", LOOPBACK)
 
 
@@ -85,15 +94,12 @@ def test_nccl_stays_on_one_machine_with_a_gpu_for_each_process(
     assert backend_for(said) == given
 
 
-@pytest.mark.parametrize(
-    ("machines", "visible", "told"), [((0, 0), "0,1", "1"), ((0, 0), "0", "0"), ((0, 1), "0,1", "0")]
-)
+@pytest.mark.parametrize(("machines", "visible", "told"), [("aa", "0,1", "1"), ("aa", "0", "0"), ("ab", "0,1", "0")])
 def test_every_process_is_told_whether_each_of_its_machine_has_a_gpu(
-    machines: tuple[int, int], visible: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: str, visible: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    job = LaunchedScript(script="x.py", machines=machines, addresses=("10.0.0.1", "10.0.0.2")[: 1 + max(machines)])
-    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
-    given = [environment(plan, job, rank, Rendezvous("127.0.0.1:1"), tmp_path)["MUSTER_NCCL"] for rank in (0, 1)]
+    given = [
+        environment(on(*machines), JOB, rank, Rendezvous("127.0.0.1:1"), tmp_path)["MUSTER_NCCL"] for rank in (0, 1)
+    ]
     assert given == [told, told]

@@ -117,7 +117,7 @@ def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> Reading
     reader, path = task.reader_copy(), plan.profile.model.model_path
     if reader is None:
         raise CannotRead(f"jobs of the kind '{task.name}' have no way to send them")
-    seed, name = plan.profile.training.seed, plan.seats[rank].name
+    seed, name = plan.profile.training.seed, plan.all_members[rank].name
     return ReadingProcesses(reader, seed, workers, path if ":" in path else "", name)
 
 

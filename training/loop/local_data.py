@@ -60,7 +60,7 @@ class LocalSchedule(SplitSchedule):
     def __init__(self, plan: RunPlan, task: Task, rank: int, exchange: Exchange) -> None:
         super().__init__([], [], task.lengths())
         self._settings, self._task, self._rank = plan.profile.training, task, rank
-        self._name = plan.seats[rank].name
+        self._name = plan.all_members[rank].name
         self._drop_last = self._settings.drop_last
         self._sizes: dict[int, Sizes] = {}
         """The sizes that all members know, by partition."""
@@ -99,7 +99,9 @@ class LocalSchedule(SplitSchedule):
         live_partitions = frozenset(self._partition_of_rank[rank] for rank in live)
         for partition in sorted(self._live_partitions ^ live_partitions):
             name = next(
-                seat.machine or seat.name for seat in plan.seats if self._partition_of_rank[seat.rank] == partition
+                member.machine or member.name
+                for member in plan.all_members
+                if self._partition_of_rank[member.rank] == partition
             )
             samples = counted(self._sizes.get(partition, {}).get("train", 0), "training sample")
             if partition in live_partitions:
@@ -127,17 +129,18 @@ class LocalSchedule(SplitSchedule):
         return dict(sorted(indices_by_rank.items()))
 
     def _grow(self, plan: RunPlan) -> None:
-        """Number the partitions of all seats; existing numbers do not change."""
+        """Number the partitions of all members; existing numbers do not change."""
         is_per_rank = self._task.depends_on_rank
-        keys = [(seat.machine, seat.data, seat.rank if is_per_rank else 0) for seat in plan.seats]
+        keys = [(m.machine, m.data, m.rank if is_per_rank else 0) for m in plan.all_members]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         self._partition_of_rank = [numbers[key] for key in keys]
         self._blocks = [0] * len(numbers)
-        for seat in plan.seats:
-            self._blocks[self._partition_of_rank[seat.rank]] += seat.batch_size if seat.rank < plan.world_size else 0
-        for seat in plan.added:
-            self._blocks[self._partition_of_rank[seat.rank]] = (
-                self._blocks[self._partition_of_rank[seat.rank]] or seat.batch_size
+        for member in plan.all_members:
+            block = member.batch_size if member.rank < plan.world_size else 0
+            self._blocks[self._partition_of_rank[member.rank]] += block
+        for member in plan.added:
+            self._blocks[self._partition_of_rank[member.rank]] = (
+                self._blocks[self._partition_of_rank[member.rank]] or member.batch_size
             )
 
     def _agree(self, exchange: Exchange, name: str) -> None:

@@ -29,9 +29,9 @@ def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) ->
     from training.hardware.machine_load import machine_events
     from training.hardware.resources import threads
 
-    seat = plan.seats[rank]
-    torch.set_num_threads(threads(seat.threads, torch.get_num_threads()))
-    device = task.device = select_device(seat.device, seat.device_index)
+    device_plan = plan.all_members[rank].lead
+    torch.set_num_threads(threads(device_plan.threads, torch.get_num_threads()))
+    device = task.device = select_device(device_plan.kind, device_plan.index)
     with machine_events(emit, device, secrets, run_id=plan.run_id):
         prepare_data(plan, rank, task, emit)
         yield device
@@ -50,7 +50,7 @@ def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
     except BadInput as error:
         if not plan.profile.data.local_data:
             raise
-        raise BadInput(f"{plan.seats[rank].name}: {error.message}", error.hint) from error
+        raise BadInput(f"{plan.all_members[rank].name}: {error.message}", error.hint) from error
     if rank == 0 or plan.profile.data.local_data:  # else all members have the same remarks
         for remark in task.remarks:
             emit(WarningEvent(message=remark))
@@ -73,7 +73,7 @@ def train(
     from training.exchange.base import ExchangeDropped, ExchangeError
     from training.loop.uneven_trainer import trainer_class
 
-    name, trainer = plan.seats[rank].name, trainer_class(plan)
+    name, trainer = plan.all_members[rank].name, trainer_class(plan)
     while True:
         exchange = join()
         member = trainer(plan, rank, task, exchange, emit, control, run_dir)

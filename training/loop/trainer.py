@@ -65,8 +65,8 @@ class Trainer:
     ) -> None:
         self.plan, self.rank, self.task, self.run_dir = plan, rank, task, run_dir
         self.exchange, self.emit, self.control = exchange, emit, control
-        self.profile, self.settings, self.member = plan.profile, plan.profile.training, plan.seats[rank]
-        self.device = select_device(self.member.device, self.member.device_index)
+        self.profile, self.settings, self.member = plan.profile, plan.profile.training, plan.all_members[rank]
+        self.device = select_device(self.member.lead.kind, self.member.lead.index)
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
         self.precision = Precision(precision, self.device)
         folder, keep = run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep
@@ -290,7 +290,7 @@ class Trainer:
     def _at_synchronisation_point(self) -> None:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.with_announced(self.plan)
-        live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
+        live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in self.strategy.members}
         if live:  # losses are reported by the supervisor, and joins by the members that join
             self.position.batch_sizes = live
         if live and self.local:
@@ -348,7 +348,7 @@ class Trainer:
         return None
 
     def _name_of(self, rank: int) -> str:
-        return self.control.with_announced(self.plan).seats[rank].name
+        return self.control.with_announced(self.plan).all_members[rank].name
 
     def _warn(self, message: str) -> None:
         self.emit(WarningEvent(message=message, step=self.position.step))
@@ -392,7 +392,7 @@ class Trainer:
         state = joining.state
         check_unchanged(state["data"], self.shared_data, "the others have")
         self.state.adopt(joining)
-        self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.with_announced(self.plan).seats}
+        self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.with_announced(self.plan).all_members}
         self.position.load(state, joining.tensors)
         self.strategy.attach(self.model, self.exchange)
         if (tensors := tensors_under("strategy", joining.tensors)) or state["strategy"]:

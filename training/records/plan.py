@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -23,39 +23,69 @@ from training.records.bounded_fields import first_problem
 
 PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "engine", "added", "resume", "attempt", "absent", "own_folders", "launch"), True),
+    **dict.fromkeys(("run_id", "engine", "coordinator", "added", "resume", "attempt", "absent"), True),
+    **dict.fromkeys(("own_folders", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
-    "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
+    "members": {
+        "__all__": {
+            **dict.fromkeys(("shard", "data"), True),
+            "devices": {"__all__": {"machine", "interface", "addresses", "coordinator_address", "through_ssh"}},
+        }
+    },
 }
 """Fields that do not affect the result: names, folders, addresses, and the engine of the exchanges."""
 
 
+class DevicePlan(BaseModel):
+    """One device of a member, and how the process on it meets the others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: str = ""
+    """Name of its machine in the hosts file; empty: in a run without one, the machine that the run was started on."""
+    kind: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    index: int = Field(default=0, ge=0)
+    threads: int = 0
+    """Threads for compute; 0: as many as PyTorch takes."""
+    interface: str = ""
+    """Network interface for the exchanges; empty: any, with nccl the one that its links use."""
+    addresses: tuple[str, ...] = ()
+    """Hosts at which the others can dial it, the fastest route first; empty: the addresses of its machine."""
+    coordinator_address: str = ""
+    """Host at which it dials the coordinator; empty: that on the route between the two machines."""
+    through_ssh: bool = False
+    """Whether it reaches a coordinator on the starting machine through SSH, because it cannot dial that machine."""
+
+
 class MemberPlan(BaseModel):
-    """One worker of the run."""
+    """One member of the run: a worker, and the device that it uses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(ge=0)
     name: str
-    """Name of the machine, for messages."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    device_index: int = 0
+    """Its name in messages: that of its machine, with the device where several devices of a machine train."""
     batch_size: int = Field(ge=1)
     """Samples in one forward pass: this member's share of every step."""
-    threads: int = 0
-    interface: str = ""
-    """Network interface for the exchanges; empty: any, with nccl the one that its links use."""
-    local: bool = False
-    """On the machine of the coordinator. Its process and its connections show whether it is alive: on a busy machine
-    heartbeats may be late."""
-    share: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """The share of every vector that it owns (averages and sends back), relative to the others."""
-    addresses: tuple[str, ...] = ()
-    """Hosts at which the others can dial it, the fastest route first; empty: the addresses of its machine."""
-    machine: str = ""
-    """Its machine, if data stay on machines: members of one machine share the data of one path."""
+    shard: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Size of the shard of every vector that it owns (averages and sends back), relative to the others."""
     data: str = ""
     """Path of the data that it trains on, on its machine; empty: that of the profile."""
+    devices: tuple[DevicePlan, ...] = Field(default=(DevicePlan(),), min_length=1, max_length=1)
+
+    @property
+    def lead(self) -> DevicePlan:
+        """The device that speaks for the member."""
+        return self.devices[0]
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine of its lead device."""
+        return self.lead.machine
+
+    def on_device(self, **changes: Any) -> MemberPlan:
+        """Return the member with changed fields of its lead device."""
+        return self.model_copy(update={"devices": (self.lead.model_copy(update=changes),)})
 
 
 JOB_FACTORY = "training.tasks.object_files:build"
@@ -77,12 +107,6 @@ class LaunchedScript(BaseModel):
     """Which process groups Muster carries: those for which the script says gloo, NCCL or nothing; all; none."""
     folder: str = ""
     """Folder that is copied to each machine, where the script then runs; empty: it runs where it is."""
-    machines: tuple[int, ...]
-    """Number of each member's machine, by rank."""
-    addresses: tuple[str, ...]
-    """Literal address of each machine, where its members listen."""
-    interfaces: tuple[str, ...] = ()
-    """Interface of each machine that the user wants them to listen on; empty: that of the address."""
 
     @property
     def title(self) -> str:
@@ -92,10 +116,6 @@ class LaunchedScript(BaseModel):
         """Return the script with its folder moved to ``folder``."""
         script = self.script if self.module else Path(self.script).relative_to(self.folder).as_posix()
         return self.model_copy(update={"script": script, "folder": folder})
-
-    def local_ranks(self, rank: int) -> list[int]:
-        """Return the ranks on the machine of ``rank``."""
-        return [member for member, machine in enumerate(self.machines) if machine == self.machines[rank]]
 
 
 class ClockPlan(BaseModel):
@@ -120,6 +140,8 @@ class RunPlan(BaseModel):
     members: tuple[MemberPlan, ...]
     engine: Literal["mesh", "nccl", "simulated"]
     """Engine of the exchanges; simulated: all members are one process of this machine."""
+    coordinator: str = ""
+    """Name of the coordinator's machine; empty: the machine that starts the run, if no member is on it."""
     added: tuple[MemberPlan, ...] = ()
     """Members that joined during the run; they change neither its steps nor its learning rate."""
     resume: bool = False
@@ -133,6 +155,12 @@ class RunPlan(BaseModel):
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 
+    @model_validator(mode="after")
+    def _check_ranks(self) -> RunPlan:
+        if [member.rank for member in self.all_members] != list(range(len(self.all_members))):
+            raise ValueError("members: ranks must be 0, 1, 2 ... in this order")
+        return self
+
     @property
     def has_coordinator(self) -> bool:
         """Whether members meet at a coordinator; those of a launched script meet at a store on loopback, and those of
@@ -140,17 +168,48 @@ class RunPlan(BaseModel):
         return self.launch is None and self.engine != "simulated"
 
     @property
+    def in_clear(self) -> bool:
+        """Whether training traffic crosses a network unencrypted."""
+        return self.engine == "nccl" and len(self.machines) > 1
+
+    @property
     def world_size(self) -> int:
         return len(self.members)
 
     @property
-    def seats(self) -> tuple[MemberPlan, ...]:
+    def all_members(self) -> tuple[MemberPlan, ...]:
         """All members by rank: the planned ones, and those that joined later."""
         return (*self.members, *self.added)
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the machines of the planned members, in the order of their first ranks."""
+        return tuple(dict.fromkeys(member.machine for member in self.members))
+
+    def ranks_on(self, machine: str) -> tuple[int, ...]:
+        """Return the ranks of all members on a machine."""
+        return tuple(member.rank for member in self.all_members if member.machine == machine)
+
+    def is_local(self, member: MemberPlan) -> bool:
+        """Whether a member is on the machine of the coordinator. Its process and its connections show whether it is
+        alive: on a busy machine heartbeats may be late."""
+        return member.machine == self.coordinator
+
+    def without_absent_coordinator(self, starter: str) -> RunPlan:
+        """Return the plan of this attempt: an absent machine carries no coordinator. The starting machine does instead,
+        and is dialled on the default route.
+
+        Args:
+            starter: name of the starting machine, if a member is on it.
+        """
+        if not set(self.ranks_on(self.coordinator)) & set(self.absent):
+            return self
+        members = tuple(member.on_device(coordinator_address="") for member in self.members)
+        return self.model_copy(update={"members": members, "coordinator": starter})
+
     def profile_of(self, rank: int) -> Profile:
         """Return the profile with the path of a member's data on its machine, which must be this one."""
-        if not (data_path := self.seats[rank].data):
+        if not (data_path := self.all_members[rank].data):
             return self.profile
         path = str(Path.home() / Path(data_path).expanduser())
         data = self.profile.data.model_copy(update={"dataset_path": path})
@@ -245,13 +304,18 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         model=profile.model_name or profile.model.model_path,
         dataset=profile.dataset_name or profile.data.dataset_path,
         config=profile.model_dump(mode="json"),
-        hosts=[member.model_dump(mode="json") for member in plan.members],
+        hosts=[_summary(member) for member in plan.members],
         strategy=SCRIPT if plan.launch else profile.strategy.strategy,
         strategy_reason=reason,
         engine=plan.engine,
         versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},
         command=command,
     )
+
+
+def _summary(member: MemberPlan) -> dict[str, Any]:
+    """Return what lists of runs show of a member; everything else is in the plan."""
+    return {**member.model_dump(include={"rank", "name", "batch_size"}), "device": member.lead.kind}
 
 
 def read_metadata(path: Path) -> RunMetadata:

@@ -180,7 +180,7 @@ class EventIntake:
 
     def _of_coordinator(self, event: Event) -> Event:
         if isinstance(event, MemberEvent):
-            _check(event.member in range(len(self._members.plan.seats)), "an unknown member")
+            _check(event.member in range(len(self._members.plan.all_members)), "an unknown member")
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
         if isinstance(event, WaysEvent):
@@ -190,10 +190,10 @@ class EventIntake:
         return WarningEvent(time=event.time, message=event.message)
 
     def _name_peers(self, event: WaysEvent) -> Event:
-        seats = range(len(self._members.plan.seats))
-        _check(event.member in seats, "an unknown member")
+        ranks = range(len(self._members.plan.all_members))
+        _check(event.member in ranks, "an unknown member")
         named = (
-            path.model_copy(update={"name": self._members.name(path.peer)}) for path in event.ways if path.peer in seats
+            path.model_copy(update={"name": self._members.name(path.peer)}) for path in event.ways if path.peer in ranks
         )
         return event.model_copy(update={"ways": tuple(named)})
 

@@ -10,7 +10,7 @@ from profiles.schema import Profile
 from profiles.split import split_of
 from training.data.sample_order import shares_to_batch_sizes
 from training.hardware.resources import count_gpus, whole_cores
-from training.records.plan import JOB_FACTORY, MemberPlan, RunPlan
+from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import new_run_id
 from training.strategies.costs import start_of
 from training.strategies.registry import (
@@ -64,7 +64,7 @@ def plan_local_run(
         check_settings(chosen.strategy)
     if workers > 1 and segment_steps_of(chosen.strategy):
         _check_own_pace(chosen)
-    devices = (
+    device_indices = (
         _device_indices(profile.training.device, workers, count) if on_this_machine and not simulated else [0] * workers
     )
     return RunPlan(
@@ -74,12 +74,9 @@ def plan_local_run(
             MemberPlan(
                 rank=rank,
                 name=f"worker-{rank}",
-                device=profile.training.device,
-                device_index=devices[rank],
                 batch_size=size,
-                threads=threads,
-                local=True,
                 data=own_data(chosen, rank),
+                devices=(DevicePlan(kind=profile.training.device, index=device_indices[rank], threads=threads),),
             )
             for rank, size in enumerate(batch_sizes)
         ),

@@ -83,7 +83,7 @@ class MeetingPoint:
         launch, secrets = self._plan.launch, self._folder.secrets
         if launch is None and (self._plan.world_size == 1 or self._plan.engine == "simulated"):
             return ""
-        if self._plan.has_coordinator or (launch is not None and len(launch.addresses) > 1):
+        if self._plan.has_coordinator or (launch is not None and len(self._plan.machines) > 1):
             self._start_coordinator()  # of a launched script: for its relay alone
         elif launch is not None:
             issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), [self._listen])
@@ -172,7 +172,7 @@ class MeetingPoint:
             "names": [member.name for member in self._plan.members],
             "spare": SPARE,
             "absent": self._plan.absent,
-            "local": [member.rank for member in self._plan.members if member.local],
+            "local": [member.rank for member in self._plan.members if self._plan.is_local(member)],
             "address": self._listen,
             "port": strategy.coordinator_port,
             "certificates": str(secrets / "coordinator"),

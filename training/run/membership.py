@@ -61,7 +61,7 @@ class Membership:
         """Members whose loss is in the run's events."""
 
     def name(self, rank: int) -> str:
-        return self.plan.seats[rank].name
+        return self.plan.all_members[rank].name
 
     def announce(self, member: MemberPlan) -> None:
         """Add a member that was not planned to the plan; it has the next rank.
@@ -71,7 +71,7 @@ class Membership:
         """
         self.check_changeable()
         with self._gate:
-            if member.rank != len(self.plan.seats):
+            if member.rank != len(self.plan.all_members):
                 raise BadInput("two machines tried to join at once", "try again")
             if len(self.plan.added) == SPARE:
                 raise BadInput(f"{SPARE} machines have joined this run, and no more can", _ANOTHER)

@@ -229,7 +229,7 @@ class Control:
 
     def with_announced(self, plan: RunPlan) -> RunPlan:
         """Return the plan with the members that have been announced since."""
-        known_ranks = {member.rank for member in plan.seats}
+        known_ranks = {member.rank for member in plan.all_members}
         fresh = tuple(member for member in self._expected if member.rank not in known_ranks)
         return plan.model_copy(update={"added": (*plan.added, *fresh)}) if fresh else plan
 

@@ -123,11 +123,11 @@ class RunController:
         return [member for member in self.plan.members if member.rank not in self.plan.absent]
 
     def _shared(self) -> StartWorker:
-        member = self.plan.members[0]
-        return SharedProcess(self._worker, self._arguments(member.rank), self.plan.world_size, member.threads).start
+        members, threads = self.plan.world_size, self.plan.members[0].lead.threads
+        return SharedProcess(self._worker, self._arguments(0), members, threads).start
 
     def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
-        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.members[rank].threads, log)
+        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.members[rank].lead.threads, log)
 
     def _arguments(self, rank: int) -> list[str]:
         arguments = {

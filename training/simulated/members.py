@@ -71,8 +71,8 @@ def run_members(
         return ExitCode.STOPPED  # each member has reported how it ended
 
     for rank in ranks:
-        emits[rank](MemberEvent(status="started", name=plan.seats[rank].name, message=f"pid {os.getpid()}"))
-    code = run_to_exit_code(all_trained, plan.seats[0].name, emits[0])
+        emits[rank](MemberEvent(status="started", name=plan.all_members[rank].name, message=f"pid {os.getpid()}"))
+    code = run_to_exit_code(all_trained, plan.all_members[0].name, emits[0])
     return ExitCode.DONE if code is ExitCode.STOPPED else code
 
 
@@ -89,7 +89,7 @@ def _group_and_controls(
         return SimulatedGroup(plan.world_size, baton), [Control(answer=emit, idle=baton.lent) for emit in emits]
 
     def lose(rank: int) -> None:
-        emits[rank](MemberEvent(status="lost", name=plan.seats[rank].name))
+        emits[rank](MemberEvent(status="lost", name=plan.all_members[rank].name))
         group.lose(rank)
 
     run_clock = RunClock(clock, plan, lambda step: _seconds_until(run_dir, step), lose)
@@ -154,14 +154,14 @@ def _member(
             cause = error.__cause__ if isinstance(error, RunFailed) else error
             if not isinstance(cause, OtherMemberFailed):
                 raise
-            emit(MemberEvent(status="left", name=plan.seats[rank].name, message=str(cause)))
+            emit(MemberEvent(status="left", name=plan.all_members[rank].name, message=str(cause)))
             return ExitCode.STOPPED
 
     torch.get_num_threads()  # fixes the number for this thread; otherwise its first convolution would use another
     baton.acquire()
     code = ExitCode.RUN_FAILED
     try:
-        code = run_to_exit_code(trained, plan.seats[rank].name, emit)
+        code = run_to_exit_code(trained, plan.all_members[rank].name, emit)
     finally:
         group.leave(rank, failed=code not in (ExitCode.DONE, ExitCode.STOPPED))
         baton.release()

@@ -300,8 +300,8 @@ def carry_out(
         MusterError: the task cannot be trained here.
     """
     member = plan.members[0]
-    torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
-    device = select_device(member.device, member.device_index)
+    torch.set_num_threads(threads(member.lead.threads, torch.get_num_threads()))
+    device = select_device(member.lead.kind, member.lead.index)
     machine_facts = facts(device)
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)

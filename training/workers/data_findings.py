@@ -86,7 +86,7 @@ def check_data_of(plan: RunPlan) -> None:
     Raises:
         BadInput: some cannot be used.
     """
-    for profile in {plan.seats[rank].data: plan.profile_of(rank) for rank in range(plan.world_size)}.values():
+    for profile in {plan.all_members[rank].data: plan.profile_of(rank) for rank in range(plan.world_size)}.values():
         data = profile.data.model_copy(update={"local_data": False})
         check_data(profile.model_copy(update={"data": data}))
 

@@ -28,7 +28,7 @@ from training.hardware.machine_load import machine_events
 from training.hardware.resources import count_gpus, whole_cores
 from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.records.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
-from training.records.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
+from training.records.plan import LAUNCHED_FILES, DevicePlan, LaunchedScript, RunPlan, read_plan
 from training.run.processes import RUN_VARIABLE, end_processes, thread_limits
 from training.workers.worker import Rendezvous, leave, take_over_stdout, worker_arguments
 
@@ -47,7 +47,8 @@ def environment(
     Raises:
         RunFailed: the machine does not have the configured interface.
     """
-    local_ranks, machine = launch.local_ranks(rank), launch.machines[rank]
+    device = plan.members[rank].lead
+    local_ranks = plan.ranks_on(device.machine)
     code = (str(START.parents[2]), str(Path.cwd() / "inputs" / "user"))
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in code]
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
@@ -58,22 +59,22 @@ def environment(
         "WORLD_SIZE": plan.world_size,
         "LOCAL_RANK": local_ranks.index(rank),
         "LOCAL_WORLD_SIZE": len(local_ranks),
-        "GROUP_RANK": machine,
-        "GROUP_WORLD_SIZE": len(launch.addresses),
+        "GROUP_RANK": plan.machines.index(device.machine),
+        "GROUP_WORLD_SIZE": len(plan.machines),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": plan.world_size,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "MASTER_PORT": 20_000 + sum(plan.run_id.encode()) * 31 % 12_000,
     }
-    listen = listen_address(launch, machine)
+    listen = listen_address(device)
     return {
-        **interface_variables(listen, len(launch.addresses)),
+        **interface_variables(listen, len(plan.machines)),
         **inherited,
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **{name: str(number) for name, number in numbers.items()},
         "ROLE_NAME": "default",
-        "MASTER_ADDR": launch.addresses[0],
+        "MASTER_ADDR": plan.members[0].lead.addresses[0],
         "TORCHELASTIC_RUN_ID": plan.run_id,
         "PYTHONUNBUFFERED": "1",
         RUN_VARIABLE: plan.run_id,
@@ -84,7 +85,7 @@ def environment(
         "MUSTER_RELAY": rendezvous.relay,
         "MUSTER_BACKEND": launch.backend,
         # The same for all ranks, whatever devices the script hides from each of them.
-        "MUSTER_NCCL": str(int(len(launch.addresses) == 1 and count_gpus() >= len(local_ranks))),
+        "MUSTER_NCCL": str(int(len(plan.machines) == 1 and count_gpus() >= len(local_ranks))),
     }
 
 
@@ -97,18 +98,15 @@ def interface_variables(address: str, machines: int) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **between}
 
 
-def listen_address(launch: LaunchedScript, machine: int) -> str:
-    """Return the literal address on which the ranks of this machine listen.
-
-    Args:
-        machine: number of this machine.
+def listen_address(device: DevicePlan) -> str:
+    """Return the literal address on which a rank on this machine listens: that of its interface, if it names one.
 
     Raises:
         RunFailed: the configured interface does not exist, or has no address.
     """
-    interface = launch.interfaces[machine] if launch.interfaces else ""
+    interface = device.interface
     if not interface:
-        return launch.addresses[machine]
+        return device.addresses[0]
     interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
     addresses = sorted(
         (entry.family, entry.address) for entry in interfaces.get(interface, ()) if entry.family in families
@@ -120,7 +118,7 @@ def listen_address(launch: LaunchedScript, machine: int) -> str:
     raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {available_names}")
 
 
-def working_folder(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
+def working_folder(plan: RunPlan, launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
     """Return the folder that the script runs in: a copy that the ranks of a machine share, or the current folder.
 
     Raises:
@@ -128,7 +126,7 @@ def working_folder(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
     """
     if not launch.folder:
         return Path.cwd()
-    first_rank = launch.local_ranks(rank)[0]
+    first_rank = plan.ranks_on(plan.members[rank].machine)[0]
     folder = run_dir.resolve().parent / str(first_rank) / "work"
     if rank == first_rank:
         unfinished = folder.with_suffix(".part")
@@ -260,11 +258,11 @@ def run_script(
     plan: RunPlan, rank: int, run_dir: Path, secrets: Path, rendezvous: Rendezvous, emit: EventSink
 ) -> ExitCode:
     """Run the script as one rank; every failure becomes one ``error`` event."""
-    name, launch = plan.seats[rank].name, plan.launch
+    name, launch = plan.all_members[rank].name, plan.launch
     assert launch is not None
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     try:
-        folder = working_folder(launch, run_dir, rank)
+        folder = working_folder(plan, launch, run_dir, rank)
         before = file_stamps(folder) if launch.folder and rank == 0 else {}
         script = Script(name, launch, folder, environment(plan, launch, rank, rendezvous, secrets), emit)
     except (MusterError, OSError) as error:

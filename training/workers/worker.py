@@ -63,7 +63,7 @@ def connect(
         from training.exchange.base import SoloExchange
 
         return SoloExchange()
-    seat, keys = plan.seats[rank], secrets / f"member-{rank}"
+    member, keys = plan.all_members[rank], secrets / f"member-{rank}"
     from training.exchange.group.coordinator_client import JoinConfig
 
     addresses = rendezvous()
@@ -74,29 +74,29 @@ def connect(
         plan.run_id,
         rank,
         plan.world_size,
-        seat.name,
-        listen=near if all(member.local for member in plan.seats) else everywhere,
-        hosts=seat.addresses,
-        shares={member.rank: member.share for member in plan.members},
-        local=seat.local,
-        interface=seat.interface,
+        member.name,
+        listen=near if all(map(plan.is_local, plan.all_members)) else everywhere,
+        hosts=member.lead.addresses,
+        shares={planned.rank: planned.shard for planned in plan.members},
+        local=plan.is_local(member),
+        interface=member.lead.interface,
         rendezvous=rendezvous,
         on_unreachable=lambda address, why: emit(
-            WarningEvent(message=f"{seat.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
+            WarningEvent(message=f"{member.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
         ),
         transport=plan.profile.strategy.transport,
-        on_return=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
+        on_return=lambda: emit(MemberEvent(status="joined", name=member.name, message="is back")),
     )
     if plan.engine == "nccl":
         from training.exchange.stock_torch.torch_mean import TorchMember
 
-        member: MeshMember = TorchMember(joining, device, lambda line: emit(WarningEvent(message=line)))
+        mesh: MeshMember = TorchMember(joining, device, lambda line: emit(WarningEvent(message=line)))
     else:
         from training.exchange.mean.mesh_member import MeshMember
 
-        member = MeshMember(joining)
-    member.join(START_DEADLINE)
-    return member
+        mesh = MeshMember(joining)
+    mesh.join(START_DEADLINE)
+    return mesh
 
 
 def run_worker(
@@ -113,7 +113,7 @@ def run_worker(
 
     ``address`` blocks until the meeting point is known; it is called when the data are ready.
     """
-    seat = plan.seats[rank]
+    name = plan.all_members[rank].name
 
     def trained() -> ExitCode:
         with prepared(plan, rank, task, secrets, emit) as device:
@@ -127,8 +127,8 @@ def run_worker(
 
             return train(plan, rank, task, join, run_dir, emit, control)
 
-    emit(MemberEvent(status="started", name=seat.name, message=f"pid {os.getpid()}"))
-    return run_to_exit_code(trained, seat.name, emit)
+    emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
+    return run_to_exit_code(trained, name, emit)
 
 
 def take_over_stdout() -> TextIO:
@@ -173,7 +173,7 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
 
         def task_of(rank: int) -> Task:
             member_task = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
-            member_task.group_position = GroupPosition(rank, len(plan.seats))
+            member_task.group_position = GroupPosition(rank, len(plan.all_members))
             return member_task
 
         task = task_of(arguments.rank)

@@ -16,7 +16,7 @@ from app.cli.runs.attach import stopping
 from app.cli.terminal import answer, somebody
 from app.console import command_about, say, show_line, visible
 from app.run_view.run_state import reduce_events
-from distributed.hosts.file import RUN_HOSTS, typed_machine
+from distributed.hosts.file import RUN_HOSTS, load_hosts, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.event_log import follow_events
@@ -66,9 +66,9 @@ def _refuse_ended(path: Path) -> None:
 
 
 def _is_unknown(path: Path, machine: str) -> bool:
-    from distributed.run.run_machines import all_hosts
-
-    return (path / RUN_HOSTS).is_file() and all(known.name != machine for known in all_hosts(path).machines)
+    return (path / RUN_HOSTS).is_file() and all(
+        known.name != machine for known in load_hosts(path / RUN_HOSTS).machines
+    )
 
 
 def answer_to(path: Path, identity: str) -> RequestEvent:
@@ -112,7 +112,6 @@ def stop(
         NotReady: machines that could not be asked.
     """
     from distributed.cleaning.clean import leftovers
-    from distributed.run.run_machines import all_hosts
 
     moments = {"asked": time.time()}
     path = find_run(output, run)
@@ -130,7 +129,7 @@ def stop(
 
     leftovers_by_machine: dict[str, list[str] | MusterError]
     if distributed:
-        hosts = all_hosts(path)
+        hosts = load_hosts(path / RUN_HOSTS)
         approve_hosts(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
         snapshots: list[SnapshotEvent] = []
         leftovers_by_machine = leftovers(

@@ -176,7 +176,7 @@ def compare_strategies(request: CompareRequest) -> ExitCode:
             f"stopped; {len(run_folders)} of {counted(len(trials), 'run')} stay: the same command goes on"
         )
     refusals = {name: message for name, (message, _) in refused.items()} | bench.refused
-    cores = float(trials[0].plan.members[0].threads)
+    cores = float(trials[0].plan.members[0].lead.threads)
     members = trials[0].plan.world_size
     result = rank_strategies(_tried(request.names, trials, run_folders, refusals), members, rates, cores)
     if not result.best:

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,14 +36,14 @@ from app.progress import PlainProgress
 from app.report import EndedRun, document, title_of
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import start_trackers
-from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
+from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.hardware.resources import count_gpus
 from training.records.event_log import read_events
 from training.records.events import ErrorEvent
-from training.records.plan import LaunchedScript, MemberPlan, RunPlan
+from training.records.plan import DevicePlan, LaunchedScript, MemberPlan, RunPlan
 from training.records.run_folder import RunFolder, new_run_id
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, end_processes
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from distributed.preparation.prepare import PrepareOptions
 
 Backend = Literal["auto", "muster", "script"]
+LOOPBACK = "127.0.0.1"
 
 
 _SHOWN = 5
@@ -113,15 +113,15 @@ def launch(
     announce_files(Path(job.folder))
     prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
     with failed_start_notified(job.title):
-        prepared_hosts, machines = places_of(listed_hosts, prepare, processes_per_machine)
-        run_folder = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
+        prepared_hosts, devices = devices_of(listed_hosts, prepare, processes_per_machine)
+        run_folder = RunFolder.create(output, plan_of(job, devices, output), sys.argv, run_type="distributed")
         save_hosts(prepared_hosts, run_folder.path / RUN_HOSTS)
     return run_in_background("distributed.supervisor", run_folder, as_json, shown=not detach)
 
 
 def launch_here(job: LaunchedScript, processes: int, output: Path, detach: bool, as_json: bool) -> ExitCode:
     """Run a script in so many processes of this machine, to its end unless it is detached."""
-    plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", processes)], output)
+    plan = plan_of(job.model_copy(update={"folder": ""}), [DevicePlan(addresses=(LOOPBACK,))] * processes, output)
     run_folder = RunFolder.create(output, plan, sys.argv)
     remember(output)
     if detach:
@@ -161,7 +161,7 @@ def run_in_background(entry: str, run_folder: RunFolder, as_json: bool, shown: b
 
 
 def script_of(words: list[str], backend: Backend, folder: Path | None) -> LaunchedScript:
-    """Return the launched script, with no machines assigned yet.
+    """Return the script that is launched.
 
     Raises:
         BadInput: there is no such file, or it is not in ``folder``.
@@ -178,62 +178,46 @@ def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch
         raise BadInput(f"{target} is not in {folder}", "name the folder that it is in with --folder")
     return LaunchedScript(
         script=target if module else str(path), module=module, arguments=tuple(arguments), backend=backend,
-        folder=str(top), machines=(), addresses=(),
+        folder=str(top),
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RankHost:
-    """A machine that ranks run on."""
-
-    name: str
-    address: str
-    """IP address on which its ranks listen."""
-    ranks: int
-    interface: str = ""
-    """Interface on which they are to listen, if one was chosen."""
-
-
-def places_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int) -> tuple[Hosts, list[RankHost]]:
-    """Prepare machines; return those that are ready, and the number of ranks of each.
+def devices_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int) -> tuple[Hosts, list[DevicePlan]]:
+    """Prepare machines; return those that are ready, and a device for each rank, which all are the script's to choose.
 
     Raises:
         NotReady: some machine cannot take part.
     """
     from distributed.machine.link import address_towards
-    from distributed.preparation.prepare import hosts_of, prepare
+    from distributed.preparation.prepare import prepare, updated_hosts
 
     ready = prepare(hosts, "", options)
     remote_hosts = [link.host for link, _ in ready if link.host and not link.machine.is_local]
-    rank_hosts = []
+    devices = []
     for link, facts in ready:
         gpus = facts.gpus if "+cpu" not in facts.torch else 0
-        local_address = address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
+        local_address = address_towards(remote_hosts[0]) if remote_hosts else LOOPBACK
         ranks = processes_per_machine or len(link.machine.devices) or max(1, gpus)
-        rank_hosts.append(
-            RankHost(
-                link.name, local_address if link.machine.is_local else facts.address, ranks, link.machine.interface
-            )
+        device = DevicePlan(
+            machine=link.name,
+            interface=link.machine.interface,
+            addresses=(local_address if link.machine.is_local else facts.address,),
+            coordinator_address=link.machine.coordinator_at,
+            through_ssh=not facts.dials_here,
         )
+        devices += [device] * ranks
         link.close()
-    return hosts_of(hosts, [link for link, _ in ready]), rank_hosts
+    return updated_hosts(hosts, [link for link, _ in ready]).only([device.machine for device in devices]), devices
 
 
-def plan_of(job: LaunchedScript, rank_hosts: Sequence[RankHost], output: Path) -> RunPlan:
-    """Return the plan, with ranks numbered from the first machine to the last."""
-    machines = tuple(number for number, place in enumerate(rank_hosts) for _ in range(place.ranks))
-    endpoints = {
-        "addresses": tuple(host.address for host in rank_hosts),
-        "interfaces": tuple(host.interface for host in rank_hosts),
-    }
-    job = job.model_copy(update={"machines": machines, **endpoints})
+def plan_of(job: LaunchedScript, devices: Sequence[DevicePlan], output: Path) -> RunPlan:
+    """Return the plan, with a rank for each device, numbered from the first machine to the last."""
+    machines = [device.machine for device in devices]
     members = []
-    for rank, machine in enumerate(machines):
-        rank_host = rank_hosts[machine]
-        local_rank = job.local_ranks(rank).index(rank)
-        is_only_rank = rank_host.ranks == 1 and len(rank_hosts) > 1
-        name = rank_host.name if is_only_rank else f"{rank_host.name}-{local_rank}"
-        members.append(MemberPlan(rank=rank, name=name, batch_size=1, local=not job.folder))
+    for rank, device in enumerate(devices):
+        name, is_only_rank = device.machine or "rank", machines.count(device.machine) == 1 < len(set(machines))
+        name = name if is_only_rank else f"{name}-{machines[:rank].count(device.machine)}"
+        members.append(MemberPlan(rank=rank, name=name, batch_size=1, devices=(device,)))
     name = job.script.rpartition(".")[2] if job.module else Path(job.script).stem
     model = ModelSettings(task=CUSTOM, model_path=f"{job.script}:__main__")
     strategy, run = StrategySettings(strategy=default_strategy()), RunSettings(output_dir=str(output))
@@ -265,9 +249,8 @@ def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
 def follow(path: Path, as_json: bool) -> ExitCode:
     """Show a run of several machines until it ends; Ctrl-C stops it, a second one kills it."""
     from distributed.cleaning.clean import leftovers
-    from distributed.run.run_machines import all_hosts
 
-    follower, hosts, press_times = Follower(path), all_hosts(path), [0.0]
+    follower, hosts, press_times = Follower(path), load_hosts(path / RUN_HOSTS), [0.0]
 
     def stop(number: int, frame: object) -> None:
         if time.monotonic() - press_times[-1] > ONE_PRESS:

@@ -328,5 +328,5 @@ def _tell_plan(planned: Planned) -> None:
             say(f"{visible(name)} is left out: it would cost more than it adds")
     elif planned.plan.profile.data.local_data:
         say(DATA_STAY)
-    if planned.in_clear:
+    if planned.plan.in_clear:
         say("training traffic is NOT encrypted (engine = nccl): anybody on that network can read it")

@@ -143,7 +143,7 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
     """
     _write(plan, planning, request)
     description = [
-        f"{visible(member.name)}: {counted(member.batch_size, 'sample')} a step on {member.device}"
+        f"{visible(member.name)}: {counted(member.batch_size, 'sample')} a step on {member.lead.kind}"
         for member in plan.members
     ]
     description.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")

@@ -54,7 +54,7 @@ class Trial:
 
 
 def _key(plan: RunPlan) -> str:
-    members = tuple(member.model_copy(update={"threads": 0}) for member in plan.members)
+    members = tuple(member.on_device(threads=0) for member in plan.members)
     return plan.model_copy(update={"members": members}).hash()
 
 
@@ -90,7 +90,7 @@ def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluati
         chosen = profile.model_copy(update={**sections, "training": training})
         plan = plan_local_run(chosen, len(machines.names) if machines else members, simulated=True)
         plan = machines.with_clock(plan) if machines else plan
-        members_with_threads = tuple(member.model_copy(update={"threads": threads}) for member in plan.members)
+        members_with_threads = tuple(member.on_device(threads=threads) for member in plan.members)
         trials.append(
             Trial(plan.profile.strategy.strategy, seed, plan.model_copy(update={"members": members_with_threads}))
         )

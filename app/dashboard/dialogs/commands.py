@@ -21,10 +21,9 @@ from app.run_view.headline import headline
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
-from distributed.hosts.file import RUN_HOSTS, without_unapproved_pythons
+from distributed.hosts.file import RUN_HOSTS, load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
-from distributed.run.run_machines import all_hosts
 from distributed.ssh.command_log import CommandRecord
 from profiles.errors import BadInput, MusterError
 from training.records.events import RequestEvent
@@ -94,7 +93,7 @@ class Proof:
 
     def _ask(self) -> None:
         try:
-            hosts = without_unapproved_pythons(all_hosts(self._path))
+            hosts = without_unapproved_pythons(load_hosts(self._path / RUN_HOSTS))
             leftovers_by_machine = self._left(hosts, self._run_id, self.ended.wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}

@@ -244,7 +244,7 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
         time=request.chosen.time.sentences if request.chosen is not None and request.chosen.time is not None else (),
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
-        in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
+        in_clear=(CLEAR,) if run is not None and run.in_clear else (),
         staying=DATA_STAY if profile.data.local_data else "",
         profile=saved.name,
         files=tuple(map(relative_path, saved.files)),

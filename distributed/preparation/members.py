@@ -1,0 +1,118 @@
+"""Assigns ready machines their members in a run: ranks, devices, batch sizes, and who carries the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from distributed.hosts.schema import Machine
+from distributed.machine.link import MachineLink, address_towards
+from distributed.preparation.preflight import Facts, Ready
+from distributed.system import interface_of
+from profiles.schema import Profile
+from training.records.plan import DevicePlan, MemberPlan, RunPlan
+from training.run.local_plan import own_data, plan_local_run
+
+
+def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str] | None = None) -> RunPlan:
+    """Assign ranks, devices and batch sizes to the machines, in their order.
+
+    Args:
+        names: members that take part; ``None``: all of :func:`member_names`.
+
+    Raises:
+        BadInput: the profile does not fit that many members.
+    """
+    devices = [
+        (link.machine, facts, device)
+        for link, facts in machines
+        for device in _devices(link.machine)
+        if names is None or _member_name(link.machine, device) in names
+    ]
+    taking_part = {machine.name for machine, *_ in devices}
+    machines = [ready for ready in machines if ready[0].name in taking_part]
+    local = plan_local_run(profile, len(devices), on_this_machine=False)
+    members = [
+        member_of(machine, device, rank, profile, local.members[rank].batch_size, facts)
+        for rank, (machine, facts, device) in enumerate(devices)
+    ]
+    engine = "nccl" if _wants_nccl(profile, devices) else "mesh"
+    if len(machines) > 1:
+        members = [member.on_device(interface=_interface(member.machine, engine, machines)) for member in members]
+    update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines), "own_folders": True}
+    return local.model_copy(update=update)
+
+
+def member_names(machines: Sequence[Ready]) -> list[str]:
+    """Return the names of the members that these machines can have, in the order of their ranks."""
+    return [_member_name(link.machine, device) for link, _ in machines for device in _devices(link.machine)]
+
+
+def _member_name(machine: Machine, device: str) -> str:
+    return f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name
+
+
+def _devices(machine: Machine) -> tuple[str, ...]:
+    """Return the devices of a machine that train; empty text: its best one."""
+    return machine.devices or ("",)
+
+
+def _interface(name: str, engine: str, machines: Sequence[Ready]) -> str:
+    """Return the interface of a machine that the hosts file names; with nccl, else the one that faces the others."""
+    link, facts = next(ready for ready in machines if ready[0].name == name)
+    if link.machine.interface or engine != "nccl":
+        return link.machine.interface
+    remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.is_local]
+    if link.machine.is_local and remote_hosts:  # reached over loopback here; the others use the route between us
+        return interface_of(address_towards(remote_hosts[0]))
+    return facts.interface
+
+
+def _coordinator(machines: Sequence[Ready]) -> str:
+    """Return the machine that the hosts file wants the coordinator on, else this one; empty: no member is on it."""
+    requested = (link.name for link, _ in machines if link.machine.carries_coordinator)
+    return next(requested, starter_of(link for link, _ in machines))
+
+
+def starter_of(links: Iterable[MachineLink]) -> str:
+    """Return the name of this machine, which starts the run; empty: it is none of these."""
+    return next((link.name for link in links if link.machine.is_local), "")
+
+
+def member_of(
+    machine: Machine, device: str, rank: int, profile: Profile, batch_size: int = 0, facts: Facts | None = None
+) -> MemberPlan:
+    """Return the member for a device of a machine; by default with the profile's batch size.
+
+    Args:
+        facts: what the machine reported; ``None``: it was not asked.
+    """
+    kind, _, index = (device or profile.training.device).partition(":")
+    device_plan = DevicePlan(
+        machine=machine.name,
+        kind=kind,
+        index=int(index or 0),
+        threads=profile.training.threads,
+        coordinator_address=machine.coordinator_at,
+        through_ssh=facts is not None and not facts.dials_here,
+    )
+    return MemberPlan(
+        rank=rank,
+        name=_member_name(machine, device),
+        batch_size=batch_size or profile.training.batch_size,
+        data=own_data(profile, rank, machine.data),
+        devices=(device_plan,),
+    )
+
+
+def _wants_nccl(profile: Profile, devices: Sequence[tuple[Machine, Facts, str]]) -> bool:
+    """Whether nccl is requested, or is faster and safe: on one machine with a CUDA device for each member.
+
+    Its data plane is not encrypted, so over a network it must be chosen explicitly.
+    """
+    if profile.strategy.engine != "auto":
+        return profile.strategy.engine == "nccl"
+    one_machine = len({machine.name for machine, *_ in devices}) < 2
+    if len(devices) < 2 or not one_machine or profile.training.device not in ("auto", "cuda"):
+        return False
+    return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
+               for _, facts, device in devices)  # fmt: skip
