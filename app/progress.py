@@ -120,7 +120,7 @@ class RunView:
             Text(f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""),
             *([] if state.simulated_hours is None else [Text(simulated_text(state.simulated_hours))]),
             Text(f"{elapsed} elapsed"),
-            Text(f"{duration_text(state.seconds_left)} left" if state.status == "running" else visible(state.status)),
+            Text(time_left_text(state, self.now) if state.status == "running" else visible(state.status)),
         )
         return line
 
@@ -252,11 +252,17 @@ def step_line(state: RunState) -> str:
     fields.append(f"{state.samples_per_second:.1f} samples/s")
     if state.simulated_hours is not None:
         fields.append(simulated_text(state.simulated_hours))
-    if state.seconds_left is not None:
-        fields.append(f"{duration_text(state.seconds_left)} left")
+    if left := time_left_text(state, state.updated or 0.0):
+        fields.append(left)
     if data := data_text(state):
         fields.append(data)
     return ", ".join(fields)
+
+
+def time_left_text(state: RunState, now: float) -> str:
+    """``1:23 left``; empty: too few steps to tell."""
+    left = state.time_left(now)
+    return f"{duration_text(left.seconds)} left" if left else ""
 
 
 def change_line(before: RunState, event: Event) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from app.run_view.figures import MORE_DATA, change, data_text, evaluations_docum
 from app.run_view.metrics import metric_label, metrics_of, simulated_text
 from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState
-from distributed.planning.documents.document import Planning
-from distributed.planning.feedback import PLANNING
+from distributed.planning.feedback import planning_in
 from profiles.declarations import trait_of
-from profiles.errors import BadInput, counted
+from profiles.errors import counted
 from profiles.locations import is_location
 from profiles.quantities import duration_text
 from training.numerics.schedule import ends_in_warm_up
@@ -104,11 +102,9 @@ def completed_lines(ended: EndedRun) -> list[str]:
 
 def _plan_vs_actual(ended: EndedRun) -> list[str]:
     """Return in one line whether the run met its plan; nothing where it had none."""
-    with contextlib.suppress(BadInput):
-        prediction = plan_prediction(Planning.read(ended.run_dir / PLANNING))
-        result = compare_with_plan(ended.state, prediction, comparison_in(ended.metrics))
-        return [str(result)] if result else []
-    return []
+    prediction = plan_prediction(planning_in(ended.run_dir))
+    result = compare_with_plan(ended.state, prediction, comparison_in(ended.metrics))
+    return [str(result)] if result else []
 
 
 def next_commands(ended: EndedRun) -> list[str]:

@@ -24,8 +24,6 @@ from app.run_view.member_state import changed
 from app.run_view.plan_vs_actual import (
     PlanPrediction,
     PlanVsActual,
-    SingleMachinePrediction,
-    best_single_machine,
     compare_with_plan,
     comparison_in,
     plan_prediction,
@@ -34,6 +32,7 @@ from app.run_view.run_series import Series, of_run, series_names
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from distributed.planning.documents.document import Candidate, Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
+from distributed.planning.run_time import RunTime, promised_time
 from profiles.errors import BadInput, MusterError
 from training.records.event_log import read_events
 from training.records.events import Event, SyncEvent
@@ -109,9 +108,9 @@ class Picture:
         return best if best is not None and best.predicted else None
 
     @property
-    def alone(self) -> SingleMachinePrediction | None:
-        """The prediction for the best single machine."""
-        return best_single_machine(self.planning)
+    def time(self) -> RunTime | None:
+        """The time that the plan promised, and that of the best single machine; ``None``: nothing was predicted."""
+        return promised_time(self.planning)
 
     @property
     def prediction(self) -> PlanPrediction | None:
@@ -121,8 +120,6 @@ class Picture:
     @property
     def plan_vs_actual(self) -> PlanVsActual | None:
         """A completed run compared with that."""
-        if self.state.status != "completed":
-            return None
         return compare_with_plan(self.state, self.prediction, comparison_in(self.ended.metrics) if self.ended else None)
 
     @property

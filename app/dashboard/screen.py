@@ -214,8 +214,7 @@ class DashboardScreen(BaseScreen):
             picture.now,
             live=picture.live,
             members=picture.expected,
-            alone=picture.alone,
-            prediction=picture.prediction,
+            time=picture.time,
             launched=picture.launched,
         )
         if picture.damage and not picture.state.members:

@@ -16,7 +16,7 @@ from app.run_view.run_series import RUN
 from app.run_view.run_state import RunState, state_of
 from app.run_view.showcase import showcase_in
 from distributed.planning.documents.document import Planning
-from distributed.planning.feedback import PLANNING, PredictionComparison, compare
+from distributed.planning.feedback import PredictionComparison, compare, planning_in
 from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
@@ -58,8 +58,8 @@ class Evidence:
 
     @property
     def plan_vs_actual(self) -> PlanVsActual | None:
-        """The run compared with that; ``None`` while it goes on."""
-        return None if self.summary.live else compare_with_plan(self.state, self.prediction, self.comparison)
+        """The run compared with that; ``None``: it is not completed."""
+        return compare_with_plan(self.state, self.prediction, self.comparison)
 
     def name(self, rank: int) -> str:
         """Return the name of a member: its own, the planned one, or its rank."""
@@ -73,11 +73,10 @@ def read_evidence(path: Path) -> Evidence:
         BadInput: there is no run, or its metadata is damaged.
     """
     folder = RunFolder.open(path)
-    plan = planning = None
+    plan = None
     with contextlib.suppress(BadInput):
         plan = folder.plan()
-    with contextlib.suppress(BadInput):
-        planning = Planning.read(path / PLANNING)
+    planning = planning_in(path)
     metrics = folder.metadata.metrics
     with contextlib.suppress(OSError, ValueError, RecursionError):
         written = json.loads((path / "metrics.json").read_bytes())

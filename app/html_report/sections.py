@@ -16,10 +16,19 @@ from app.run_view.metrics import metric_label, metric_text, metrics_of, simulate
 from app.run_view.pair_paths import is_loopback
 from app.run_view.run_state import machine_changes
 from app.run_view.timeline import TimelineEntry
-from distributed.planning.documents.document import Candidate, Reason
+from distributed.planning.documents.document import Candidate, Planning, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, energy_text, figure_text, memory_text
+from profiles.quantities import (
+    bytes_text,
+    duration_text,
+    energy_text,
+    figure_text,
+    memory_text,
+    share_text,
+    time_text,
+)
+from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
@@ -69,6 +78,8 @@ def heading(evidence: Evidence) -> str:
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
     rate = evidence.metrics.get("samples_per_second")
     cards = [("steps", steps), ("took", duration_text(summary.seconds))]
+    if (starting := starting_seconds_in(state.attempts)) is not None:
+        cards.insert(1, ("to start", duration_text(starting)))
     if state.simulated_hours is not None:
         cards.append(("on the simulated machines", simulated_text(state.simulated_hours)))
     for split, results in state.evaluations.items():
@@ -175,8 +186,8 @@ def strategy(evidence: Evidence) -> str:
     words = dict.fromkeys(_words(reason) for reason in reasons if reason.code not in (*_NOT_CONSIDERED, "group-wins"))
     words.pop(metadata.strategy_reason, None)
     others = [_words(reason) for reason in reasons if reason.code in _NOT_CONSIDERED]
-    header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")
-    ranking = [_candidate(candidate, candidate is best) for candidate in planning.ranking[:SHOWN_CANDIDATES]]
+    header = ("", "strategy", "machines", "this run", "same loss in", "step", "waiting", "traffic/h")
+    ranking = [_candidate(planning, candidate, candidate is best) for candidate in planning.ranking[:SHOWN_CANDIDATES]]
     left = len(planning.ranking) - len(ranking)
     omitted_note = f"<p>{left} more are in planning.json.</p>" if left > 0 else ""
     not_considered = (
@@ -197,7 +208,7 @@ def _words(reason: Reason) -> str:
         return f"{reason.code} {reason.subject}"
 
 
-def _candidate(candidate: Candidate, chosen: bool) -> tuple[object, ...]:
+def _candidate(planning: Planning, candidate: Candidate, chosen: bool) -> tuple[object, ...]:
     choice = candidate.choice
     interval = f", every {choice.interval} steps" if choice.interval > 1 else ""
     description = (
@@ -206,9 +217,9 @@ def _candidate(candidate: Candidate, chosen: bool) -> tuple[object, ...]:
     members = ", ".join(choice.members)
     if not candidate.fits or not candidate.predicted:
         return ("", description, members, "not predicted" if candidate.fits else "does not fit", "", "", "", "")
-    times = (f"{candidate.step * 1000:.0f} ms", f"{candidate.exposed * 1000:.0f} ms")
-    gains = (f"{candidate.speed_up:.2f}", f"{candidate.useful_speed_up:.2f}", f"{candidate.bytes_per_hour / 1e9:.2f}")
-    return ("chosen" if chosen else "", description, members, *times, *gains)
+    runs = duration_text(candidate.seconds), duration_text(planning.same_loss_seconds(candidate) or None)
+    steps = time_text(candidate.step), share_text(candidate.waiting), bytes_text(candidate.bytes_per_hour)
+    return ("chosen" if chosen else "", description, members, *runs, *steps)
 
 
 def prediction(evidence: Evidence) -> str:
@@ -229,7 +240,10 @@ def prediction(evidence: Evidence) -> str:
         _comparison_row(f"compute on {visible(member.name)}", member.predicted * 1000, member.measured * 1000, "ms")
         for member in comparison.members
     ]
-    note = f"<p>Over {counted(comparison.steps, 'step')}, without the first few.</p>"
+    if (whole := evidence.plan_vs_actual) is not None:
+        promised, took = whole.prediction.time.seconds, whole.seconds
+        rows.insert(0, ("the whole run", duration_text(promised), duration_text(took), f"{took / promised:.2f}"))
+    note = f"<p>A step: over {counted(comparison.steps, 'step')}, without the first few.</p>"
     return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
 
 

@@ -107,7 +107,7 @@ def start_line(events: Iterable[Event]) -> str:
 
 
 _OF_STATE = (
-    "status", "step", "total_steps", "samples_per_second", "seconds_left", "snapshot_step", "weights_differ", "joules",
+    "status", "step", "total_steps", "samples_per_second", "snapshot_step", "weights_differ", "joules",
     "message", "resume_step", "started", "updated",
 )  # fmt: skip
 _OF_MEMBER = (
@@ -120,8 +120,10 @@ _OF_SYNC = {"round", "step", "bytes_sent", "bytes_received", "seconds", "wait", 
 
 def state_document(state: RunState) -> dict[str, object]:
     """Return the state as a JSON document, for ``--json``."""
+    left = state.time_left(state.updated or 0.0)
     return {
         **{name: getattr(state, name) for name in _OF_STATE},
+        "seconds_left": left.seconds if left else None,
         "members": [_member_document(member) for member in state.members.values()],
         "evaluations": evaluations_document(state),
         "series": series_document(state),

@@ -11,9 +11,9 @@ from typing import Literal
 
 from app.run_view.figures import data_text
 from app.run_view.member_state import TROUBLE, MemberState
-from app.run_view.plan_vs_actual import SLOWER_BELOW, PlanPrediction, SingleMachinePrediction, compare_with_plan
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.timeline import TimelineEntry, chronological
+from distributed.planning.run_time import SLOWER_BELOW, RunTime, took_text
 from profiles.quantities import duration_text
 from training.hardware.sensors import slows
 
@@ -49,8 +49,7 @@ def headline(
     *,
     live: bool = True,
     members: int = 0,
-    alone: SingleMachinePrediction | None = None,
-    prediction: PlanPrediction | None = None,
+    time: RunTime | None = None,
     launched: bool = False,
 ) -> RunHeadline:
     """Return the headline of a run.
@@ -59,12 +58,11 @@ def headline(
         now: the present by the clock of the events.
         live: whether a process works on the run.
         members: how many there should be.
-        alone: the machine to compare with; ``None`` where nothing was predicted.
-        prediction: of the plan, compared with the expected end.
+        time: of the run as its plan promised it; ``None`` where nothing was predicted.
         launched: whether the members run a script, which reports no steps.
     """
     if state.ended is not None and state.status != INTERRUPTED:
-        return _ended(state, prediction)
+        return _ended(state, time)
     if not live or state.ended is not None:
         done = _progress(state)
         return RunHeadline(
@@ -78,10 +76,9 @@ def headline(
         return RunHeadline("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (launched or any(member.step for member in states)):
         return RunHeadline("starting", "Starting", (present, *_phases(state)))
-    alone = alone if max(members, len(states)) > 1 else None
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
-    predicted, alone_text = _predicted_end(state, prediction, now, soon), _alone(state, alone, now, soon)
+    predicted, alone_text = _promised(state, time, now, soon), _alone(state, time, now, soon)
     figures = tuple(detail for detail in (end, predicted, alone_text) if detail)
     spare = tuple(detail for detail in (predicted, alone_text, figures[0] if figures else "") if detail)
     silent = _silence(state, now)
@@ -93,31 +90,11 @@ def headline(
         return RunHeadline("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     details = (present, *remarks, *figures)
-    if alone is not None and 0 < _ratio(state, alone) < SLOWER_BELOW:
-        word = f"Slower than {alone.name} alone ({_ratio(state, alone):.2f}x)"
-        instead = f"stop it and train on {alone.name} alone"
+    if time is not None and 0 < (ratio := _ratio(state, time)) < SLOWER_BELOW:
+        word = f"Slower than {time.alone} alone ({ratio:.2f}x)"
+        instead = f"stop it and train on {time.alone} alone"
         return RunHeadline("warning", word, (present, instead, *remarks, *figures), spare=spare)
     return RunHeadline("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
-
-
-def ending(state: RunState, now: float) -> tuple[float, float] | None:
-    """Return the seconds until the run should be done, and their uncertainty; ``None``: too few steps to tell.
-
-    The pace is that of the slowest member in its window; the uncertainty is the larger of the standard error of its
-    steps and the difference to its pace since its start.
-    """
-    working = [member for member in state.members.values() if member.active and len(member.window) >= 3]
-    if state.total_steps is None or not working:
-        return None
-    slowest = max(working, key=_pace)
-    steps = max(0, state.total_steps - state.step)
-    times = [step.seconds for step in slowest.window]
-    doubt = steps * statistics.stdev(times) / math.sqrt(len(times))
-    if slowest.began and slowest.step > slowest.began[1] and slowest.updated:
-        overall = (slowest.window[-1].time - slowest.began[0]) / (slowest.step - slowest.began[1])
-        doubt = max(doubt, abs(overall - _pace(slowest)) * steps)
-    since = max(0.0, now - slowest.window[-1].time)
-    return max(0.0, steps * _pace(slowest) - min(since, _pace(slowest))), doubt
 
 
 def problems(state: RunState) -> list[TimelineEntry]:
@@ -155,11 +132,10 @@ def slowest(state: RunState) -> MemberState | None:
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
-def _ended(state: RunState, prediction: PlanPrediction | None) -> RunHeadline:
+def _ended(state: RunState, time: RunTime | None) -> RunHeadline:
     if state.status == "completed":
-        result = compare_with_plan(state, prediction)
-        outcome_text = (result.short,) if result else ()
-        return RunHeadline("done", "Completed", (*_progress(state), *outcome_text), spare=outcome_text)
+        took = took_text(state.seconds(0.0), time)
+        return RunHeadline("done", "Completed", (*_progress(state), took), spare=_progress(state))
     if state.status == "cancelled":
         why = () if state.message in ("", "stopped", state.saved_progress) else (state.message,)
         return RunHeadline("stopped", "Stopped", (*_progress(state), state.saved_progress, *why))
@@ -185,37 +161,44 @@ def _why(member: MemberState) -> str:
     return f"{member.label} {member.status}{cause}"
 
 
-def _ratio(state: RunState, alone: SingleMachinePrediction) -> float:
-    """Return the speed of the run over that of one machine; 0: unknown."""
-    if not state.samples_per_second or alone.samples_per_second <= 0:
+def _ratio(state: RunState, time: RunTime) -> float:
+    """Return the speed of the run over that of the best machine alone; 0: unknown."""
+    if not state.samples_per_second or time.alone_rate <= 0:
         return 0.0
-    return state.samples_per_second / alone.samples_per_second
-
-
-def _alone(state: RunState, alone: SingleMachinePrediction | None, now: float, soon: bool | None) -> str:
-    """Return the text of when the best machine alone would be done, had it begun with the run."""
-    end = alone.end(state) if alone is not None else None
-    if alone is None or end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
-        return ""
-    return f"{alone.name} alone {_moment(end, now, soon)}{' (fewer samples)' if alone.fixed_steps else ''}"
+    return state.samples_per_second / time.alone_rate
 
 
 def _done_at(state: RunState, now: float) -> str:
-    end = ending(state, now)
-    left, doubt = end or (math.inf, 0.0)
-    if not math.isfinite(left + doubt) or left > 30 * 86_400:
+    left = state.time_left(now)
+    if left is None or not _is_near(left.seconds + left.doubt):
         return ""
-    if left < _SOON:
-        return f"done in {duration_text(left)}"
-    return f"done {_clock(now + left, now)} ±{max(1, round(doubt / 60))} min"
+    if left.seconds < _SOON:
+        return f"done in {duration_text(left.seconds)}"
+    return f"done {_clock(now + left.seconds, now)} ±{max(1, round(left.doubt / 60))} min"
 
 
-def _predicted_end(state: RunState, prediction: PlanPrediction | None, now: float, soon: bool | None) -> str:
-    """Return the text of the end that the plan predicted."""
-    end = prediction.end(state) if prediction else None
-    if end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
+def _promised(state: RunState, time: RunTime | None, now: float, soon: bool | None) -> str:
+    """Return the text of the end that the plan promised."""
+    end = _end_after(time.seconds, state, now) if time else None
+    return "" if end is None else f"promised {_moment(end, now, soon)}"
+
+
+def _alone(state: RunState, time: RunTime | None, now: float, soon: bool | None) -> str:
+    """Return the text of when the best machine alone would be done, had it begun with the run."""
+    end = _end_after(time.alone_seconds, state, now) if time else None
+    if time is None or end is None:
         return ""
-    return f"promised {_moment(end, now, soon)}"
+    return f"{time.alone} alone {_moment(end, now, soon)}{' (fewer samples)' if time.fixed_steps else ''}"
+
+
+def _end_after(seconds: float, state: RunState, now: float) -> float | None:
+    """Return the Unix time at which the run has taken so many seconds; ``None``: unknown, or far away."""
+    end = now - state.seconds(now) + seconds
+    return end if seconds > 0 and _is_near(end - now) else None
+
+
+def _is_near(seconds: float) -> bool:
+    return math.isfinite(seconds) and abs(seconds) < 30 * 86_400
 
 
 def _moment(moment: float, now: float, soon: bool | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -212,6 +214,16 @@ class MemberState:
         if steps in (0, len(self.window) - 1):
             return self.seconds_per_step
         return (self.window[-1].time - self.window[0].time) / steps
+
+    @property
+    def relative_doubt(self) -> float:
+        """Uncertainty of its pace over the pace: the larger of the standard error of the steps in the window and the
+        difference to those since its start."""
+        pace, times = self.seconds_per_step, [step.seconds for step in self.window]
+        if not pace:
+            return 0.0
+        error = statistics.stdev(times) / math.sqrt(len(times)) if len(times) > 1 else 0.0
+        return max(error, abs(self.work.seconds / self.work.steps - pace)) / pace
 
     @property
     def samples_per_second(self) -> float:

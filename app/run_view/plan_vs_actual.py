@@ -1,4 +1,4 @@
-"""A run compared with its plan's prediction: samples/s, time, and the reasons of a shortfall. Pure.
+"""A run compared with its plan's prediction: time, samples, and the reasons of a shortfall. Pure.
 
 Reasons come from recorded figures alone: machines that were away, work that took longer than predicted.
 """
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -22,59 +22,14 @@ from app.run_view.run_series import Point, coarser, of_member
 from app.run_view.run_state import RunState
 from distributed.planning.documents.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison
-from distributed.planning.run_time import FIXED_STEPS, best_single
+from distributed.planning.run_time import FIXED_STEPS, SLOWER_BELOW, RunTime, promised_time, took_text
 from profiles.errors import counted
-from profiles.quantities import duration_text, time_text
+from profiles.quantities import duration_text, share_text, time_text
 
 MET_FROM = 0.95
-"""Share of the predicted rate from which a plan counts as met."""
-SLOWER_BELOW = 0.97
-"""Speed-up over the best single machine below which that machine alone is better; rates are known to a few per cent."""
+"""Share of the predicted speed from which a plan counts as met."""
 _MIN_EXPLAINED = 0.2
 """Share of the shortfall that a reason must explain to be reported."""
-
-
-@dataclass(frozen=True)
-class SingleMachinePrediction:
-    """The planner's prediction for one machine alone."""
-
-    name: str
-    samples_per_second: float
-    seconds: float = 0.0
-    """Of its whole run; 0: unknown."""
-    steps: int = 0
-    """Of its whole run."""
-    fixed_steps: bool = False
-    """Whether the number of steps is fixed: a group then sees more samples, and does not end sooner."""
-
-    def end(self, state: RunState) -> float | None:
-        """Return the Unix time at which it would end had it begun with the run; ``None``: unknown."""
-        began = _first_step(state)
-        if began is None or not state.total_steps or self.seconds <= 0:
-            return None
-        return began[0] + max(0.0, 1 - began[1] / state.total_steps) * self.seconds
-
-    def seconds_of(self, pace: Pace) -> float:
-        """Return the seconds that it would have trained for the samples (or fixed steps) of a pace."""
-        if self.fixed_steps and self.steps:
-            return self.seconds * pace.steps / self.steps
-        return pace.samples / self.samples_per_second if self.samples_per_second > 0 else 0.0
-
-
-def _first_step(state: RunState) -> tuple[float, int] | None:
-    """Return the time of the first step since the newest start, and its number."""
-    return min((member.began for member in state.members.values() if member.began), default=None)
-
-
-def best_single_machine(planning: Planning | None) -> SingleMachinePrediction | None:
-    """Return the prediction for the best single machine; ``None`` where there is none."""
-    best = best_single(planning.ranking) if planning else None
-    if planning is None or best is None:
-        return None
-    fixed = planning.job.steps > 0
-    return SingleMachinePrediction(
-        best.choice.members[0], best.samples_per_second, best.steps * best.step, best.steps, fixed
-    )
 
 
 @dataclass(frozen=True)
@@ -82,8 +37,7 @@ class PlanPrediction:
     """What the planner predicted for the candidate plan that a run follows."""
 
     candidate: Candidate
-    single_machine: SingleMachinePrediction | None
-    """The best single machine; ``None`` where one machine trains, or none was predicted."""
+    time: RunTime
 
     @property
     def rate(self) -> float:
@@ -100,27 +54,18 @@ class PlanPrediction:
         """Predicted values by the names of a run's series."""
         return {"samples/s": self.rate, "step time": self.step}
 
-    def end(self, state: RunState) -> float | None:
-        """Return the predicted Unix time of the end, counted from the first step since the newest start."""
-        began = _first_step(state)
-        if began is None or state.total_steps is None:
-            return None
-        return began[0] + max(0, state.total_steps - began[1]) * self.step
-
-    def share(self, state: RunState, now: float) -> float | None:
-        """Return the share of the run that should be done at ``now``, 0 to 1."""
-        end = self.end(state)
-        if end is None or not state.total_steps:
-            return None
-        return min(1.0, max(0.0, 1 - (end - now) / self.step / state.total_steps))
+    def share(self, state: RunState, now: float) -> float:
+        """Return the share of the promised time that has passed at ``now``, 0 to 1."""
+        return min(1.0, state.seconds(now) / self.time.seconds)
 
 
 def plan_prediction(planning: Planning | None) -> PlanPrediction | None:
     """Return the prediction of a plan's best candidate; ``None`` where it has none."""
     best = planning.best if planning else None
-    if best is None or not best.predicted or best.step <= 0 or best.samples_per_second <= 0:
+    time = promised_time(planning)
+    if best is None or time is None or not time.seconds or not best.predicted or best.samples_per_second <= 0:
         return None
-    return PlanPrediction(best, None if best.choice.alone else best_single_machine(planning))
+    return PlanPrediction(best, time)
 
 
 # ------------------------------------------------------------------------------------------------------ the actual pace
@@ -238,76 +183,57 @@ def at_predicted_pace(points: Sequence[Point], pace: Pace, prediction: PlanPredi
 
 @dataclass(frozen=True)
 class PlanVsActual:
-    """Predicted and actual pace of a run; ``str`` gives the sentence that is shown."""
+    """A completed run beside its promise; ``str`` gives the sentence that is shown.
+
+    The promise is made once: it stays when machines are lost or join.
+    """
 
     prediction: PlanPrediction
-    pace: Pace
+    seconds: float
+    """Time that the run took."""
+    samples: float
+    """Samples that it saw, over those that were planned for as many steps."""
     reasons: tuple[str, ...] = ()
     """Why the plan was not met, by the recorded figures; the largest cause first."""
 
     @property
-    def short(self) -> str:
-        """``took 1:30 (1:24 promised; pc alone 1:50)``."""
-        alone, name = self.alone_seconds, self.prediction.single_machine.name if self.prediction.single_machine else ""
-        alone_text = f"; {name} alone {duration_text(alone)}" if alone else ""
-        return f"took {duration_text(self.seconds)} ({duration_text(self.predicted_seconds)} promised{alone_text})"
-
-    @property
-    def seconds(self) -> float:
-        """Actual training time."""
-        return self.pace.seconds[-1]
-
-    @property
-    def predicted_seconds(self) -> float:
-        """Predicted time for the samples that were seen; steps without a lost machine have fewer."""
-        return self.pace.samples / self.prediction.rate
-
-    @property
-    def alone_seconds(self) -> float:
-        """Predicted time of the best single machine; 0: unknown, or the run was that machine's."""
-        return self.prediction.single_machine.seconds_of(self.pace) if self.prediction.single_machine else 0.0
+    def shortfall(self) -> float:
+        """Share by which the run was slower than promised, with the samples that it missed; at most 0 if it was not."""
+        return 1 - min(1.0, self.prediction.time.seconds / self.seconds) * min(1.0, self.samples)
 
     @property
     def is_met(self) -> bool:
-        return self.pace.rate >= MET_FROM * self.prediction.rate
+        return self.shortfall <= 1 - MET_FROM
 
     def __str__(self) -> str:
-        times = f"training took {duration_text(self.seconds)} ({duration_text(self.predicted_seconds)} promised)"
-        unknown = ("no recorded figure tells why",)
-        why = "" if self.is_met else f": {'; '.join(self.reasons or unknown)}"
-        return f"{times}{why}{self._alone_text()}"
-
-    def _alone_text(self) -> str:
-        """Return the time of the best machine alone, with the advice to use it where that is less."""
-        alone, alone_seconds = self.prediction.single_machine, self.alone_seconds
-        if alone is None or not alone_seconds:
-            return ""
-        text = f"; {alone.name} alone would have taken {duration_text(alone_seconds)}"
-        if alone.fixed_steps:
-            return f"{text} ({FIXED_STEPS})"
-        return f"{text}: train on {alone.name} alone next time" if self.seconds > alone_seconds / SLOWER_BELOW else text
+        time = self.prediction.time
+        fewer = f", with {share_text(1 - self.samples)} fewer samples" if self.samples < MET_FROM else ""
+        why = "" if self.is_met else f": {'; '.join(self.reasons or ('no recorded figure tells why',))}"
+        note = ""
+        if time.alone and time.fixed_steps:
+            note = f"; {FIXED_STEPS}"
+        elif time.alone and self.seconds > time.alone_seconds / SLOWER_BELOW:
+            note = f"; train on {time.alone} alone next time"
+        return f"{took_text(self.seconds, time)}{fewer}{why}{note}"
 
 
 def compare_with_plan(
     state: RunState, prediction: PlanPrediction | None, comparison: PredictionComparison | None = None
 ) -> PlanVsActual | None:
-    """Return a run compared with its plan's prediction.
+    """Return a completed run beside its promise.
 
     Args:
         comparison: predicted and measured steps, where the run was long enough to compare them.
 
     Returns:
-        ``None`` where nothing was predicted, or no step was taken.
+        ``None`` where nothing was predicted, no step was taken, or the run is not completed.
     """
-    pace = pace_of(state) if prediction else None
+    pace = pace_of(state) if prediction and state.status == "completed" else None
     if prediction is None or pace is None or pace.steps <= 0:
         return None
-    result = PlanVsActual(prediction, pace)
-    return (
-        result
-        if result.is_met
-        else PlanVsActual(prediction, pace, tuple(_reasons(state, prediction, pace, comparison)))
-    )
+    planned = pace.steps * prediction.rate * prediction.step
+    result = PlanVsActual(prediction, state.seconds(0.0), pace.samples / planned)
+    return result if result.is_met else replace(result, reasons=tuple(_reasons(state, result, pace, comparison)))
 
 
 def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
@@ -321,16 +247,22 @@ def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
     return None
 
 
-def _reasons(
-    state: RunState, prediction: PlanPrediction, pace: Pace, comparison: PredictionComparison | None
-) -> list[str]:
+def _reasons(state: RunState, result: PlanVsActual, pace: Pace, comparison: PredictionComparison | None) -> list[str]:
     """Return up to three reasons, each of which explains at least a fifth of the shortfall."""
-    missing = 1 - pace.rate / prediction.rate
+    prediction = result.prediction
     typical = _typical_step_seconds(pace, prediction.candidate.choice.interval)
     reasons = [*_absence_costs(state, prediction, pace, typical), *_slow_start(pace, typical)]
     reasons += _slower(state, comparison) if comparison else []
-    telling = sorted((reason for reason in reasons if reason[0] >= _MIN_EXPLAINED * missing), reverse=True)
+    reasons += _beside_steps(result, pace)
+    telling = sorted((reason for reason in reasons if reason[0] >= _MIN_EXPLAINED * result.shortfall), reverse=True)
     return [words for _, words in telling[:3]]
+
+
+def _beside_steps(result: PlanVsActual, pace: Pace) -> Iterator[tuple[float, str]]:
+    """Yield the share of the run that evaluations, snapshots and saving cost beyond the prediction, with a sentence."""
+    measured, predicted = result.seconds - pace.seconds[-1], result.prediction.candidate.evaluating
+    words = f"evaluations and saving took {duration_text(measured)}, {duration_text(predicted)} were predicted"
+    yield (measured - predicted) / result.seconds, words
 
 
 def _absence_costs(

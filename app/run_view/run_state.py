@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import NamedTuple
 
 from app.run_view.member_state import (
     GONE,
@@ -53,6 +54,8 @@ from training.run.outcome import NOT_THIS_RUN, newest_complete_step, progress_te
 INTERRUPTED = "interrupted"
 """Status of a run whose end was never recorded."""
 KEPT_REQUESTS = 20
+_TELLING = 3
+"""Steps of a member since its start from which on its pace tells when the run ends."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,24 @@ class SplitResults:
     first: EvaluationEvent
     last: EvaluationEvent
     best: EvaluationEvent
+    count: int = 0
+    """Evaluations after the first step."""
+
+    def seconds_left(self, total_steps: int) -> float:
+        """Return the seconds of the evaluations that are still to come: at the end, and at the interval so far."""
+        if self.last.step >= total_steps:
+            return 0.0
+        interval = self.last.step / self.count if self.count else math.inf
+        return (1 + max(0, int((total_steps - 1) / interval) - self.count)) * self.last.seconds
+
+
+class TimeLeft(NamedTuple):
+    """The estimated time to the end of a run, in seconds."""
+
+    seconds: float
+    doubt: float
+    """Uncertainty: the larger of the standard error of the steps that it is based on and the difference to those since
+    the start."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +168,32 @@ class RunState:
         """Energy that the meters of all members counted; ``None``: there are no meters."""
         return sum_of_known(member.joules for member in self.members.values())
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimated time of the remaining steps, at the pace of the slowest member in its window."""
-        paces = [m.seconds_to_advance for m in self.members.values() if m.active and m.seconds_to_advance]
-        if self.simulated_hours is not None and self.step and self.started is not None:  # members take turns here
-            paces = [self.seconds(self.updated or self.started) / self.step]
-        if self.total_steps is None or not paces:
+    def time_left(self, now: float) -> TimeLeft | None:
+        """Return the estimated time to the end; ``None``: too few steps to tell.
+
+        The steps go on at the pace of the slowest member in its window, and evaluations take as long as before.
+        """
+        if self.total_steps is None:
             return None
-        return max(0, self.total_steps - self.step) * max(pace for pace in paces if pace)
+        steps, evaluations = max(0, self.total_steps - self.step), self._evaluation_seconds_left
+        if self.simulated_hours is not None and self.step >= _TELLING:  # members take turns here
+            return TimeLeft(steps * self.seconds(self.updated or now) / self.step, 0.0)
+        working = [m for m in self.members.values() if m.active and m.work.steps >= _TELLING and m.seconds_to_advance]
+        if not working:
+            return None
+        slowest = max(working, key=lambda member: member.seconds_to_advance or 0.0)
+        pace = slowest.seconds_to_advance or 0.0
+        since = max(0.0, now - slowest.window[-1].time)
+        left = steps * pace + evaluations - min(since, pace if steps else evaluations)
+        return TimeLeft(max(0.0, left), steps * pace * slowest.relative_doubt)
+
+    @property
+    def _evaluation_seconds_left(self) -> float:
+        return sum(
+            results.seconds_left(self.total_steps or 0)
+            for split, results in self.evaluations.items()
+            if ".local-" not in split  # members evaluate their own weights at the same time
+        )
 
     @property
     def weights_differ(self) -> bool:
@@ -333,7 +371,8 @@ def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:
     results = (event,) if previous is None else (previous.first, previous.last, previous.best, event)
     ordered = sorted(results, key=_order)
     best = min(ordered, key=_badness)
-    split = SplitResults(first=ordered[0], last=ordered[-1], best=best)
+    count = (previous.count if previous else 0) + (event.step > 0)
+    split = SplitResults(first=ordered[0], last=ordered[-1], best=best, count=count)
     evaluations = {**state.evaluations, event.split: split}
     return changed(state, evaluations=dict(sorted(evaluations.items())))
 

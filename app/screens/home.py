@@ -18,6 +18,7 @@ from app.wizard.state.assessment import of_finding, of_run, started_text
 from app.wizard.state.dependencies import MEASURES
 from app.wizard.state.records import KnownProfile, Presence
 from app.wizard.state.state import Step, WizardState
+from distributed.planning.run_time import took_text
 from profiles.errors import counted
 
 if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without
@@ -163,7 +164,8 @@ def _line(key: str, name: str, about: str) -> TableRow:
 def _run(run: RunSummary) -> TableRow:
     assessment = of_run(run)
     mark = StatusMark.RUNNING if run.live else MARKS[assessment.status]
-    about = join(mark.show(assessment.label), muted(started_text(run)), muted(run.run_id))
+    took = took_text(run.seconds) if run.seconds is not None else ""
+    about = join(mark.show(assessment.label), muted(took), muted(started_text(run)), muted(run.run_id))
     return TableRow(f"run:{run.run_id}", (literal("  " + (profile_text(run.profile) or run.run_id)), about))
 
 

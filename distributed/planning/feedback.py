@@ -321,6 +321,13 @@ def write_planning(folder: Path, planning: Planning, figures: Figures | None) ->
         figures.write(folder / FIGURES)
 
 
+def planning_in(folder: Path) -> Planning | None:
+    """Return the plan in a run folder; ``None``: there is none, or it cannot be read."""
+    with contextlib.suppress(MusterError):
+        return Planning.read(folder / PLANNING)
+    return None
+
+
 def prediction_metrics(folder: RunFolder, learn: bool = True) -> dict[str, Any]:
     """Return ``{"prediction": ...}`` for ``metrics.json``, and store the comparison for the next plan.
 
@@ -330,7 +337,7 @@ def prediction_metrics(folder: RunFolder, learn: bool = True) -> dict[str, Any]:
         learn: whether to store the comparison; ``False`` for simulated machines.
     """
     with contextlib.suppress(MusterError):  # a damaged document must not fail the end of a run
-        planning = Planning.read(folder.path / PLANNING) if (folder.path / PLANNING).is_file() else None
+        planning = planning_in(folder.path)
         if planning is None or planning.best is None or not planning.best.predicted:
             return {}
         comparison = compare(planning.best, folder.events(), planning.job.trainable)

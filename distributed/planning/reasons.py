@@ -335,7 +335,7 @@ def sentence(reason: Reason) -> str:
 
 def why_in_words(planning: Planning) -> str:
     """Return the decisive reason of a plan as a sentence; for a group, the time of its run."""
-    time = run_time(planning, planning.best) if planning.best else None
-    if time is not None and planning.best is not None and not planning.best.choice.alone:
-        return str(time)
+    best = planning.best
+    if best is not None and best.seconds and not best.choice.alone:
+        return str(run_time(planning, best))
     return sentence(planning.reasons[0]) if planning.reasons else ""

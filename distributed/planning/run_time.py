@@ -6,7 +6,7 @@ For plans, candidates, and runs in progress and at their end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from distributed.planning.documents.document import Candidate, Planning
 from profiles.errors import counted
@@ -15,26 +15,29 @@ from profiles.quantities import duration_text
 FIXED_STEPS = "max_steps is fixed: more machines see more samples in the same number of steps, and do not end sooner"
 _NOTICEABLE_RATIO = 0.95
 """Ratio of two times below which the difference is mentioned."""
+SLOWER_BELOW = 0.97
+"""Speed-up over the best single machine below which that machine alone is better; rates are known to a few per cent."""
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """Predicted time of training, without start and evaluations, in seconds."""
+    """The time of a run, and of the best machine alone, as they are predicted before it starts; in seconds.
 
-    seconds: float
+    It is the time that :mod:`training.records.attempts` counts: from when training begins to the end, with evaluations.
+    """
+
+    seconds: float = 0.0
+    """0: not predicted."""
     alone: str = ""
     """The best single machine; empty if the run is on it, or none was predicted."""
     alone_seconds: float = 0.0
+    alone_rate: float = 0.0
+    """Its samples/s."""
     fixed_steps: bool = False
     """Whether a group takes as many steps as one machine."""
 
-    @property
-    def slower(self) -> bool:
-        """Whether the best machine alone would end sooner, with the same samples."""
-        return bool(self.alone) and not self.fixed_steps and self.seconds > self.alone_seconds
-
     def __str__(self) -> str:
-        takes = f"This run takes {duration_text(self.seconds)}"
+        takes = f"This run takes {duration_text(self.seconds)}" if self.seconds else "The time of this run is not known"
         comparison = f"; {self.alone} alone would take {duration_text(self.alone_seconds)}" if self.alone else ""
         return f"{takes}{comparison}"
 
@@ -42,6 +45,18 @@ class RunTime:
     def sentences(self) -> tuple[str, ...]:
         """The time of the run, and a note if the number of steps is fixed."""
         return (f"{self}.", *((f"{FIXED_STEPS}.",) if self.fixed_steps else ()))
+
+    def document(self) -> dict[str, float | str | bool]:
+        """Return the times as a JSON document."""
+        return asdict(self)
+
+
+def took_text(seconds: float | None, time: RunTime | None = None) -> str:
+    """Return the time that a run took beside what was promised: ``took 1:30 (1:24 promised; pc alone 1:50)``."""
+    promised = f"{duration_text(time.seconds)} promised" if time is not None and time.seconds else ""
+    alone = f"{time.alone} alone {duration_text(time.alone_seconds)}" if time is not None and time.alone else ""
+    compared = "; ".join(filter(None, (promised, alone)))
+    return f"took {duration_text(seconds)}{f' ({compared})' if compared else ''}"
 
 
 def best_single(ranking: Sequence[Candidate]) -> Candidate | None:
@@ -54,20 +69,24 @@ def best_single(ranking: Sequence[Candidate]) -> Candidate | None:
     return max(singles, key=lambda candidate: candidate.samples_per_second, default=None)
 
 
-def run_time(planning: Planning, candidate: Candidate) -> RunTime | None:
-    """Return the time of a run with a candidate; ``None`` if its speed is not known.
+def run_time(planning: Planning, candidate: Candidate | None) -> RunTime | None:
+    """Return the time of a run with a candidate; ``None`` if nothing is known of it.
 
     Args:
         candidate: one of the ranking, possibly with another interval.
     """
-    seconds = candidate.steps * candidate.step
-    if seconds <= 0:
-        return None
     single = best_single(planning.ranking)
+    if candidate is None or (single is None and not candidate.seconds):
+        return None
     if single is None or single.choice.members == candidate.choice.members:
-        return RunTime(seconds)
+        return RunTime(candidate.seconds)
     fixed = planning.job.steps > 0 and not candidate.choice.alone
-    return RunTime(seconds, single.choice.members[0], single.steps * single.step, fixed)
+    return RunTime(candidate.seconds, single.choice.members[0], single.seconds, single.samples_per_second, fixed)
+
+
+def promised_time(planning: Planning | None) -> RunTime | None:
+    """Return the time of a run that follows a plan, as its plan promises it; ``None``: nothing was predicted."""
+    return run_time(planning, planning.best) if planning else None
 
 
 def quality_text(planning: Planning, candidate: Candidate) -> str:
@@ -77,7 +96,7 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
     Empty if it learns as much as one machine from the same samples.
     """
     single, words = best_single(planning.ranking), []
-    seconds, after = candidate.steps * candidate.step, planning.same_loss_seconds(candidate)
+    seconds, after = candidate.seconds, planning.same_loss_seconds(candidate)
     if single is not None and not candidate.choice.alone and 0 < after < _NOTICEABLE_RATIO * seconds:
         words.append(f"After {duration_text(after)} it is where {single.choice.members[0]} alone would end.")
     elif single is not None and not candidate.choice.alone and _NOTICEABLE_RATIO * after > seconds:

@@ -33,9 +33,9 @@ def sync(round_: int, *, member: int = 0, weight_hash: str = "", **fields: Any) 
     return SyncEvent(member=member, time=1.0, round=round_, members=[0, 1], weight_hash=weight_hash, **exchanged)
 
 
-def evaluation(at: int, wer: float, split: str = "validation") -> EvaluationEvent:
+def evaluation(at: int, wer: float = 0.5, split: str = "validation", seconds: float = 1.0) -> EvaluationEvent:
     return EvaluationEvent(
-        member=0, time=float(at), step=at, split=split, loss=1.0, metrics={"wer": wer}, samples=5, seconds=1.0
+        member=0, time=float(at), step=at, split=split, loss=1.0, metrics={"wer": wer}, samples=5, seconds=seconds
     )
 
 

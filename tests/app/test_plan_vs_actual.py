@@ -18,23 +18,23 @@ from app.run_view.run_series import of_run
 from app.run_view.run_state import RunState, reduce_events
 from distributed.planning.documents.document import Candidate, Choice, Job, MemberForecast, Planning
 from distributed.planning.feedback import PredictionComparison, compare
-from distributed.planning.run_time import FIXED_STEPS
+from distributed.planning.run_time import FIXED_STEPS, RunTime
 from tests.app.app_events import step
 from training.records.events import Event, MemberEvent, PeerPath, RunEvent, WaysEvent
 
 NAMES = ("pc", "air")
 
 
-def way(*members: str, rate: float, seconds: float = 1.0) -> Candidate:
+def way(*members: str, rate: float, seconds: float = 1.0, steps: int = 20) -> Candidate:
     choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=members)
     each = tuple(MemberForecast(name=name, micro_batch=8, seconds=0.75, memory=0, memory_free=0, bytes_per_hour=0)
                  for name in members)  # fmt: skip
-    return Candidate(choice=choice, step=seconds, samples_per_second=rate, members=each)
+    return Candidate(choice=choice, step=seconds, steps=steps, samples_per_second=rate, members=each)
 
 
 def planning(chosen: int | None = 0) -> Planning:
-    """Two machines with 16 samples in a step of a second, or the pc alone with 10 a second."""
-    ranking = (way(*NAMES, rate=16.0), way("pc", rate=10.0, seconds=0.8))
+    """Two machines with 20 steps of 16 samples and a second, or the pc alone with 10 samples a second."""
+    ranking = (way(*NAMES, rate=16.0), way("pc", rate=10.0, seconds=0.8, steps=40))
     job = Job(trainable=10, total=10, samples=100)
     return Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
 
@@ -48,31 +48,50 @@ def prediction(chosen: int = 0) -> PlanPrediction:
 def ran(*more: Event, last: int = 20, first: dict[str, Any] | None = None, ranks: int = 2, **fields: Any) -> RunState:
     events: list[Event] = [RunEvent(time=0, status="running", total_steps=last)]
     events += [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in range(ranks)]
+    now = 0.0
     for number in range(1, last + 1):
         own = (first or fields) if number == 1 else fields
-        events += [step(number, member=rank, **own) for rank in range(ranks)]
+        now += own.get("compute", 0.75) + own.get("wait", 0.25)
+        events += [step(number, member=rank, time=now, **own) for rank in range(ranks)]
     return reduce_events([*events, *more])
 
 
-def kept(state: RunState, comparison: PredictionComparison | None = None) -> PlanVsActual:
-    found = compare_with_plan(state, prediction(), comparison)
+def completed(state: RunState, *, after: float = 0.0) -> RunState:
+    return reduce_events([RunEvent(time=(state.updated or 0.0) + after, status="completed")], state)
+
+
+def kept(state: RunState, comparison: PredictionComparison | None = None, after: float = 0.0) -> PlanVsActual:
+    found = compare_with_plan(completed(state, after=after), prediction(), comparison)
     assert found is not None
     return found
 
 
 def test_what_was_promised_and_what_came() -> None:
     found = kept(ran())
-    assert found.short == "took 0:20 (0:20 promised; pc alone 0:32)" and found.is_met
-    assert str(found) == "training took 0:20 (0:20 promised); pc alone would have taken 0:32"
+    assert str(found) == "took 0:20 (0:20 promised; pc alone 0:32)" and found.is_met
+
+
+def test_what_evaluations_take_is_in_both() -> None:
+    """Of steps that take as long as promised, and 10 s after them of which 3 were predicted."""
+    candidate = way(*NAMES, rate=16.0).model_copy(update={"evaluating": 3.0})
+    plan = planning().model_copy(update={"ranking": (candidate, planning().ranking[1])})
+    found = compare_with_plan(completed(ran(), after=10.0), plan_prediction(plan))
+    assert str(found) == (
+        "took 0:30 (0:23 promised; pc alone 0:32): evaluations and saving took 0:10, 0:03 were predicted"
+    )
+
+
+def test_a_run_is_compared_when_it_is_completed() -> None:
+    assert compare_with_plan(ran(), prediction()) is None
 
 
 def test_one_machine_alone_is_held_against_its_own_promise() -> None:
-    found = compare_with_plan(ran(ranks=1), prediction(1))
-    assert found is not None and found.short == "took 0:20 (0:16 promised)"
+    found = compare_with_plan(completed(ran(ranks=1)), prediction(1))
+    assert str(found).startswith("took 0:20 (0:32 promised)")
 
 
 def test_slower_than_one_machine_alone_says_what_to_do() -> None:
-    assert str(kept(ran(compute=1.5))).endswith("pc alone would have taken 0:32: train on pc alone next time")
+    assert str(kept(ran(compute=1.5))).endswith("; train on pc alone next time")
 
 
 def test_fixed_steps_are_said_beside_the_machine_alone() -> None:
@@ -80,18 +99,18 @@ def test_fixed_steps_are_said_beside_the_machine_alone() -> None:
     single = plan.ranking[1].model_copy(update={"steps": 20})
     job = plan.job.model_copy(update={"steps": 20})
     found = compare_with_plan(
-        ran(), plan_prediction(plan.model_copy(update={"ranking": (plan.ranking[0], single), "job": job}))
+        completed(ran()), plan_prediction(plan.model_copy(update={"ranking": (plan.ranking[0], single), "job": job}))
     )
-    assert str(found).endswith(f"pc alone would have taken 0:16 ({FIXED_STEPS})")
+    assert str(found) == f"took 0:20 (0:20 promised; pc alone 0:16); {FIXED_STEPS}"
 
 
 @pytest.mark.parametrize("plan", [None, planning(None)])
 def test_nothing_promised_nothing_said(plan: Planning | None) -> None:
-    assert plan_prediction(plan) is None and compare_with_plan(ran(), plan_prediction(plan)) is None
+    assert plan_prediction(plan) is None and compare_with_plan(completed(ran()), plan_prediction(plan)) is None
 
 
 def test_a_run_without_steps_is_not_held_against_its_promise() -> None:
-    assert compare_with_plan(RunState(), prediction()) is None
+    assert compare_with_plan(completed(RunState()), prediction()) is None
 
 
 def test_a_lost_machine_is_why() -> None:
@@ -99,10 +118,21 @@ def test_a_lost_machine_is_why() -> None:
     events: list[Event] = [RunEvent(time=0, status="running", total_steps=20)]
     events += [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]
     events += [step(n, member=rank) for n in range(1, 11) for rank in (0, 1)]
-    events += [lost, step(11, wait=6.0), *(step(n) for n in range(12, 21))]
+    events += [lost, step(11, time=16.75, wait=6.0), *(step(n, time=n + 5.75) for n in range(12, 21))]
     found = kept(reduce_events(events))
     assert found.reasons == ("air was away for 10 of 20 steps, and the others waited 5.8 s for it",)
-    assert found.short.startswith("took 0:26 (0:15 promised")  # half of the steps had half the samples
+    assert str(found).startswith("took 0:26 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away")
+
+
+def test_a_promise_that_is_kept_with_fewer_samples_says_so() -> None:
+    lost = MemberEvent(member=1, time=10.5, status="lost", message="silent for 5 s")
+    events: list[Event] = [RunEvent(time=0, status="running", total_steps=20)]
+    events += [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]
+    events += [step(n, member=rank) for n in range(1, 11) for rank in (0, 1)]
+    found = kept(reduce_events([*events, lost, *(step(n) for n in range(11, 21))]))
+    assert str(found) == (
+        "took 0:20 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away for 10 of 20 steps"
+    )
 
 
 def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
@@ -144,13 +174,13 @@ def test_the_ghost_of_a_loss_is_where_the_run_would_have_been() -> None:
     points = of_run(state.curves, "loss").points()
     ghost = at_predicted_pace(points, pace, prediction())
     assert [point.step for point in ghost] == [point.step / 2 for point in points]
-    quick = at_predicted_pace(points, pace, PlanPrediction(way(*NAMES, rate=1.0, seconds=4.0), None))
+    quick = at_predicted_pace(points, pace, PlanPrediction(way(*NAMES, rate=1.0, seconds=4.0), RunTime(80.0)))
     assert [point.step for point in quick] == [2.0 * n for n in range(1, 11)]  # what the promise had no time for
 
 
-def test_the_promised_end_goes_from_the_first_step_of_the_newest_start() -> None:
+def test_the_promised_share_follows_the_time_of_all_attempts() -> None:
     state = ran(last=10)
-    assert prediction().end(state) == 10.0 and prediction().share(state, 5.0) == 0.5
-    resumed = [MemberEvent(member=rank, time=100, status="started", name=NAMES[rank]) for rank in (0, 1)]
-    later = ran(RunEvent(time=100, status="running", total_steps=20), *resumed, step(11, time=102.0), last=10)
-    assert prediction().end(later) == 111.0
+    assert prediction().share(state, 5.0) == 0.25
+    stopped = [RunEvent(time=10.0, status="cancelled"), RunEvent(time=99.0, status="starting")]
+    later = reduce_events([*stopped, RunEvent(time=100.0, status="running", total_steps=20)], state)
+    assert prediction().share(later, 102.0) == 0.6

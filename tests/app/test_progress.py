@@ -62,10 +62,10 @@ def test_step_lines_come_every_ten_seconds(plain: Plain) -> None:
 
 
 def test_a_step_line_says_where_the_run_is(plain: Plain) -> None:
-    plain.feed(RunEvent(status="running", total_steps=100), step(1))
+    plain.feed(RunEvent(time=0, status="running", total_steps=100), step(1), step(2))
     plain.now = 10.0
-    (line,) = plain.feed(step(2))
-    assert line == "[0:10] step 2/100, loss 1.000, 8.0 samples/s, 1:38 left"
+    (line,) = plain.feed(step(3))
+    assert line == "[0:10] step 3/100, loss 1.000, 8.0 samples/s, 1:37 left"
 
 
 def test_evaluations_and_changes_are_told_at_once(plain: Plain) -> None:

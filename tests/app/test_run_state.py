@@ -32,27 +32,53 @@ def test_shares_split_the_wall_time() -> None:
     assert reduce_events([step(1), step(2)]).members[0].shares == (0.75, 0.25, 0.5)
 
 
+def seconds_left(events: list[Event]) -> float:
+    state = reduce_events(events)
+    left = state.time_left(state.updated or 0.0)
+    assert left is not None
+    return left.seconds
+
+
 def test_time_left_follows_the_slowest_member() -> None:
     events: list[Event] = [
-        RunEvent(status="running", total_steps=10),
-        step(4),
-        step(4, member=1, compute=2.0, wait=0.0),
+        RunEvent(time=0, status="running", total_steps=10),
+        *(step(number) for number in range(2, 5)),
+        *(step(number, member=1, compute=2.0, wait=0.0) for number in range(2, 5)),
     ]
-    assert reduce_events(events).seconds_left == pytest.approx(12.0)
+    assert seconds_left(events) == pytest.approx(12.0)
+
+
+def test_time_left_counts_the_evaluations_to_come() -> None:
+    """Every 20 of 100 steps and at the end 4 s for one split, at the end 6 s for another one."""
+    events: list[Event] = [RunEvent(time=0, status="running", total_steps=100)]
+    events += [evaluation(0, split="validation", seconds=4.0), evaluation(0, split="test", seconds=6.0)]
+    events += [step(number) for number in range(1, 21)]
+    assert seconds_left(events) == pytest.approx(80 + 4 + 6)
+    events += [evaluation(20, split="validation", seconds=4.0)]
+    assert seconds_left(events) == pytest.approx(80 + 3 * 4 + 4 + 6)
+    events += [step(number) for number in range(21, 101)]
+    events += [evaluation(100, split="validation", seconds=4.0)]
+    assert seconds_left(events) == pytest.approx(6)
+
+
+def test_two_steps_tell_no_end() -> None:
+    assert reduce_events([RunEvent(time=0, status="running", total_steps=10), step(1), step(2)]).time_left(0.0) is None
 
 
 def test_time_left_of_simulated_machines_counts_no_pause_between_attempts() -> None:
-    events: list[Event] = [RunEvent(status="starting", time=1.0, total_steps=40), step(10, time=11.0, clock=100.0)]
+    events: list[Event] = [RunEvent(status="starting", time=1.0, total_steps=40)]
+    events += [step(number, time=1.0 + number, clock=10.0 * number) for number in range(1, 11)]
     events += [RunEvent(status="failed", time=11.0), RunEvent(status="starting", time=1001.0)]
-    events += [RunEvent(status="running", time=1001.0), step(20, time=1011.0, clock=200.0)]
-    assert reduce_events(events).seconds_left == pytest.approx(20.0)
+    events += [RunEvent(status="running", time=1001.0)]
+    events += [step(number, time=991.0 + number, clock=10.0 * number) for number in range(11, 21)]
+    assert seconds_left(events) == pytest.approx(20.0)
 
 
 def test_time_left_of_members_with_a_pace_of_their_own_is_that_of_the_run() -> None:
-    events: list[Event] = [RunEvent(status="running", total_steps=10)]
+    events: list[Event] = [RunEvent(time=0, status="running", total_steps=10)]
     events += [step(n // 2, time=n * 1.0) for n in range(9)]  # two of its steps are one of the run
     events += [step(n * 2, member=1, compute=4.0, time=n * 4.0) for n in range(3)]
-    assert reduce_events(events).seconds_left == pytest.approx(12.0)
+    assert seconds_left(events) == pytest.approx(12.0)
 
 
 def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:

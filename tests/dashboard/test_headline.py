@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
-from app.run_view.headline import ending, headline, lag, problems, slowest
-from app.run_view.plan_vs_actual import SingleMachinePrediction
-from app.run_view.run_state import RunState, reduce_events
+from app.run_view.headline import headline, lag, problems, slowest
+from app.run_view.run_state import RunState, TimeLeft, reduce_events
+from distributed.planning.run_time import RunTime
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
@@ -23,29 +23,30 @@ def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
 
 
 def test_a_run_that_goes_well() -> None:
-    assert words(going(), alone=SingleMachinePrediction("studio", 12.0, 130.0)) == (
-        "Healthy · 3/3 machines · done in 1:20 · studio alone in 1:50"
+    assert words(going(), time=RunTime(95.0, "studio", 130.0, 12.0)) == (
+        "Healthy · 3/3 machines · done in 1:20 · promised in 1:15 · studio alone in 1:50"
     )
 
 
-def test_both_ends_are_said_in_the_same_way() -> None:
-    assert words(going(), alone=SingleMachinePrediction("studio", 12.0, 300.0)).endswith(
-        "done in 1:20 · studio alone in 4:38"
+def test_all_ends_are_said_in_the_same_way() -> None:
+    assert words(going(), time=RunTime(10.0, "studio", 300.0, 12.0)).endswith(
+        "done in 1:20 · promised 0:10 ago · studio alone in 4:40"
     )
+
+
+def test_a_promise_stays_when_a_run_resumes_and_its_clock_stood_still_meanwhile() -> None:
+    stopped = RunEvent(time=BEGAN + 20, status="cancelled")
+    state = reduce_events([*started(at=BEGAN + 500), *steps(21, 24, at=BEGAN + 480)], going(stopped))
+    assert "promised in 1:16" in words(state, BEGAN + 504, time=RunTime(100.0))
 
 
 def test_with_fixed_steps_the_machine_alone_sees_fewer_samples() -> None:
-    alone = SingleMachinePrediction("studio", 12.0, 100.0, 100, fixed_steps=True)
-    assert words(going(), alone=alone).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")
-
-
-def test_one_machine_is_not_held_against_itself() -> None:
-    lonely = reduce_events([*started(1), *steps(1, 20, ranks=[0])])
-    assert "alone" not in words(lonely, alone=SingleMachinePrediction("studio", 3000.0, 60.0))
+    time = RunTime(0.0, "studio", 100.0, 12.0, fixed_steps=True)
+    assert words(going(), time=time).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")
 
 
 def test_slower_than_one_machine_alone_is_never_healthy() -> None:
-    told = words(going(), alone=SingleMachinePrediction("studio", 30.0))
+    told = words(going(), time=RunTime(0.0, "studio", 0.0, 30.0))
     assert told.startswith("Slower than studio alone (0.80x) · 3/3 machines · stop it and train on studio alone")
 
 
@@ -59,7 +60,7 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     ],
 )
 def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
-    said = headline(going(), BEGAN + 20, alone=SingleMachinePrediction("studio", 12.0, 130.0)).within(cells)
+    said = headline(going(), BEGAN + 20, time=RunTime(0.0, "studio", 130.0, 12.0)).within(cells)
     assert " · ".join((said.word, *said.details)) == shown
 
 
@@ -105,9 +106,7 @@ def test_what_the_run_says_of_itself(status: str, word: str) -> None:
 
 
 def test_the_end_is_told_with_its_doubt() -> None:
-    end = ending(going(), BEGAN + 20)
-    assert end is not None
-    assert end == pytest.approx((80.0, 0.0), abs=0.1)
+    assert going().time_left(BEGAN + 20) == pytest.approx(TimeLeft(80.0, 0.0), abs=0.1)
 
 
 def test_who_computes_longest_holds_the_others_up() -> None:

@@ -49,9 +49,9 @@ def test_without_a_prediction_there_is_no_advice() -> None:
 
 
 def test_the_machine_alone_is_the_fastest_one_that_was_predicted() -> None:
-    alone = picture(0).alone
-    assert alone is not None
-    assert (alone.name, alone.samples_per_second) == ("a", 12.0)
+    time = picture(0).time
+    assert time is not None
+    assert (time.alone, time.alone_rate) == ("a", 12.0)
 
 
 def test_the_rate_of_a_synchronisation() -> None:

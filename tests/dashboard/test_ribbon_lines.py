@@ -15,7 +15,7 @@ from app.dashboard.tabs.overview import loss_chart, progress_line
 from app.dashboard.tabs.ribbons import margin, strips
 from app.run_view.headline import headline
 from app.run_view.run_state import reduce_events
-from tests.app.test_plan_vs_actual import planning, prediction, ran
+from tests.app.test_plan_vs_actual import completed, planning, prediction, ran
 from training.records.events import Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
@@ -92,11 +92,11 @@ def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
 
 
 def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
-    state = ran(RunEvent(time=0, status="running", total_steps=40))
-    assert headline(state, 20.0, prediction=prediction()).details[-1] == "promised in 0:20"
-    ended = reduce_events([RunEvent(time=40, status="completed")], state)
-    assert "took 0:20 (0:20 promised; pc alone 0:32)" in headline(ended, 40.0, prediction=prediction()).details
-    assert headline(ended, 40.0).details == ("step 20/40",)
+    state, time = ran(), prediction().time
+    assert headline(state, 15.0, time=time).details[-2:] == ("promised in 0:05", "pc alone in 0:17")
+    ended = completed(state)
+    assert headline(ended, 40.0, time=time).details == ("step 20/20", "took 0:20 (0:20 promised; pc alone 0:32)")
+    assert headline(ended, 40.0).details == ("step 20/20", "took 0:20")
 
 
 def test_one_step_fills_its_ribbon() -> None:

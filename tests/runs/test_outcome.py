@@ -151,8 +151,8 @@ def test_figures_are_of_all_attempts(tmp_path: Path) -> None:
         totals.note(event)
     figures = totals.figures()
     assert (figures["steps"], figures["samples"], figures["attempts"]) == (10, 120, 2)
-    assert figures["seconds"] == pytest.approx(40.0)
-    assert figures["samples_per_second"] == pytest.approx(3.0)
+    assert figures["seconds"] == pytest.approx(7.0 + 28.0)  # from when training begins
+    assert figures["samples_per_second"] == pytest.approx(120 / 35)
 
 
 def test_the_figures_name_who_was_lost_and_did_not_come_back() -> None:
@@ -204,6 +204,16 @@ def test_a_run_that_goes_on_counts_its_earlier_attempts_and_no_pause() -> None:
     assert reduce_events([*first, *idle]).seconds(900.0) == 10.0  # a start without a step counts for nothing
     assert reduce_events([*first, *idle, *second]).seconds(1003.0) == 13.0
     assert reduce_events(idle).seconds(900.0) == 30.0  # where none took a step, all count
+
+
+def test_a_run_takes_from_when_training_begins_to_its_end_without_pauses() -> None:
+    begins = [RunEvent(time=100.0, status="starting"), RunEvent(time=130.0, status="running"), step(1, 135.0)]
+    assert reduce_events(begins[:1]).seconds(120.0) == 20.0  # of the start
+    assert reduce_events(begins).seconds(140.0) == 10.0
+    paused = [*begins, RunEvent(time=140.0, status="paused")]
+    assert reduce_events(paused).seconds(500.0) == 10.0
+    ended = [*paused, RunEvent(time=640.0, status="running"), step(2, 641.0), RunEvent(time=650.0, status="completed")]
+    assert reduce_events(ended).seconds(900.0) == 20.0
 
 
 def test_the_pauses_of_a_run_without_steps_are_not_told_as_its_time(tmp_path: Path) -> None:

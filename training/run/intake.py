@@ -204,6 +204,7 @@ class EventIntake:
             case RunEvent():
                 usual = event.status == "running" or (event.status == "paused" and self.may_pause)
                 _check(usual, f"'{event.status}' may not come from a member")
+                changes["time"] = time.time()  # the time of a run is counted by one clock
             case MemberEvent():
                 _check(event.member in (None, rank), "it names another member")
                 simulated = event.status == "lost" and self._members.plan.engine == "simulated"

@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import os
 import sys
+import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
 from app.run_view.run_state import RunState, state_of
 from app.run_view.showcase import showcase_document
+from distributed.planning.feedback import planning_in
+from distributed.planning.run_time import promised_time, took_text
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
 from training.records.plan import SCRIPT
@@ -92,7 +95,9 @@ def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = Fal
     if not as_json:
         return answer(False, {}, _details(summary, folder, state))
     breakdown = breakdown_document(predictions_in(path)[1])
+    promised = promised_time(planning_in(path))
     figures = {"state": state_document(state), "breakdown": breakdown, "bytes": size_of(path)}
+    figures["promised"] = promised.document() if promised else None
     figures["showcase"] = showcase_document(path)
     return answer(True, {**folder.metadata.model_dump(), **_summary_document(summary), **figures}, ())
 
@@ -218,7 +223,8 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",
         f"strategy  {metadata.strategy} over {metadata.engine}, {counted(len(metadata.hosts), 'worker')}",
-        f"started   {metadata.start_time}, took {duration_text(run.seconds)}",
+        f"started   {metadata.start_time}",
+        f"time      {_time_text(run, state)}",
         f"steps     {step}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",
     ]
@@ -240,6 +246,17 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")
     return [visible(line) for line in lines]
+
+
+def _time_text(run: RunSummary, state: RunState) -> str:
+    """Return how long a run took, or when it will end, beside what its plan promised."""
+    promised = promised_time(planning_in(run.path))
+    if not run.live:
+        return took_text(run.seconds, promised)
+    from app.run_view.headline import headline  # loads psutil, which --help does without
+
+    line = headline(state, time.time(), time=promised)
+    return ", ".join((line.word, *line.details))
 
 
 def _value(value: Any) -> str:

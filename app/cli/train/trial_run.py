@@ -24,6 +24,7 @@ from app.follow import Follower
 from app.progress import progress_for
 from app.report import EndedRun, title_of
 from app.run_view.run_state import RunState
+from distributed.planning.run_time import promised_time
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, memory_text
@@ -45,6 +46,7 @@ INNER_STEPS = 3
 """Maximum sync interval in a trial, so that two synchronisations are measured."""
 EVALUATED = 8
 """Samples of each evaluation split: enough to test evaluation."""
+_NOT_MEASURED = "How long it takes is not known; --try runs a few steps and tells."
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,14 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
         BadInput: the file of ``--out`` cannot be written.
     """
     _write(plan, planning, request)
+    time = promised_time(planning)
     description = [
         f"{visible(member.name)}: {counted(member.batch_size, 'sample')} a step on {member.lead.kind}"
         for member in plan.members
     ]
+    description += map(visible, time.sentences if time else [_NOT_MEASURED])
     description.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
-    return answer(request.as_json, _document(plan), description)
+    return answer(request.as_json, {**_document(plan), "promised": time.document() if time else None}, description)
 
 
 def _document(plan: RunPlan) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def advice(picture: Picture) -> list[Content]:
     if not better:
         return [literal("no other way to train is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
-    runs = duration_text(best.steps * best.step), duration_text(chosen.steps * chosen.step)
+    runs = duration_text(best.seconds), duration_text(chosen.seconds)
     words = f"advice: {choice_text(best.choice)}: the run would take {runs[0]} instead of {runs[1]}"
     loss = f"; the final loss may be {100 * best.loss_increase:.1f} % higher" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]

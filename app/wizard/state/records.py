@@ -334,7 +334,7 @@ class RankedCandidate:
     @property
     def seconds(self) -> float:
         """Predicted seconds of its whole run; candidates differ in the number of samples they train on."""
-        return self.candidate.steps * self.candidate.step
+        return self.candidate.seconds
 
     @property
     def identity(self) -> str:

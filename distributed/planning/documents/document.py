@@ -271,7 +271,14 @@ class Candidate(PredictedOutcome):
     """Factor from earlier runs, included in ``exchange``."""
     exposed: float = 0.0
     """Mean seconds of a step that the slowest member spends on exchanges: waiting, and work for them."""
+    evaluating: float = 0.0
+    """Seconds of all evaluations of the run; 0: unknown."""
     reasons: tuple[Reason, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of its whole run: steps and evaluations; 0: unknown."""
+        return self.steps * self.step + self.evaluating if self.step else 0.0
 
     @property
     def waiting(self) -> float:
@@ -340,14 +347,16 @@ class Planning(DocumentFile):
         return None if self.chosen is None else self.ranking[self.chosen]
 
     def same_loss_seconds(self, candidate: Candidate) -> float:
-        """Return the time in which a candidate reaches the final loss of the best single machine.
+        """Return the time in which a candidate reaches the final loss of the best single machine, with its part of the
+        evaluations.
 
         It compares candidates both for a fixed number of steps (in which a group sees more samples) and for a fixed
         number of samples. 0: the speed is not known.
         """
         samples = self.job.steps_of(1) * self.job.global_batch_of(1)
         rate = candidate.samples_per_second * candidate.token_efficiency
-        return samples / rate if rate else 0.0
+        training = candidate.steps * candidate.step
+        return samples / rate * candidate.seconds / training if rate and training else 0.0
 
     def overlay(self, profile: Profile) -> Profile:
         """Return the profile with the plan's options.

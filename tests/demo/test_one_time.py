@@ -1,0 +1,108 @@
+"""One answer to how long a run takes: what Strategy says is promised wherever the run is shown, and after its end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from app.cli.train.start import TrainRequest
+from app.cli.train.trial_run import show_plan
+from app.dashboard.reader import Picture
+from app.demo.services import recommended, write_demo_run
+from app.html_report.evidence import read_evidence
+from app.html_report.sections import heading
+from app.run_view.headline import headline
+from app.run_view.run_state import RunState, reduce_events
+from app.screens.home import _run
+from app.wizard.services.forecasting import ranked
+from app.wizard.state.ways import about
+from distributed.launcher import Planned
+from distributed.planning.documents.document import Planning
+from distributed.planning.feedback import planning_in
+from distributed.planning.reasons import why_in_words
+from training.records.events import RunEvent, StepEvent
+from training.records.run_folder import RunFolder
+from training.records.runs import summarise
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def three() -> Planned:
+    return recommended(3)
+
+
+@pytest.fixture(scope="module")
+def planning(three: Planned) -> Planning:
+    assert three.planning is not None
+    return three.planning
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_run(tmp_path_factory.mktemp("runs"), 3)
+
+
+@pytest.fixture(scope="module")
+def said(planning: Planning) -> tuple[str, str]:
+    """The time of the run, and of the best machine alone, as Strategy says them."""
+    chosen = next(way for way in ranked(planning, None).ways if way.recommended)
+    sentence = next(iter(about(chosen)))
+    times = re.fullmatch(r"This run takes (\S+); demo-pc alone would take (\S+)\.", sentence)
+    assert times is not None
+    return times[1], times[2]
+
+
+def test_the_plan_says_the_same_before_it_starts(
+    three: Planned, planning: Planning, said: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = f"This run takes {said[0]}; demo-pc alone would take {said[1]}"
+    assert why_in_words(planning) == sentence
+    show_plan(three.plan, TrainRequest(plan_only=True), planning)
+    assert f"{sentence}.\n" in capsys.readouterr().out
+
+
+def states(run: Path) -> list[RunState]:
+    """The states of a run after each of its steps."""
+    state, seen = RunState(), list[RunState]()
+    for event in RunFolder.open(run).events():
+        state = reduce_events([event], state)
+        if isinstance(event, StepEvent) and event.member == 0:
+            seen.append(state)
+    return seen
+
+
+def test_the_promise_stays_to_the_end_whoever_is_lost(run: Path, said: tuple[str, str]) -> None:
+    began = next(e.time for e in RunFolder.open(run).events() if isinstance(e, RunEvent) and e.status == "running")
+    for state in states(run)[::20]:
+        now = state.updated or 0.0
+        picture = Picture(run, state, now=now, planning=planning_in(run))
+        details = headline(state, now, time=picture.time).details
+        assert picture.time is not None and picture.time.seconds == pytest.approx(seconds(said[0]), abs=0.5)
+        if now - began < seconds(said[0]) - 1:
+            promise = next(detail for detail in details if detail.startswith("promised in "))
+            assert now - began + seconds(promise.split()[-1]) == pytest.approx(seconds(said[0]), abs=1)
+
+
+def test_its_end_is_beside_its_promise_wherever_it_is_shown(
+    run: Path, said: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence = read_evidence(run)
+    took = re.match(r"took \S+ ", str(evidence.plan_vs_actual))
+    assert took is not None
+    sentence = f"{took[0]}({said[0]} promised; demo-pc alone {said[1]})"
+    assert sentence in headline(evidence.state, 0.0, time=Picture(run, planning=planning_in(run)).time).details
+    assert sentence in heading(evidence)
+    assert main(["runs", "show", str(run)]) == 0 and f"time      {sentence}" in capsys.readouterr().out
+    assert main(["runs", "list", "--output", str(run.parent)]) == 0
+    assert took[0].split()[1] in " ".join(capsys.readouterr().out.split())
+    assert took[0] in f"{_run(summarise(run)).cells[1].plain} "
+
+
+def seconds(clock: str) -> float:
+    """Return the seconds of ``1:24``."""
+    minutes, rest = clock.split(":")
+    return 60 * int(minutes) + int(rest)
