@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,23 @@ def test_a_job_imports_a_module_beside_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", list(sys.path))
     write(tmp_path, job_with_neighbour="from neighbour_of_job import build", neighbour_of_job="def build(): return 3")
     assert find_factory(str(tmp_path / "job_with_neighbour.py:build"))() == 3
+
+
+def test_members_that_are_threads_can_read_a_job_at_the_same_time(tmp_path: Path) -> None:
+    """Python 3.11 ends with a SystemError where threads change while they build syntax trees (cpython#106905)."""
+    write(tmp_path, job="def build(x):\n    return [x + 1, {x: (x,)}]\n" * 20)
+
+    def change_threads(phase: str, info: object) -> None:
+        time.sleep(0.0005)
+
+    threshold = gc.get_threshold()
+    gc.freeze()
+    gc.callbacks.append(change_threads)
+    try:
+        gc.set_threshold(50)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(refuse_clash, [str(tmp_path / "job.py")] * 6, ["model_path"] * 6))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(change_threads)
+        gc.unfreeze()

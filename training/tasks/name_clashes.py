@@ -6,6 +6,7 @@ Their files are read, not run.
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from profiles.errors import BadInput
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("app", "distributed", "profiles", "training")
+_parsing = threading.Lock()
 
 
 def refuse_clash(module: str, option: str) -> None:
@@ -36,6 +38,16 @@ def refuse_clash(module: str, option: str) -> None:
             waiting += _files_of(name, root, option)
 
 
+def syntax_of(file: Path) -> ast.Module:
+    """Parse a Python file, in one thread at a time: Python 3.11 counts the depth of trees for all threads together.
+
+    Raises:
+        OSError, SyntaxError, ValueError: as ``ast.parse`` and reading do.
+    """
+    with _parsing:
+        return ast.parse(file.read_bytes())
+
+
 def _files_of(module: str, root: Path, option: str) -> list[Path]:
     """Return the files below ``root`` that importing a module runs."""
     names = module.split(".")
@@ -53,7 +65,7 @@ def _files_of(module: str, root: Path, option: str) -> list[Path]:
 def _imports(file: Path, root: Path) -> Iterator[str]:
     """Yield the names of the modules that a file imports anywhere, relative ones as they are seen from ``root``."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = syntax_of(file)
     except (OSError, SyntaxError, ValueError):
         return  # importing it will report why
     package = file.relative_to(root).parent.parts

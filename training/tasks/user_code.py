@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from profiles.errors import BadInput, MusterError, where_it_failed
 from training.tasks.base import GroupPosition
-from training.tasks.name_clashes import refuse_clash
+from training.tasks.name_clashes import refuse_clash, syntax_of
 
 
 def find_factory(path: str, title: str = "model_path") -> Callable[..., Any]:
@@ -133,7 +133,7 @@ def _script_name(title: str) -> str:
         raise BadInput(
             f"{title} is defined in an interactive session", "put it into a .py file and import it from there"
         )
-    top = ast.parse(path.read_bytes()).body
+    top = syntax_of(path).body
     if not any(isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test) for statement in top):
         message = f"{title} is defined in {path.name}, which would train again wherever it is imported"
         raise BadInput(message, 'put what it does at its end under: if __name__ == "__main__":')
