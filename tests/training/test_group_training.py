@@ -225,7 +225,7 @@ def test_a_member_without_the_others_snapshot_takes_it_over(tmp_path: Path, serv
     )
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1, 2]
     said = [e.message for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
-    assert said == ["worker-1 has no snapshot of step 8 and gets it from worker-0"]
+    assert said == ["worker-1 has no snapshot of step 8 and continues with the state of worker-0"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,16 @@ from profiles.errors import ExitCode
 from tests.distributed.muster_runs import Muster
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.exchange.base import Exchange, ExchangeError
+from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending
 from training.loop.last_step import LastStep
 from training.loop.train_member import train
-from training.records.events import SnapshotEvent, StepEvent
+from training.records.events import SnapshotEvent, StepEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.orders import Command, Control
 from training.run.processes import processes_of
 from training.strategies.registry import strategy_class
+from training.strategies.weights import flatten
 
 ALL = ["allreduce", "diloco", "local_sgd", "streaming_diloco", "sparta", "noloco", "fedavg", "zero1"]
 
@@ -86,6 +88,64 @@ def test_a_run_goes_on_from_where_all_lost_one_another(tmp_path: Path, serve: Se
     again = toy_plan(2, strategy=options, resume=True)
     rest = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
     assert [(member.error, len(losses(member))) for member in rest.values()] == [(None, 12 - step)] * 2
+
+
+class LastMeans:
+    """The means of an exchange under way: their results arrive before the group is lost, or are lost with it."""
+
+    def __init__(self, exchange: Exchange, arrive: bool) -> None:
+        self._exchange, self._start, self._arrive = exchange, exchange.start_mean, arrive
+        self._pending: list[Result] = []
+        exchange.start_mean = self._remember  # type: ignore[method-assign]
+        self._give_up, exchange.give_up = exchange.give_up, self.give_up  # type: ignore[method-assign]
+
+    def _remember(self, *args: Any, **options: Any) -> Result:
+        self._pending.append(Result(self._start(*args, **options)))
+        return self._pending[-1]
+
+    def give_up(self, reason: str) -> None:
+        for result in self._pending:
+            if self._arrive:
+                result.wait()
+            else:
+                result.error = ExchangeError(reason)
+        self._give_up(reason)
+
+
+@dataclass
+class Result:
+    """The result of a mean, for which one can wait again."""
+
+    pending: Pending[MeanResult]
+    result: MeanResult | None = None
+    error: ExchangeError | None = None
+
+    def wait(self, timeout: float | None = None) -> MeanResult:
+        if self.error is not None:
+            raise self.error
+        self.result = self.result or self.pending.wait(timeout)
+        return self.result
+
+
+def test_who_lacks_the_result_of_the_last_exchange_gets_it_from_the_others(tmp_path: Path, serve: Serve) -> None:
+    intervals = {"sync_interval": 4, "sync_delay": 2}
+    options = {"strategy": "streaming_diloco", "codec": "fp32", "owned": {"streaming_diloco": intervals}}
+    plan = toy_plan(2, strategy=options)
+    connect = serve(plan)
+
+    def connected(rank: int) -> Exchange:
+        exchange = connect(rank)
+        LastMeans(exchange, arrive=rank == 0)
+        return exchange
+
+    assert set(kept(lose_group(plan, connected, tmp_path, 6))) == {6}
+    again = toy_plan(2, strategy=options, resume=True)
+    rest = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
+    assert [member.error for member in rest.values()] == [None, None]
+    weights = [flatten(list(member.trainer.model.parameters())) for member in rest.values()]
+    assert torch.equal(*weights)
+    (warning,) = [event.message for event in rest[0].events if isinstance(event, WarningEvent)]
+    assert warning == "worker-1 has no last exchange of step 6 and continues with the state of worker-0"
 
 
 @pytest.mark.slow

@@ -4,15 +4,18 @@ newest of any member where the snapshots of all hold the same.
 A member that left or was lost has no snapshot of the steps that the others made without it: it receives the joining
 state from one of them. If no step is complete, because a disk is gone, the newest step of any member is taken.
 
+Members that lost one another while they exchanged may have snapshots of one step of which only some hold the result of
+the last round. The others continue from the state of one that holds it.
+
 A machine that was away while the run went on from an earlier step may have snapshots of an abandoned attempt. Every
 snapshot records the attempts that led to it; only those that led to the newest attempt count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -36,18 +39,21 @@ class HeldSnapshots(BaseModel):
     """Ranks that trained when each sound snapshot was written, by step."""
     courses: dict[Step, Annotated[list[tuple[Count, Step]], Field(max_length=MOST_ATTEMPTS)]] = {}
     """Attempts that led to each snapshot, with the steps at which they began, by step."""
+    rounds: dict[Step, Count] = {}
+    """Results of the strategy's rounds that each snapshot holds, by step."""
     damaged: list[Text] = []
     foreign: list[Text] = []
     """A line about each snapshot that was made with another plan."""
 
     @classmethod
-    def of(cls, store: SnapshotStore, plan_hash: str) -> HeldSnapshots:
+    def of(cls, store: SnapshotStore, plan_hash: str, rounds_held: Callable[[Mapping[str, Any]], int]) -> HeldSnapshots:
         steps, problems = store.verified_steps()
         foreign = store.foreign(steps, plan_hash)
         states = {step: store.state(step) for step in steps if step not in foreign}
         return cls(
             live={step: state.get("live", []) for step, state in states.items()},
             courses={step: state.get("course", []) for step, state in states.items()},
+            rounds={step: rounds_held(state["strategy"]) for step, state in states.items() if "strategy" in state},
             damaged=problems,
             foreign=list(foreign.values()),
         )
@@ -65,7 +71,7 @@ class Agreed:
 
     step: int
     holders: tuple[int, ...]
-    """Ranks that have the snapshot of this step."""
+    """Ranks that have the snapshot of this step, with the results of all rounds that any of them has."""
     members: tuple[int, ...]
 
     @property
@@ -81,6 +87,7 @@ def agree_on_snapshot(
     names: Callable[[int], str] = "member {}".format,
     alike: bool = False,
     absent: Collection[str] = (),
+    rounds_held: Callable[[Mapping[str, Any]], int] = lambda state: 0,
 ) -> Agreed:
     """Return the step to go on at.
 
@@ -88,11 +95,12 @@ def agree_on_snapshot(
         plan_hash: of the run; snapshots of other plans do not count.
         alike: whether the snapshots of all members hold the same.
         absent: names of absent members.
+        rounds_held: how many rounds' results a snapshot's state of the strategy holds.
 
     Raises:
         BadInput: no member has a sound snapshot.
     """
-    snapshots = HeldSnapshots.of(store, plan_hash)
+    snapshots = HeldSnapshots.of(store, plan_hash, rounds_held)
     for problem in (*snapshots.damaged, *snapshots.foreign):
         warn(f"{problem}; it is skipped")
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
@@ -105,10 +113,14 @@ def agree_on_snapshot(
         raise _nothing_to_resume(gathered.values(), absent)
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
     step = max(holders if alike else complete or holders)
-    agreed = Agreed(step, tuple(sorted(holders[step])), tuple(held))
-    if not agreed.all_have_it and exchange.rank == agreed.holders[0]:
-        without = ", ".join(names(rank) for rank in agreed.members if rank not in agreed.holders)
-        warn(f"{without} has no snapshot of step {step} and gets it from {names(agreed.holders[0])}")
+    rounds = {rank: gathered[rank].rounds.get(step, 0) for rank in holders[step]}
+    agreed = Agreed(step, tuple(sorted(r for r in rounds if rounds[r] == max(rounds.values()))), tuple(held))
+    if exchange.rank == agreed.holders[0]:
+        without = [rank for rank in agreed.members if rank not in agreed.holders]
+        for lack, ranks in (("snapshot", set(without) - set(rounds)), ("last exchange", set(without) & set(rounds))):
+            if ranks:
+                lacking, source = ", ".join(map(names, sorted(ranks))), names(exchange.rank)
+                warn(f"{lacking} has no {lack} of step {step} and continues with the state of {source}")
     return agreed
 
 

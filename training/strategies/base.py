@@ -294,6 +294,13 @@ class Strategy(ABC):
         """Return the strategy's tensors for a snapshot (outer momentum, residual, anchor)."""
         return {}
 
+    def rounds_held(self, state: Mapping[str, Any]) -> int:
+        """Return how many rounds' results a snapshot holds, from what :meth:`state` returned for it.
+
+        Members that lost one another in mid-exchange may differ in it at the same step.
+        """
+        return 0
+
     def state(self) -> dict[str, Any]:
         """Return JSON-able state for a snapshot (round, steps since the last synchronisation)."""
         return {}

@@ -228,6 +228,9 @@ class Composition(Strategy):
         with self._leader.for_newcomer():
             yield
 
+    def rounds_held(self, state: Mapping[str, Any]) -> int:
+        return sum(component.rounds_held(state["parts"][component.name]) for component in self._components)
+
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._round = int(state["round"])
         for component in self._components:

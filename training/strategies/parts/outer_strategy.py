@@ -140,8 +140,15 @@ class OuterStrategy(Strategy):
     def _document(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         return {"parts": states, "rounds": self._rounds} if self.numbers_fragments else states[0]
 
+    def _states(self, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the states of the fragments in what :meth:`state` returned."""
+        return list(document["parts"]) if self.numbers_fragments else [document]
+
+    def rounds_held(self, state: Mapping[str, Any]) -> int:
+        return sum(int(fragment["round"]) + ("outcome" in fragment) for fragment in self._states(state))
+
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        states = state["parts"] if self.numbers_fragments else [state]
+        states = self._states(state)
         self._rounds = int(state["rounds" if self.numbers_fragments else "round"])
         for index, (fragment, fragment_state) in enumerate(zip(self._fragments, states, strict=True)):
             prefix = self._prefix(index)
