@@ -25,6 +25,8 @@ class Script:
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._code = 0
+        self.on_stop: int | None = None
+        """Exit code with which it ends when it is told to stop; ``None``: it goes on."""
         self.sent: list[dict[str, Any]] = []
         self.signals: list[int] = []
 
@@ -46,6 +48,8 @@ class Script:
 
     def send(self, message: dict[str, Any]) -> None:
         self.sent.append(message)
+        if message.get("command") == "stop" and self.on_stop is not None:
+            self.end(self.on_stop)
 
     def signal(self, number: int) -> None:
         self.signals.append(number)

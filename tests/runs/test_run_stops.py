@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from profiles.errors import ExitCode
+from profiles.errors import ExitCode, RunFailed
 from tests.runs.run_stage import Script, Stage
 from tests.waiting import until
-from training.records.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
+from training.records.events import AnswerEvent, ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.stopping import ProgressMonitor
 
@@ -69,6 +69,26 @@ def test_all_stop_after_the_first_step_that_all_can_reach_and_it_is_said_what_is
     assert (outcome.metrics["kept_step"], outcome.metrics["lost_steps"]) == (7, 0)
     assert stage.folder.metadata.error_message == outcome.message
     assert not any(worker.signals for worker in stage.workers)
+
+
+def test_where_the_run_cannot_be_written_down_members_keep_what_they_have_done(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(stage, 5, 5, 5)
+    monkeypatch.setattr(stage.folder, "append", fail_to_write)
+    for worker in stage.workers:
+        worker.say(step(6))
+        worker.on_stop = ExitCode.STOPPED
+    with pytest.raises(RunFailed, match="the disk is full"):
+        stage.run.wait()
+    for worker in stage.workers:
+        assert not worker.signals
+        order = worker.sent[-1]
+        assert (order["command"], order["reason"], order["within"] > 0) == ("stop", "the disk is full", True)
+
+
+def fail_to_write(event: Event) -> Event:
+    raise RunFailed("the disk is full", "free space")
 
 
 def test_a_lost_member_is_not_waited_for(stage: Stage) -> None:

@@ -161,6 +161,14 @@ class EventIntake:
         """Wait for the next line, or the end, of some source."""
         return self._inbox.take()
 
+    def discard(self) -> None:
+        """Discard everything that arrives, until all members have ended."""
+        while self._members.is_running():
+            source, line = self.take()
+            if line is None and source >= 0:
+                handle = self._members.workers[source]
+                handle.exit_code = handle.process.exit_code()
+
     def close(self) -> None:
         """Discard everything that arrives from now on."""
         self._inbox.close()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, BinaryIO, Literal
 
-from profiles.errors import BadInput, ExitCode, counted
+from profiles.errors import BadInput, ExitCode, MusterError, counted
 from training.numerics.gradient_norms import GradientNorms
 from training.records.events import (
     AnswerEvent,
@@ -139,9 +139,8 @@ class RunController:
         return [str(item) for pair in arguments.items() for item in pair]
 
     def _log(self, name: str) -> BinaryIO:
-        stream = self.folder.log_path(name).open("ab")
-        self._logs.append(stream)
-        return stream
+        self._logs.append(self.folder.log_path(name).open("ab"))
+        return self._logs[-1]
 
     # ------------------------------------------------------------------------------------------------------- events
 
@@ -160,6 +159,10 @@ class RunController:
                 elif source >= 0:
                     self.note_end(source)
             return self.outcome()
+        except MusterError as error:  # the folder cannot be written: the members keep what they have done
+            self._stopping.keep_and_end(error.message)
+            self._intake.discard()
+            raise
         finally:
             self._intake.close()
             self.kill()
@@ -190,8 +193,7 @@ class RunController:
         self._progress(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._totals.given_up:
             repeated = f"{counted(self._totals.given_up, 'step is', 'steps are')} repeated"
-            step = event.details["step"]
-            message = f"the newest snapshot that all machines have is of step {step}: {repeated}"
+            message = f"the newest snapshot that all machines have is of step {event.details['step']}: {repeated}"
             self._record(WarningEvent(message=message))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
@@ -362,9 +364,8 @@ class RunController:
         """Raise ``BadInput`` if members can neither leave nor join."""
         self.members.check_changeable()
         if not self._has_begun or self._stopping.reason:
-            raise BadInput(
-                "the run is about to end" if self._stopping.reason else "the run has not started training yet"
-            )
+            state = "is about to end" if self._stopping.reason else "has not started training yet"
+            raise BadInput(f"the run {state}")
 
     def kill(self) -> None:
         """End every process of the run at once. Idempotent."""

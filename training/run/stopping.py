@@ -214,6 +214,13 @@ class Stopping:
             self._members.send({"command": "stop", "reason": reason, "snapshot": False})
             _in_thread(lambda: self._kill_in(grace))
 
+    def keep_and_end(self, reason: str) -> None:
+        """End all members with snapshots though nothing can be recorded any more; who takes too long is killed."""
+        self.reason = self.reason or reason
+        grace = max(SCRIPT_GRACE, self._progress.time_to_end)
+        self._members.send({"command": "stop", "reason": reason, "within": grace})
+        _in_thread(lambda: self._kill_in(grace))
+
     def note_end(self) -> None:
         """Record that a member has ended."""
         self._progress.note_progress()
