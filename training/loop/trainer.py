@@ -154,9 +154,8 @@ class Trainer:
         agreed = None
         if self.plan.resume:
             alike = strategy_class(self.profile.strategy.strategy).has_equal_snapshots(self.profile.strategy)
-            absent = list(map(self._name_of, self.plan.absent))
-            settings = self.plan.hash(), self._name_of, alike, absent, self.strategy.rounds_held
-            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
+            more = self._name_of, alike, list(map(self._name_of, self.plan.absent)), self.strategy.rounds_held
+            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, self.plan.hash(), *more)
         if agreed is None:  # a new run
             sync_weights(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
