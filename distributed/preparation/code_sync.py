@@ -82,7 +82,8 @@ def collect(plan: RunPlan) -> Inputs:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
     """
     profile = plan.profile
-    files = (path for package in _CODE for path in _walk(REPOSITORY / package) if path.suffix in _CODE_SUFFIXES)
+    own_files = (path for package in _CODE for path in sorted((REPOSITORY / package).rglob("*.py*")))
+    files = (path for path in own_files if path.suffix in _CODE_SUFFIXES)
     trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _PUBLIC_API)), REPOSITORY)}
     if plan.launch is not None:
         top = Path(plan.launch.folder)

@@ -16,6 +16,7 @@ from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, launc
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
+from profiles.installation import TOP
 from training.run.local_plan import plan_local_run
 
 
@@ -40,6 +41,11 @@ def test_the_plan_names_what_is_there(inputs: Inputs) -> None:
     assert inputs.plan.profile.data.cache_dir == ""
     assert sorted(inputs.trees["inputs/user"].files) == ["helper.py", "job.py"]
     assert "training/workers/worker.py" in inputs.trees["inputs/code"].files
+
+
+def test_every_module_of_the_core_travels_whatever_its_folder_is_called(inputs: Inputs) -> None:
+    modules = {str(path.relative_to(TOP)) for path in (TOP / "training").rglob("*.py")}
+    assert modules <= inputs.trees["inputs/code"].files.keys()
 
 
 def test_an_optimizer_of_ones_own_travels_beside_the_job(tmp_path: Path) -> None:
