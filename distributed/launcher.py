@@ -17,7 +17,6 @@ from distributed.planning.cables import cable_reasons
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import (
     Figures,
-    MemberSetting,
     Planning,
     Preference,
     Reason,
@@ -110,16 +109,16 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     learnt_corrections, candidates = corrections(cluster, job), coordinators(cluster, machines)
     planning = planner.plan(cluster, job, candidates, learnt_corrections)
     if (chosen := planning.settings) is not None:
-        member_names = [member.name for member in chosen.members]
+        starter = cluster.machine(cluster.here).machine_name if cluster.here else ""
         # Machines that do not take part are disconnected, so they cannot carry the coordinator.
-        if chosen.coordinator not in ("", cluster.here, *member_names):
+        if chosen.coordinator not in ("", starter, *(member.machine for member in chosen.members)):
             candidates = [cluster.here]
             planning = planner.plan(cluster, job, candidates, learnt_corrections)
     planning = planner.with_hashes(planning, cluster, profile)
     if planning.settings is None:
         return planning
     settings = with_best_paths(planning.settings, measured, machines)
-    remarks = tuple(expected_routes(settings, measured.pairs, machines))
+    remarks = tuple(expected_routes(settings, measured.pairs))
     remarks += (Reason.of("data-stay"),) if profile.data.local_data else ()
     remarks += tuple(
         cable_reasons(cluster, planning, lambda wired: planner.plan(wired, job, candidates, learnt_corrections))
@@ -127,10 +126,9 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     return planning.model_copy(update={"settings": settings, "reasons": (*planning.reasons, *remarks)})
 
 
-def expected_routes(settings: Settings, pairs: Sequence[PairFigures], machines: Sequence[Ready]) -> Iterator[Reason]:
+def expected_routes(settings: Settings, pairs: Sequence[PairFigures]) -> Iterator[Reason]:
     """Yield the expected route of each pair of chosen machines, as measured; many direct routes are only counted."""
-    links = (_machine_of(member.name, machines) for member in settings.members)
-    chosen = {link.name for link in links if link is not None} if settings.engine == "mesh" else set()
+    chosen = {member.machine for member in settings.members} if settings.engine == "mesh" else set()
     figures_by_pair = [(pair, pair.figures) for pair in pairs if {pair.source, pair.target} <= chosen]
     routes = []
     for pair, figures in figures_by_pair:
@@ -148,24 +146,28 @@ def expected_routes(settings: Settings, pairs: Sequence[PairFigures], machines: 
 def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
     """Return the machines that may carry the coordinator: those that the hosts file names for it, else this one and
     those that can be dialled directly."""
-    links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
-    requested = [name for link, name in links.items() if link is not None and link.machine.carries_coordinator]
-    return requested or [name for link, name in links.items() if link is None or link.host]
+    links = {link.name: link for link, _ in machines}
+    names = {machine.machine_name: machine.name for machine in cluster.machines}
+    requested = [
+        name for machine, name in names.items() if machine in links and links[machine].machine.carries_coordinator
+    ]
+    return requested or [name for machine, name in names.items() if machine not in links or links[machine].host]
 
 
 def with_best_paths(settings: Settings, measured: MeasurementResult, machines: Sequence[Ready]) -> Settings:
     """Return the settings with each member's interface, addresses, and route to the coordinator, as measured."""
-    coordinator = _machine_of(settings.coordinator, machines)
+    links = {link.name: link for link, _ in machines}
+    coordinator = links.get(settings.coordinator)
     coordinator = None if coordinator is None or coordinator.machine.is_local else coordinator
-    placed_members = []
-    for member in settings.members:
-        link = _machine_of(member.name, machines)
-        if link is not None:
-            interface, address = best_paths(link, measured.pairs, coordinator, measured.local_name)
-            connection = {"interface": interface, "coordinator_at": address}
-            member = member.model_copy(update={**connection, "addresses": addresses_of(link.name, measured.pairs)})
-        placed_members.append(member)
-    return settings.model_copy(update={"members": tuple(placed_members)})
+
+    def connected(member: MemberPlan) -> MemberPlan:
+        if member.machine not in links:
+            return member
+        interface, address = best_paths(links[member.machine], measured.pairs, coordinator, measured.local_name)
+        addresses = addresses_of(member.machine, measured.pairs)
+        return member.on_device(interface=interface, coordinator_address=address, addresses=addresses)
+
+    return settings.model_copy(update={"members": tuple(map(connected, settings.members))})
 
 
 def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
@@ -174,11 +176,6 @@ def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
     by_rate = [(mbit, address) for link in figures for address, _, _, mbit in link.paths]
     by_rate += [(link.mbit, link.address) for link in figures]
     return tuple(dict.fromkeys(address for _, address in sorted(by_rate, reverse=True) if address))
-
-
-def _machine_of(name: str, machines: Sequence[Ready]) -> MachineLink | None:
-    """Return the machine of a member by name; ``None`` for a name without one, such as this machine as an onlooker."""
-    return next((link for link, facts in machines if name in member_names([(link, facts)])), None)
 
 
 def best_paths(
@@ -236,18 +233,17 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         if link.name not in links:
             link.close()
     members = tuple(_as_chosen(member, chosen[member.name], links[member.machine]) for member in plan.members)
-    carrier = _machine_of(planning.settings.coordinator, machines)
-    coordinator = carrier.name if carrier is not None and carrier.name in links else starter_of(links.values())
+    requested = planning.settings.coordinator
+    coordinator = requested if requested in links else starter_of(links.values())
     return Planned(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)
 
 
-def _as_chosen(member: MemberPlan, setting: MemberSetting, link: MachineLink) -> MemberPlan:
+def _as_chosen(member: MemberPlan, chosen: MemberPlan, link: MachineLink) -> MemberPlan:
     """Return a member with what the planner chose for it; what the hosts file says of its machine comes first."""
-    device = member.lead
-    return member.model_copy(update={"batch_size": setting.batch_size, "shard": setting.share}).on_device(
-        interface=link.machine.interface or setting.interface or device.interface,
-        addresses=setting.addresses,
-        coordinator_address=device.coordinator_address or setting.coordinator_at,
+    return member.model_copy(update={"batch_size": chosen.batch_size, "shard": chosen.shard}).on_device(
+        interface=link.machine.interface or chosen.lead.interface or member.lead.interface,
+        addresses=chosen.lead.addresses,
+        coordinator_address=member.lead.coordinator_address or chosen.lead.coordinator_address,
     )
 
 

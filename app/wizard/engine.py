@@ -195,9 +195,7 @@ class Wizard:
             TaskKind.INSTALL_KEY: lambda: services.install_key(
                 machines[task.key], self._passwords.pop(task.key, ""), request.answers.fingerprints
             ),
-            TaskKind.CHECKS: lambda: dict(
-                zip([row.key for row in members], services.examine(members, job), strict=True)
-            ),
+            TaskKind.CHECKS: lambda: services.examine(members, job),
             TaskKind.REPAIR: lambda: services.repair(
                 [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, tell, task.key == SENT
             ),

@@ -84,11 +84,8 @@ def check_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCac
         look.everywhere.append(Finding("data", "problem", error.message, "a job that can be read", error.hint))
         return look
     placements = placements_of(machines, plan.members)
-    for placement, figures in zip(
-        placements, cached_speeds(placements, inputs, cache or MeasurementCache()), strict=True
-    ):
-        if figures is not None:
-            look.measured[placement.link.name] = figures
+    speeds = cached_speeds(placements, inputs, cache or MeasurementCache())
+    look.measured = {p.link.name: speeds[p.member.name] for p in placements if p.member.name in speeds}
     with ThreadPoolExecutor(len(machines)) as pool:
         answers = pool.map(lambda machine: _data(inputs, *machine), machines)
         look.data = dict(zip((link.name for link, _ in machines), answers, strict=True))

@@ -45,9 +45,10 @@ class SpeedFigures(Document):
     machine: ClusterMachine
     workload: Workload
 
-    def of(self, name: str) -> SpeedFigures:
-        """Return the figures under the machine's current name."""
-        return self.model_copy(update={"machine": self.machine.model_copy(update={"name": name})})
+    def of(self, member: MemberPlan) -> SpeedFigures:
+        """Return the figures under the current names of a member and its machine."""
+        names = {"name": member.name, "machine": member.machine}
+        return self.model_copy(update={"machine": self.machine.model_copy(update=names)})
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def figures_of(
     try:
         machine = ClusterMachine(
             name=placement.member.name,
+            machine=placement.member.machine,
             identity=placement.facts.machine_key,
             measurements=tuple(Measurement(**measurement) for measurement in measurements),
             **{key: facts[key] for key in _MACHINE_FACTS if key in facts},

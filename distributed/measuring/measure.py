@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,13 +95,16 @@ class MeasurementResult:
         if not self.speeds:
             raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
         workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
-        members = {speed.machine.name for speed in self.speeds}
-        endpoints = {*members, *filter(None, [self.local_name])}
-        links = tuple(link for pair in self.pairs for link in _between_members(pair, endpoints))
+        first_members: dict[str, str] = {self.local_name: self.local_name} if self.local_name else {}
+        """By machine: links belong to machines, and stand under the name of one member of each."""
+        members = sorted((speed.machine for speed in self.speeds), key=lambda machine: machine.name, reverse=True)
+        first_members |= {member.machine_name: member.name for member in members}
+        links = tuple(link for pair in self.pairs for link in _between_members(pair, first_members))
         machines = tuple(self._as_connected(speed.machine, links) for speed in self.speeds)
-        local_name = next((member for member in sorted(members) if _is_on(member, self.local_name)), self.local_name)
-        if local_name and local_name not in members:
-            machines = (*machines, _coordinator_candidate(local_name, self._interface(local_name, links)))
+        local_name = first_members.get(self.local_name, "")
+        if local_name and all(machine.name != local_name for machine in machines):
+            candidate = _coordinator_candidate(local_name)
+            machines = (*machines, candidate.model_copy(update={"interface_mbit": self._interface(candidate, links)}))
         cluster = Cluster(machines=machines, links=links, here=local_name)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
 
@@ -109,20 +112,20 @@ class MeasurementResult:
         """Return a machine with what its network interface carries, and whether that is wireless."""
         ends = ((pair.figures, pair) for pair in self.pairs if pair.figures is not None)
         wifi = any(
-            (figures.wireless and _is_on(machine.name, pair.source))
-            or (figures.wireless_back and _is_on(machine.name, pair.target))
+            (figures.wireless and machine.machine_name == pair.source)
+            or (figures.wireless_back and machine.machine_name == pair.target)
             for figures, pair in ends
         )
-        return machine.model_copy(update={"interface_mbit": self._interface(machine.name, links), "wifi": wifi})
+        return machine.model_copy(update={"interface_mbit": self._interface(machine, links), "wifi": wifi})
 
-    def _interface(self, member: str, links: Sequence[Link]) -> float:
+    def _interface(self, machine: ClusterMachine, links: Sequence[Link]) -> float:
         """Return what an interface carries in each direction in Mbit/s: its fastest link, or several links together."""
-        link_rates = (max(link.mbit, link.mbit_back) for link in links if member in (link.source, link.target))
-        combined_rates = (card.each_way for card in self.interfaces.figures if _is_on(member, card.machine))
+        link_rates = (max(link.mbit, link.mbit_back) for link in links if machine.name in (link.source, link.target))
+        combined_rates = (card.each_way for card in self.interfaces.figures if card.machine == machine.machine_name)
         return max([*link_rates, *combined_rates], default=0.0)
 
 
-def _coordinator_candidate(name: str, interface_mbit: float) -> ClusterMachine:
+def _coordinator_candidate(name: str) -> ClusterMachine:
     """Return the entry of this machine where it does not train: it may still carry the coordinator."""
     system = "darwin" if sys.platform == "darwin" else "linux"
     return ClusterMachine(
@@ -131,18 +134,13 @@ def _coordinator_candidate(name: str, interface_mbit: float) -> ClusterMachine:
         system=system,
         trains=False,
         cores=free_cores(),
-        interface_mbit=interface_mbit,
     )
 
 
-def _between_members(pair: PairFigures, members: Iterable[str]) -> list[Link]:
-    """Return the pair's link under the names of the first members of both machines; links belong to machines."""
-    ends = [next((s for s in sorted(members) if _is_on(s, name)), "") for name in (pair.source, pair.target)]
-    return [pair.link.model_copy(update={"source": ends[0], "target": ends[1]})] if all(ends) else []
-
-
-def _is_on(member: str, machine: str) -> bool:
-    return member == machine or member.startswith(f"{machine}:")
+def _between_members(pair: PairFigures, first_members: Mapping[str, str]) -> list[Link]:
+    """Return the pair's link under the names of the members of both machines."""
+    source, target = first_members.get(pair.source), first_members.get(pair.target)
+    return [pair.link.model_copy(update={"source": source, "target": target})] if source and target else []
 
 
 def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trust | None = None) -> MeasurementResult:
@@ -281,7 +279,8 @@ def current_speeds(
     """
     inputs, tell = collect(plan), options.tell
     speeds = cached_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
-    missing = [number for number, speed in enumerate(speeds) if speed is None] if options.machines else []
+    missing = [placement for placement in placements if placement.member.name not in speeds] if options.machines else []
+    fresh: dict[str, SpeedFigures] = {}
     problems: list[MusterError] = []
 
     def attempt(step: Callable[[], None]) -> bool:
@@ -292,30 +291,26 @@ def current_speeds(
             return False
         return True
 
-    def run(number: int) -> None:
-        speeds[number] = measure_member(placements[number], inputs, barrier, tell)
-        tell(f"{placements[number].member.name}: measured")
+    def run(placement: Placement) -> None:
+        fresh[placement.member.name] = measure_member(placement, inputs, barrier, tell)
+        tell(f"{placement.member.name}: measured")
 
     if missing:
-        names = ", ".join(placements[number].member.name for number in missing)
+        names = ", ".join(placement.member.name for placement in missing)
         tell(f"running the task briefly; the first time its data are prepared: {names}")
-    links = list(dict.fromkeys(placements[number].link for number in missing))
+    links = list(dict.fromkeys(placement.link for placement in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
         is_abandoned = barrier.given_up.is_set
         outcomes = pool.map(lambda link: attempt(lambda: bring(link, inputs, tell, is_abandoned)), links)
         is_prepared = dict(zip(links, outcomes, strict=True))
         barrier.brought.set()
-        prepared = [number for number in missing if is_prepared[placements[number].link]]
-        list(pool.map(lambda number: attempt(lambda: run(number)), prepared))
-    for number in missing:
-        if (fresh := speeds[number]) is not None:
-            options.cache.put(_placement_key(placements[number], inputs), fresh)
-    current = [
-        speed.of(placement.member.name)
-        for speed, placement in zip(speeds, placements, strict=True)
-        if speed is not None
-    ]
-    return current, problems
+        prepared = [placement for placement in missing if is_prepared[placement.link]]
+        list(pool.map(lambda placement: attempt(lambda: run(placement)), prepared))
+    for placement in missing:
+        if placement.member.name in fresh:
+            options.cache.put(_placement_key(placement, inputs), fresh[placement.member.name])
+    speeds |= fresh
+    return [speeds[placement.member.name] for placement in placements if placement.member.name in speeds], problems
 
 
 @dataclass(frozen=True)
@@ -329,9 +324,10 @@ class Stages:
 
 def cached_speeds(
     placements: Sequence[Placement], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
-) -> list[SpeedFigures | None]:
-    """Return the cached figures of each member, ``None`` where there are none."""
-    return [cache.get(SpeedFigures, _placement_key(placement, inputs), max_age) for placement in placements]
+) -> dict[str, SpeedFigures]:
+    """Return the cached figures of those members that have some, by name."""
+    cached = ((p.member, cache.get(SpeedFigures, _placement_key(p, inputs), max_age)) for p in placements)
+    return {member.name: figures.of(member) for member, figures in cached if figures is not None}
 
 
 def _placement_key(placement: Placement, inputs: Inputs) -> dict[str, Any]:
@@ -339,8 +335,9 @@ def _placement_key(placement: Placement, inputs: Inputs) -> dict[str, Any]:
     sections = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
     profile = {**sections, "training": {name: sections["training"][name] for name in _SPEED_OPTIONS}}
     trees = {folder: tree.name for folder, tree in inputs.trees.items() if folder != "inputs/code"}
-    member = placement.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
-    text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
+    member, device = placement.member, placement.member.lead
+    work = (member.batch_size, member.data, device.kind, device.index, device.threads)
+    text = repr([sorted(profile.items()), sorted(trees.items()), work])
     return {
         "identity": placement.facts.machine_key,
         "torch": placement.facts.torch,

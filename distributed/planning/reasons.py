@@ -10,7 +10,6 @@ from distributed.planning.documents.document import (
     Candidate,
     Job,
     MemberForecast,
-    MemberSetting,
     Planning,
     Reason,
     Settings,
@@ -23,6 +22,7 @@ from profiles.quantities import memory_text, rate_text, share_text, time_text
 from profiles.split import DATA_STAY
 from training.hardware.sensors import BUSY
 from training.numerics.schedule import scaled_learning_rate
+from training.records.plan import MemberPlan
 from training.strategies.costs import RunSpec
 from training.strategies.registry import scaling_rule_of
 
@@ -200,8 +200,10 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
     """Return the changes of the profile and its run by a candidate."""
     choice, cluster, job = best.choice, predictor.cluster, predictor.job
 
-    def share(member: MemberForecast) -> float:
-        """Return a member's share relative to an equal one."""
+    apart = choice.alone or choice.engine == "nccl" or not predictor.coordinator
+
+    def shard(member: MemberForecast) -> float:
+        """Return the size of a member's shard relative to an equal one."""
         return round(len(best.members) * member.share, 3) if best.predicted else 1.0
 
     options: dict[str, str | int | float | bool] = {
@@ -218,11 +220,13 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
     return Settings(
         options=options,
         members=tuple(
-            MemberSetting(name=member.name, batch_size=member.micro_batch, share=share(member))
-            for member in best.members
+            MemberPlan(rank=rank, name=member.name, batch_size=member.micro_batch, shard=shard(member)).on_device(
+                machine=cluster.machine(member.name).machine_name
+            )
+            for rank, member in enumerate(best.members)
         ),
         engine=choice.engine,
-        coordinator="" if choice.alone or choice.engine == "nccl" else predictor.coordinator,
+        coordinator="" if apart else cluster.machine(predictor.coordinator).machine_name,
         left_out=tuple(sorted(m.name for m in cluster.machines if m.trains and m.name not in choice.members)),
     )
 

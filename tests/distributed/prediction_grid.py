@@ -77,6 +77,8 @@ def planned(cluster: Cluster, job: Job) -> dict[str, Any]:
     planning = plan(cluster, job)
     settings = planning.settings.model_dump(mode="json") if planning.settings else {}
     options = settings.get("options", {})
+    if planning.settings:
+        settings["members"] = [[m.name, m.batch_size, m.shard] for m in planning.settings.members]
     settings["options"] = {name.rpartition(".")[2]: value for name, value in options.items()}
     return {
         "ranking": [

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any
 
 from planner_figures import measured_pair
-from scripted_connection import undialled
 
 from app.cli.train.measure import remark_lines
 from app.plan_table import explanation_lines, summary_lines
 from distributed.launcher import expected_routes
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import MeasurementResult
-from distributed.planning.documents.document import Candidate, Choice, Job, MemberSetting, Planning, Settings
+from distributed.planning.documents.document import Candidate, Choice, Job, Planning, Settings
 from distributed.planning.reasons import sentence
+from training.records.plan import MemberPlan
 
 
 def pair(source: str, target: str, address: str = "10.0.0.2") -> PairFigures:
     return measured_pair(source, target, interface_back="en0", address=address)
 
 
+def chosen(names: Iterable[str], engine: Any = "mesh") -> Settings:
+    members = (MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate(names))
+    return Settings(options={}, members=tuple(m.on_device(machine=m.name) for m in members), engine=engine)
+
+
 def expected_sentences(pairs: list[PairFigures], *names: str, engine: Any = "mesh") -> list[str]:
-    machines = cast("Any", [(undialled(name), None) for name in (*names, "unused")])
-    members = tuple(MemberSetting(name=name, batch_size=1) for name in names)
-    chosen = Settings(options={}, members=members, engine=engine)
-    return [sentence(reason) for reason in expected_routes(chosen, pairs, machines)]
+    return [sentence(reason) for reason in expected_routes(chosen(names, engine), pairs)]
 
 
 def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> None:
@@ -64,9 +67,7 @@ def test_many_pairs_that_go_directly_are_only_counted() -> None:
 
 def test_plan_and_explanation_tell_it() -> None:
     candidate = Candidate(choice=Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b")))
-    machines = cast("Any", [(undialled(name), None) for name in "ab"])
-    members = tuple(MemberSetting(name=name, batch_size=1) for name in "ab")
-    reasons = tuple(expected_routes(Settings(options={}, members=members, engine="mesh"), [pair("a", "b")], machines))
+    reasons = tuple(expected_routes(chosen("ab"), [pair("a", "b")]))
     job = Job(trainable=10, total=10, samples=100)
     planning = Planning(job=job, preference="fastest", ranking=(candidate,), chosen=0, reasons=reasons)
     for output_lines in (summary_lines(planning), explanation_lines(planning)):

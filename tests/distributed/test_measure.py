@@ -348,7 +348,7 @@ def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_document_of_the_planner() -> None:
-    second = SPEED.model_copy(update={"machine": ClusterMachine(name="b:cuda:0", device="cuda")})
+    second = SPEED.model_copy(update={"machine": ClusterMachine(name="b:cuda:0", machine="b", device="cuda")})
     found = MeasurementResult(
         ["a", "b"], [pair(wireless=True)], [SPEED, second], local_name="a", model_path="m"
     ).figures

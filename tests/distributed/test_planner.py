@@ -231,7 +231,7 @@ def test_a_slow_link_owns_little_and_the_plan_says_so() -> None:
     (reason,) = [reason for reason in planning.reasons if reason.code == "owns-less"]
     assert "d trains, but does not merge weights, because its link is slow" in sentence(reason)
     assert planning.settings is not None
-    assert [member.share for member in planning.settings.members][3] < 0.2
+    assert [member.shard for member in planning.settings.members][3] < 0.2
 
 
 def test_a_fast_link_among_slow_ones_owns_much() -> None:

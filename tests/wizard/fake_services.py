@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -197,9 +197,9 @@ class FakeServices:
         del self.access[machine.name]
         return let_in(machine)
 
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[tuple[Finding, ...]]:
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Mapping[str, tuple[Finding, ...]]:
         self.note("examine")
-        return [self.findings.get(row.name, FINE) for row in machines]
+        return {row.key: self.findings.get(row.name, FINE) for row in machines}
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
         self.note("repair with packages from here" if send else "repair")

@@ -109,4 +109,4 @@ def test_the_coordinators_port_is_opened_where_the_plan_puts_it(chosen: str, pla
     request = PlanRequest((HERE, ANNA), Answers(profile="mine"))
     settings = Settings(options={}, members=(), engine="mesh", coordinator=chosen)
     planning = cast(Planning, SimpleNamespace(settings=settings))
-    assert coordinator_place(request, replace(saving(request, config), planning=planning)) == place
+    assert coordinator_place(replace(saving(request, config), planning=planning)) == place

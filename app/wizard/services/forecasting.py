@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -80,10 +79,9 @@ class Forecast:
         Raises:
             BadInput: the plan does not fit.
         """
-        machines = [(copy.copy(link), facts) for link, facts in self.machines]
         if planning is None:
-            return plan_machines(machines, profile, PlanOptions())
-        return apply_planning(planning, profile, machines)
+            return plan_machines(self.machines, profile, PlanOptions())
+        return apply_planning(planning, profile, self.machines)
 
 
 def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:

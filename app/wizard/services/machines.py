@@ -188,17 +188,23 @@ def _local_entry(name: str, python: str = "") -> Machine:
     return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python)
 
 
-def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
-    """Return a hosts file for these machines; equal names are numbered."""
-    machines = []
+def entries_of(rows: Sequence[MachineRow]) -> dict[str, Machine]:
+    """Return the entries of these machines in a hosts file by the rows' keys; equal names are numbered."""
+    entries: dict[str, Machine] = {}
     taken: set[str] = set()
     for row in rows:
         plain = plain_name(row.name) or "unnamed"
         numbered = (plain if number == 1 else f"{plain[: LONGEST_NAME - 4]}-{number}" for number in range(1, 100))
         name = next(name for name in numbered if name.casefold() not in taken)
         taken.add(name.casefold())
-        machines.append(row.entry.model_copy(update={"name": name}))
-    return Hosts(machines=tuple(machines), ssh_config=next((row.ssh_config for row in rows if row.ssh_config), ""))
+        entries[row.key] = row.entry.model_copy(update={"name": name})
+    return entries
+
+
+def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
+    """Return a hosts file for these machines."""
+    ssh_config = next((row.ssh_config for row in rows if row.ssh_config), "")
+    return Hosts(machines=tuple(entries_of(rows).values()), ssh_config=ssh_config)
 
 
 def target_of(row: MachineRow) -> SshTarget:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from app.console import command_line, relative_path
 from app.wizard.services.forecasting import Forecast
 from app.wizard.services.job_view import WAYS, resolved
-from app.wizard.services.machines import hosts_of
+from app.wizard.services.machines import entries_of, hosts_of
 from app.wizard.services.outside import OUTSIDE, Outside
 from app.wizard.state.records import JobAnswers, MachineChange, Plan, RankedCandidate
 from app.wizard.state.state import PlanRequest
@@ -240,7 +240,7 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
     return Plan(
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
-        network=tuple(_network(far, profile, engine if together else "", coordinator_place(request, saved))),
+        network=tuple(_network(far, profile, engine if together else "", coordinator_place(saved))),
         time=request.chosen.time.sentences if request.chosen is not None and request.chosen.time is not None else (),
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
@@ -272,22 +272,22 @@ def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iter
     run = f"the run's folder in {relative_path(RUNS_FOLDER)}: events, logs, snapshots, the model"
     yield MachineChange("run", "this computer", run)
     settings = saved.planning.settings if saved.planning is not None else None
-    for machine, row in zip(saved.hosts.machines, request.machines, strict=True):
+    for key, machine in entries_of(request.machines).items():
         name = machine.name
-        if settings is not None and not any(one.name.partition(":")[0] == name for one in settings.members):
-            yield MachineChange(f"out:{row.key}", name, "nothing: it is not part of the chosen strategy", "~")
-        elif not row.here:
+        if settings is not None and all(member.machine != name for member in settings.members):
+            yield MachineChange(f"out:{key}", name, "nothing: it is not part of the chosen strategy", "~")
+        elif not machine.is_local:
             folder = machine.project_path or "~/.cache/muster"
             sent = "code and model" if stay else "code, data and model"
-            yield MachineChange(f"data:{row.key}", name, f"copies what is missing of {sent} to {folder}", "~", size)
-            yield MachineChange(f"run:{row.key}", name, f"this run's folder in {folder}; clean removes it")
-            yield MachineChange(f"awake:{row.key}", name, "is kept awake while it trains", "~")
+            yield MachineChange(f"data:{key}", name, f"copies what is missing of {sent} to {folder}", "~", size)
+            yield MachineChange(f"run:{key}", name, f"this run's folder in {folder}; clean removes it")
+            yield MachineChange(f"awake:{key}", name, "is kept awake while it trains", "~")
 
 
-def coordinator_place(request: PlanRequest, saved: Saving) -> str:
+def coordinator_place(saved: Saving) -> str:
     """Return the machine of the coordinator; this computer unless the plan names one of the others."""
     settings = saved.planning.settings if saved.planning is not None else None
-    others = (machine.name for machine, row in zip(saved.hosts.machines, request.machines, strict=True) if not row.here)
+    others = [machine.name for machine in saved.hosts.machines if not machine.is_local]
     return settings.coordinator if settings is not None and settings.coordinator in others else "this computer"
 
 

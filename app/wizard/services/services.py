@@ -7,7 +7,7 @@ Heavy modules are imported by the calls that need them, so that Home is painted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +93,8 @@ class Services:
 
     def doctor(self) -> Sequence[Finding]:
         """Check this computer."""
-        return self._examine([machines.this_row(self.outside.this_computer())], DEFAULT_TASK)[0]
+        here = machines.this_row(self.outside.this_computer())
+        return self._examine([here], DEFAULT_TASK)[here.key]
 
     def watch(self, see: Callable[[DiscoveredMachines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a separate thread."""
@@ -124,14 +125,15 @@ class Services:
         except MusterError as error:
             return access.explain(target, None, error)
 
-    def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Sequence[tuple[Finding, ...]]:
-        """Check all machines in parallel; return the findings of each, in the same order."""
+    def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Mapping[str, tuple[Finding, ...]]:
+        """Check all machines in parallel; return the findings of each by its row's key."""
         return self._examine(rows, self._profile(job).model.task)
 
-    def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[tuple[Finding, ...]]:
+    def _examine(self, rows: Sequence[MachineRow], task: str) -> Mapping[str, tuple[Finding, ...]]:
         examined = self.outside.examine(machines.hosts_of(rows), task, machines.trust_in(self._trusted))
-        self._health |= {row.key: one.health for row, one in zip(rows, examined, strict=True) if one.health is not None}
-        return [tuple(one.findings) for one in examined]
+        keys = {machine.name: key for key, machine in machines.entries_of(rows).items()}
+        self._health |= {keys[one.name]: one.health for one in examined if one.health is not None}
+        return {keys[one.name]: tuple(one.findings) for one in examined}
 
     def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
         """Install missing packages on machines, in Muster's own environment there.

@@ -94,6 +94,9 @@ class ClusterMachine(Document):
     """One possible member: a machine, or one device of it. Entries with the same identity share a machine."""
 
     name: Name
+    """Name of the member."""
+    machine: Text = ""
+    """Name of its machine in the hosts file; empty: the same."""
     identity: Text = ""
     """Fingerprint of the SSH host key; empty: the machine is identified by its name."""
     system: Literal["linux", "darwin", "windows"] = "linux"
@@ -113,6 +116,10 @@ class ClusterMachine(Document):
     """Processor cores available to the run, possibly fractional; 0: unknown."""
     wifi: bool = False
     on_mains: bool = True
+
+    @property
+    def machine_name(self) -> str:
+        return self.machine or self.name
 
     @property
     def host(self) -> str:

@@ -19,6 +19,7 @@ from profiles.options import memory_saving_settings, options_by_name
 from profiles.schema import AskedEngine, Profile
 from training.numerics.schedule import AskedRule, steps_in
 from training.optimization.optimizers import state_bytes
+from training.records.plan import MemberPlan
 from training.strategies.costs import Start, start_of
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
@@ -286,28 +287,14 @@ class Candidate(PredictedOutcome):
         return self.exposed / self.step if self.step else 0.0
 
 
-class MemberSetting(Document):
-    """One member of the plan."""
-
-    name: Name
-    batch_size: int
-    interface: Text = ""
-    """Network interface of its best routes; empty: the one that SSH uses."""
-    coordinator_at: Text = ""
-    """Address of the coordinator on its best route; empty: the one that the routing table yields."""
-    share: Annotated[float, Field(ge=0)] = 1.0
-    """Share of every vector that it owns, relative to the other members."""
-    addresses: tuple[Text, ...] = ()
-    """Addresses at which the others reached it when links were measured, the fastest first."""
-
-
 class Settings(Document):
     """Changes of a profile and its run by the chosen candidate."""
 
     options: dict[str, str | int | float | bool]
     """Options of the profile by name."""
 
-    members: tuple[MemberSetting, ...]
+    members: tuple[MemberPlan, ...]
+    """What was chosen for each member, by its name: batch size, shard, paths; the hosts file gives rank and device."""
     engine: Engine
     coordinator: Text = ""
     """Machine of the coordinator; empty: the machine that starts the run."""

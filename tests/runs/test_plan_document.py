@@ -1,0 +1,128 @@
+"""The plan document: what it says of a member is found by rank and machine, never by a position in another file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.link import HereConnection, MachineLink
+from distributed.preparation.prepare import updated_hosts
+from distributed.run.run_machines import links_of, on_present
+from distributed.supervisor import Supervisor
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from tests.distributed.test_preflight import SOUND
+from training.records.plan import DevicePlan, MemberPlan, RunPlan, read_plan
+from training.records.run_folder import RunFolder
+
+NAMES = st.sampled_from(["studio", "tower", "laptop", "pi"])
+DEVICES = st.builds(
+    DevicePlan,
+    machine=NAMES,
+    kind=st.sampled_from(["auto", "cpu", "cuda", "mps"]),
+    index=st.integers(0, 7),
+    threads=st.integers(0, 64),
+    interface=st.sampled_from(["", "eth0"]),
+    addresses=st.lists(st.sampled_from(["10.0.0.1", "fe80::1%en0"])).map(tuple),
+    coordinator_address=st.sampled_from(["", "10.0.0.9"]),
+    through_ssh=st.booleans(),
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> RunPlan:
+    devices = draw(st.lists(DEVICES, min_size=1, max_size=6))
+    members = tuple(
+        MemberPlan(
+            rank=rank,
+            name=f"{device.machine}:{rank}",
+            batch_size=draw(st.integers(1, 64)),
+            shard=draw(st.floats(0, 4)),
+            devices=(device,),
+        )
+        for rank, device in enumerate(devices)
+    )
+    absent = tuple(draw(st.sets(st.integers(0, len(devices) - 1))))
+    carrier = draw(st.sampled_from(["", *(device.machine for device in devices)]))
+    return RunPlan(
+        run_id="r", profile=Profile(name="p"), members=members, engine="mesh", coordinator=carrier, absent=absent
+    )
+
+
+def links(names: list[str]) -> list[MachineLink]:
+    return [MachineLink(Machine(name=name), lambda: HereConnection("far"), "10.0.0.1") for name in names]
+
+
+@given(plans())
+def test_a_plan_is_read_as_it_was_written(plan: RunPlan) -> None:
+    assert RunPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def fields(document: dict[str, Any]) -> list[dict[str, Any]]:
+    member = document["members"][0]
+    return [document, member, member["devices"][0]]
+
+
+@pytest.mark.parametrize("level", range(3))
+def test_a_field_that_no_plan_has_is_refused_and_named(level: int, tmp_path: Path) -> None:
+    members = (MemberPlan(rank=0, name="a", batch_size=1),)
+    document = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh").model_dump(mode="json")
+    fields(document)[level]["seat"] = 1
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(BadInput, match="seat"):
+        read_plan(tmp_path / "plan.json")
+
+
+@given(plans(), st.randoms())
+def test_members_in_another_order_than_their_ranks_are_refused(plan: RunPlan, random: Any) -> None:
+    document = plan.model_dump(mode="json")
+    random.shuffle(document["members"])
+    if [member["rank"] for member in document["members"]] == list(range(plan.world_size)):
+        assert RunPlan.model_validate(document) == plan
+    else:
+        with pytest.raises(ValueError, match="ranks must be 0, 1, 2"):
+            RunPlan.model_validate(document)
+
+
+@given(plans(), st.permutations(["studio", "tower", "laptop", "pi"]), st.sets(NAMES))
+def test_the_order_of_the_hosts_changes_nothing(plan: RunPlan, order: list[str], present: set[str]) -> None:
+    found = links_of(plan, links(order))
+    assert {name: link.name for name, link in found.items()} == {name: name for name in plan.machines}
+    there = [(link, SOUND) for link in links(order) if link.name in present]
+    assert on_present(plan, there) == on_present(plan, sorted(there, key=lambda ready: ready[0].name))
+    assert all(plan.members[rank].machine not in present for rank in on_present(plan, there).absent)
+
+
+@pytest.mark.parametrize("order", ["studio tower laptop pi", "pi laptop tower studio"])
+def test_a_supervisor_finds_the_ranks_of_a_machine_whatever_the_order_of_the_hosts(order: str, tmp_path: Path) -> None:
+    members = tuple(
+        MemberPlan(rank=rank, name=f"m{rank}", batch_size=1).on_device(machine=machine)
+        for rank, machine in enumerate(("tower", "studio", "tower"))
+    )
+    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
+    with RunFolder.create(tmp_path, plan, ["test"], run_type="distributed") as folder:
+        supervisor = Supervisor(folder, links(order.split()))
+        assert [supervisor.ranks(machine) for machine in ("studio", "tower")] == [(1,), (0, 2)]
+
+
+@given(plans())
+def test_where_the_coordinator_is_absent_it_is_here_and_nobody_dials_elsewhere(plan: RunPlan) -> None:
+    present = plan.without_absent_coordinator("")
+    if set(plan.ranks_on(plan.coordinator)) & set(plan.absent):
+        assert present.coordinator == "" and not any(member.lead.coordinator_address for member in present.members)
+    else:
+        assert present is plan
+
+
+def test_a_hosts_file_says_how_to_log_in_and_a_run_writes_only_that() -> None:
+    (link,) = links(["b"])
+    link.machine, link.python = link.machine.model_copy(update={"found_at": "10.0.0.7"}), "~/env/bin/python"
+    hosts = Hosts(machines=(Machine(name="a"), Machine(name="b")))
+    reached = Machine(name="b", found_at="10.0.0.7", python="~/env/bin/python")
+    assert updated_hosts(hosts, [link]).machines == (Machine(name="a"), reached)
