@@ -13,10 +13,7 @@ from app.console import say
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Samples = NDArray[np.float32]
+    from training.tasks.speech.sound_file import Samples
 
 RATE = 16_000
 MOST_SECONDS = 3600.0

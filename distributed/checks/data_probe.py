@@ -1,14 +1,12 @@
-"""Inspects local data at a path on a machine. The program is passed in the command itself, and writes nothing.
-
-``python -c PROGRAM PATH`` prints one JSON object: ``path``, absolute there; ``problem``: why it cannot be trained on,
-or empty; ``columns`` of the table to train on, if there is one. No rows are revealed.
-"""
+"""Inspects local data at a path on a machine, and reveals no rows: part of :mod:`distributed.machine.program`."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+from pathlib import Path
+
+from distributed.machine.requests import InspectData
 
 _TABLES = ("train", "training", "metadata")
 _ENDS = (".csv", ".tsv", ".jsonl")
@@ -16,8 +14,17 @@ _MOST = 1 << 20
 """Maximum bytes of a line."""
 
 
+def inspect(root: Path, request: InspectData) -> dict[str, object]:
+    """Inspect what was asked for."""
+    return inspect_path(request.path)
+
+
 def inspect_path(text: str) -> dict[str, object]:
-    """Inspect a path; a relative one is below the home folder."""
+    """Inspect a path; a relative one is below the home folder.
+
+    Returns:
+        ``path``, absolute there; ``problem``: why it cannot be trained on, or empty; ``columns`` of its table, if any.
+    """
     path = os.path.join(os.path.expanduser("~"), os.path.expanduser(text))
     try:
         names = sorted(os.listdir(path)) if os.path.isdir(path) else [""] if os.stat(path).st_size else []
@@ -47,8 +54,3 @@ def _head(path: str) -> tuple[list[str], bool]:
     separator = max(",;\t|", key=header.count)
     names = (name.strip().strip('"') for name in header.strip("\r\n").split(separator))
     return [name for name in names if name], bool(row.strip())
-
-
-def main() -> int:
-    json.dump(inspect_path(sys.argv[1]), sys.stdout)
-    return 0

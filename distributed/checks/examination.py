@@ -5,7 +5,6 @@ Nothing is written on a machine; the examining programs are passed in the comman
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,8 @@ from distributed.checks.findings import (
 )
 from distributed.checks.job import check_job
 from distributed.hosts.schema import Hosts
-from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
+from distributed.machine.link import Dial, MachineLink, Tell, address_towards, document, link_to
+from distributed.machine.requests import Listen, Reach, ReadHealth
 from distributed.measuring.measure import local_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import environment_size, provision_all
@@ -35,7 +35,6 @@ from profiles.schema import Profile
 
 _TIMEOUT = 60.0
 _LISTEN_TIMEOUT = 30.0
-_PROGRAM = ("distributed.system", "distributed.checks.machine_health")
 
 
 @dataclass
@@ -143,8 +142,7 @@ def _health(readiness: Readiness) -> Health | Finding:
     ):
         return Finding("health", "ok", "not checked: its packages are missing or cannot be loaded")
     try:
-        words = [readiness.link.python, "-c", packed("training.hardware.sensors", *_PROGRAM), "facts"]
-        done = readiness.link.connection().run(words, timeout=_TIMEOUT)
+        done = readiness.link.run(ReadHealth(), timeout=_TIMEOUT)
         return Health.model_validate_json(done.stdout)
     except ValidationError:
         return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
@@ -199,10 +197,9 @@ def _listeners(links: Sequence[MachineLink]) -> Iterator[dict[str, tuple[int, Fi
 
         def start(link: MachineLink) -> tuple[int, Finding]:
             try:
-                words = [link.python, "-c", packed(*_PROGRAM), "listen", str(_LISTEN_TIMEOUT)]
-                process = stack.enter_context(link.connection().stream(words))
-                port = int(process.read_line(_LISTEN_TIMEOUT))
-            except (MusterError, TimeoutError, ValueError) as error:
+                process = stack.enter_context(link.stream(Listen(_LISTEN_TIMEOUT)))
+                port = int(document(link.name, process.read_line(_LISTEN_TIMEOUT))["port"])
+            except (MusterError, TimeoutError, ValueError, KeyError, TypeError) as error:
                 problem = error.message if isinstance(error, MusterError) else "it reported no port"
                 return 0, Finding("ports", "warning", f"no port could be opened: {problem}", "a free port")
             return port, Finding("ports", "ok", f"port {port} was free", "a free port")
@@ -217,10 +214,8 @@ def _reasons(link: MachineLink, endpoints: Mapping[str, tuple[str, int]]) -> dic
     others = {name: endpoint for name, endpoint in endpoints.items() if name != link.name}
     if not others:
         return {}
-    arguments = [str(part) for endpoint in others.values() for part in endpoint]
     try:
-        done = link.connection().run([link.python, "-c", packed(*_PROGRAM), "reach", *arguments], timeout=_TIMEOUT)
-        replies = dict(json.loads(done.stdout))
-    except (MusterError, ValueError, TypeError):
+        replies = link.ask(Reach(list(others.values())), timeout=_TIMEOUT)
+    except MusterError:
         return dict.fromkeys(others, "it could not be checked")
     return {name: str(replies.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}

@@ -97,7 +97,7 @@ def check_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCac
 def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
     try:
         trees = inputs.trees.values()
-        missing = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
+        missing = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)))
         return judge_data(inputs.trees, missing, facts)
     except MusterError as error:
         return [Finding("data", "warning", f"its data could not be checked: {error.message_for(link.name)}")]

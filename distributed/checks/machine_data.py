@@ -11,7 +11,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.checks.findings import Finding
-from distributed.machine.link import MachineLink, Tell, packed
+from distributed.machine.link import MachineLink, Tell
+from distributed.machine.requests import InspectData
 from distributed.preparation.preflight import NotReady
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
@@ -70,8 +71,7 @@ def machine_data_findings(
 
 def _inspect(link: MachineLink, path: str) -> LocalData | Finding:
     try:
-        words = [link.python, "-c", packed("distributed.checks.data_probe"), path]
-        return LocalData.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)
+        return LocalData.model_validate_json(link.run(InspectData(path), timeout=_TIMEOUT).stdout)
     except ValidationError:
         return Finding("data", "warning", f"its data at {path} could not be checked: its answer cannot be read")
     except MusterError as error:

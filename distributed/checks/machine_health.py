@@ -1,11 +1,7 @@
 """Reports a machine's hardware and system before a run: power, heat, memory, devices, connections to other machines.
 
-Needs Python >= 3.9 with psutil for the facts, and torch for the devices if installed. It is sent to the machine with
-:mod:`distributed.system` and :mod:`training.hardware.sensors`, and runs there::
-
-    python machine_health.py facts            > one JSON document
-    python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
-    python machine_health.py reach HOST PORT ...   > {"HOST PORT": ""} or the reason, for every pair
+Needs Python >= 3.9 with psutil for the facts, and torch for the devices if installed: part of
+:mod:`distributed.machine.program`.
 
 The parsers take text, so that they can be tested everywhere.
 """
@@ -25,8 +21,10 @@ import sys
 import termios
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from distributed.machine.requests import Listen, MachineRequest, Reach
 from distributed.system import output, read
 
 LARGE = 9216
@@ -39,7 +37,7 @@ CONNECT_SECONDS = 2.0
 _MOST_PEERS = 64
 
 
-def facts() -> dict[str, Any]:
+def facts(root: Path, request: MachineRequest) -> dict[str, Any]:
     """Return all facts; one that cannot be read does not affect the others."""
     import psutil  # connections are tested where packages are missing too
 
@@ -190,13 +188,13 @@ def speed(left: Any, right: Any) -> float:
 # --------------------------------------------------------------------------------------------------------- connections
 
 
-def listen(seconds: float) -> None:
-    """Print a free port, and accept every connection to it, without reading."""
+def listen(root: Path, request: Listen) -> None:
+    """Name a free port, and accept every connection to it, without reading."""
     peers: list[socket.socket] = []
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
-        print(server.getsockname()[1], flush=True)
-        end = time.monotonic() + seconds
+        print(json.dumps({"port": server.getsockname()[1]}), flush=True)
+        end = time.monotonic() + request.seconds
         while (left := end - time.monotonic()) > 0:
             for ready in select.select([server, sys.stdin], [], [], left)[0]:
                 if ready is not server:
@@ -221,8 +219,9 @@ def unacknowledged(connection: socket.socket) -> int:
     return int(struct.unpack("=i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
 
 
-def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
+def reach(root: Path, request: Reach) -> dict[str, str]:
     """Try to connect to all at once; return the reason of each failure."""
+    pairs = [(host, int(port)) for host, port in request.endpoints]
     results: dict[str, str] = {}
 
     def attempt(host: str, port: int) -> None:
@@ -238,18 +237,3 @@ def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
     for thread in threads:
         thread.join(CONNECT_SECONDS + 1)
     return {f"{host} {port}": results.get(f"{host} {port}", "no answer") for host, port in pairs}
-
-
-def main() -> int:
-    command, arguments = sys.argv[1], sys.argv[2:]
-    if command == "facts":
-        print(json.dumps(facts()))
-    elif command == "listen":
-        listen(float(arguments[0]))
-    else:
-        print(json.dumps(reach([(host, int(port)) for host, port in zip(arguments[::2], arguments[1::2])])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import CACHE, Connection, Dial, document, link_to
+from distributed.machine.link import CACHE, Connection, Dial, link_to
+from distributed.machine.requests import ListRemains
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
 from training.records.events import SnapshotEvent
@@ -191,7 +192,7 @@ def _row(line: str) -> tuple[int, int, str] | None:
 
 def _run_of_agent(command: str, folders: Sequence[str]) -> str:
     """Return the run whose agent, guard or session a process is, from the folder and the run in its command."""
-    coming = re.search(r"agent_files\.py (.+) sync$", command)
+    coming = re.search(r"agent\.py (.+) putfiles$", command)
     if coming and coming[1] in folders:
         return PREPARED
     match = re.search(r"agent\.py (.+) (?:start|attach) (\S+) \S+(?: |$)", command)
@@ -274,7 +275,7 @@ def leftovers(
         try:
             link.put_agent()
             is_prepared.wait()
-            answer = document(machine.name, link.ask("left", run_id).stdout)
+            answer = link.ask(ListRemains(run_id))
             left = answer.get("processes")
             for snapshot in _snapshots(answer.get("snapshots")):
                 on_snapshot(snapshot)

@@ -1,10 +1,6 @@
 """The agent on a machine: starts one worker, outlives the connection, and leaves nothing behind.
 
-Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
-:mod:`training.records.lease`, and run there before anything else exists::
-
-    python agent.py ROOT start RUN RANK          < one JSON document (see :func:`start`)
-    python agent.py ROOT attach RUN RANK AFTER   JSON lines both ways until either side goes
+Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`, and run before anything else exists.
 
 ``start`` leaves a daemon in a session of its own. It numbers every line of the worker and keeps it on disk, and serves
 a socket in the run's folder (mode 0700). ``attach`` carries lines between that socket and an SSH session: a supervisor
@@ -32,9 +28,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distributed.machine.requests import Attach, Start
 from distributed.system import keep_awake
 from training.records.lease import Lease, held_elsewhere
 
@@ -47,9 +45,9 @@ TIMEOUT = 10.0
 _TICK = 0.1
 
 
-def run_folder(root: str, run: str, rank: str) -> Path:
+def run_folder(root: Path, run: str, rank: str) -> Path:
     """Return the folder of one worker of a run on this machine."""
-    return Path(root).expanduser().resolve() / "runs" / run / rank
+    return root / "runs" / run / rank
 
 
 class Spool:
@@ -95,12 +93,12 @@ class Daemon:
 
     Args:
         folder: the worker's folder; the current one.
-        document: the document passed to ``start``.
+        order: what is to be started.
     """
 
-    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
-        self._folder, self._document = folder, document
-        self._lease, self._grace = float(document["lease"]), float(document["grace"])
+    def __init__(self, folder: Path, order: Start) -> None:
+        self._folder, self._order = folder, order
+        self._lease, self._grace = float(order.lease), float(order.grace)
         self._spool = Spool(folder / "spool.jsonl")
         self._renewed = time.monotonic()
         self._commands = 0
@@ -136,9 +134,9 @@ class Daemon:
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
         folder = str(self._folder)
-        words = [w.replace("{folder}", folder).replace("{python}", sys.executable) for w in self._document["argv"]]
-        extra = {key: value.replace("{folder}", folder) for key, value in self._document["env"].items()}
-        environment = {**self._document.get("defaults", {}), **os.environ, **extra}
+        words = [w.replace("{folder}", folder).replace("{python}", sys.executable) for w in self._order.argv]
+        extra = {key: value.replace("{folder}", folder) for key, value in self._order.env.items()}
+        environment = {**self._order.defaults, **os.environ, **extra}
         pipe = subprocess.PIPE
         worker = subprocess.Popen(
             words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder, start_new_session=True
@@ -268,7 +266,7 @@ def start_guard(grace: float) -> int:
     os._exit(0)
 
 
-def write_files(folder: Path, files: dict[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Write files (base64 by relative path) readable by this user only."""
     for name, content in files.items():
         path = folder / name
@@ -278,18 +276,26 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
             stream.write(base64.b64decode(content))
 
 
-def start(folder: Path, document: dict[str, Any]) -> None:
+def start(root: Path, order: Start) -> dict[str, Any]:
     """Start the daemon of a worker and wait until it can be attached to.
 
-    ``document``: ``argv`` and ``env`` of the worker (``{folder}`` stands for its folder, ``{python}`` for this Python),
-    ``defaults`` of variables that are not set here, ``files`` (base64 by relative path), ``links`` (target by relative
-    path), ``lease`` and ``grace`` in seconds.
+    Raises:
+        OSError: it cannot be started.
     """
+    folder = run_folder(root, order.run, order.rank)
+    try:
+        _start(folder, order)
+    except (OSError, ValueError) as error:
+        raise OSError(f"{folder}: {error}") from None
+    return {"started": True}
+
+
+def _start(folder: Path, order: Start) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chdir(folder)
     end_old_agent()
-    write_files(folder, document["files"])
-    for name, target in document["links"].items():
+    write_files(folder, order.files)
+    for name, target in order.links.items():
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink():
@@ -299,14 +305,14 @@ def start(folder: Path, document: dict[str, Any]) -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            become_daemon(folder, document, ready_writer)
+            become_daemon(folder, order, ready_writer)
         os._exit(0)
     os.close(ready_writer)
     if not (select.select([ready], [], [], TIMEOUT)[0] and os.read(ready, 1)):
         raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
 
 
-def become_daemon(folder: Path, document: dict[str, Any], ready: int) -> None:
+def become_daemon(folder: Path, order: Start, ready: int) -> None:
     """Detach from the session's streams and serve; never returns."""
     log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -314,7 +320,7 @@ def become_daemon(folder: Path, document: dict[str, Any], ready: int) -> None:
         os.dup2(source, target)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        Daemon(folder, document).run(ready)
+        Daemon(folder, order).run(ready)
     except Exception:  # noqa: BLE001 - the process boundary: only the log is left to report it to
         traceback.print_exc()
     os._exit(0)
@@ -348,18 +354,18 @@ def end_old_agent(timeout: float = TIMEOUT) -> None:
         os.unlink(SOCKET)
 
 
-def attach(folder: Path, after: int, timeout: float) -> None:
+def attach(root: Path, request: Attach) -> None:
     """Carry lines between the daemon and this session; end as soon as either ends, or is silent for too long."""
     daemon = socket.socket(socket.AF_UNIX)
     try:
-        os.chdir(folder)
+        os.chdir(run_folder(root, request.run, request.rank))
         daemon.connect(SOCKET)
     except OSError:
         os.write(1, b'{"gone": true}\n')
         return
-    daemon.sendall(json.dumps({"after": after}).encode() + b"\n")
+    daemon.sendall(json.dumps({"after": request.after}).encode() + b"\n")
     threading.Thread(target=forward_records, args=(daemon,), daemon=True).start()
-    while select.select([0], [], [], timeout)[0]:
+    while select.select([0], [], [], request.silence)[0]:
         data = os.read(0, 65536)
         if not data:
             break
@@ -375,23 +381,3 @@ def forward_records(daemon: socket.socket) -> None:
                 data = data[os.write(1, data) :]
     finally:
         os._exit(0)
-
-
-def main() -> int:
-    root, command, run, rank = sys.argv[1:5]
-    folder = run_folder(root, run, rank)
-    os.umask(0o077)
-    if command == "start":
-        try:
-            start(folder, json.loads(sys.stdin.buffer.readline()))
-        except (OSError, ValueError, KeyError) as error:
-            print(f"{folder}: {error}", file=sys.stderr)
-            return 1
-        print('{"started": true}')
-    else:
-        attach(folder, int(sys.argv[5]), float(sys.argv[6]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

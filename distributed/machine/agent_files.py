@@ -1,13 +1,6 @@
 """Answers questions to a machine before and after a run: its identity, its files, what is left of a run there.
 
-Standard library only, Python >= 3.9: it is copied to the machine with modules of ours, and run there::
-
-    python agent_files.py ROOT probe DIAL MODULE...   one JSON document about the machine; DIAL: "HOST PORT" or empty
-    python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
-    python agent_files.py ROOT sync   < {"trees": {hash: {path: blob}}, "begun": {blob: bytes}}, gzipped tar of blobs
-    python agent_files.py ROOT fetch RUN RANK NAME   > {"files": {path: bytes}}, then these bytes, of a worker's folder
-    python agent_files.py ROOT left RUN          > {"processes": ["pid command", ...], "snapshots": [...]}
-    python agent_files.py ROOT forget RUN RANK   removes the keys of a worker whose agent is gone
+Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`.
 
 Files are kept by the SHA-256 of their content under ``blobs/``; a tree under ``trees/`` is a folder of hard links to
 them, so that what two runs have in common is sent and stored once.
@@ -31,10 +24,11 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed.machine.requests import Forget, GetFiles, ListMissing, ListRemains, ProbeMachine, PutFiles
 from distributed.system import interface_of, output, read
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 from training.records.lease import held_elsewhere
@@ -67,12 +61,12 @@ os._exit(0)"""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def probe(root: Path, dial: str, modules: list[str]) -> dict[str, Any]:
-    """Return a report on this machine, with the secret word read from the port ``dial``."""
+def probe(root: Path, request: ProbeMachine) -> dict[str, Any]:
+    """Return a report on this machine, with the secret word read from the port that is to be dialled."""
     replies: list[str] = []
-    dialling = threading.Thread(target=lambda: replies.append(read_word(dial)), daemon=True)
+    dialling = threading.Thread(target=lambda: replies.append(read_word(request.dial)), daemon=True)
     dialling.start()
-    report = report_on(root, modules)
+    report = report_on(root, request.modules)
     dialling.join(2 * DIAL_SECONDS)
     return {**report, "dialled": replies[0] if replies else ""}
 
@@ -87,7 +81,7 @@ def read_word(dial: str) -> str:
         return ""
 
 
-def report_on(root: Path, modules: list[str]) -> dict[str, Any]:
+def report_on(root: Path, modules: Sequence[str]) -> dict[str, Any]:
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
@@ -172,12 +166,13 @@ def blob_path(root: Path, name: str) -> Path:
     return root / "blobs" / name[:2] / name
 
 
-def missing(root: Path, request: dict[str, list[str]]) -> dict[str, Any]:
+def missing(root: Path, request: ListMissing) -> dict[str, Any]:
     """Return the trees and blobs that are missing, and how many bytes of each blob have arrived."""
-    blobs = [name for name in request["blobs"] if not blob_path(root, name).is_file()]
+    blobs = [name for name in request.blobs if not blob_path(root, name).is_file()]
     begun = {name: max(map(size_of, partial_files(root, name)), default=0) for name in blobs}
     return {
-        "trees": [name for name in request["trees"] if not (root / "trees" / name).is_dir()],
+        "root": str(root),
+        "trees": [name for name in request.trees if not (root / "trees" / name).is_dir()],
         "blobs": blobs,
         "begun": {name: size for name, size in begun.items() if size},
     }
@@ -197,17 +192,16 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def sync(root: Path, stream: Any) -> None:
+def put(root: Path, request: PutFiles) -> dict[str, Any]:
     """Receive blobs and build trees of them."""
-    header = json.loads(stream.readline())
-    trees, begun = header["trees"], header.get("begun", {})
-    with tarfile.open(fileobj=stream, mode="r|gz") as archive:
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
         for member in archive:
             content = archive.extractfile(member)
             if content is not None:
-                store(root, member.name, content, begun.get(member.name, 0))
-    for name, files in trees.items():
+                store(root, member.name, content, request.begun.get(member.name, 0))
+    for name, files in request.trees.items():
         build_tree(root, name, files)
+    return {}
 
 
 def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
@@ -259,7 +253,7 @@ def take_over(root: Path, name: str, partial: Path, size: int) -> Any:
     return digest
 
 
-def build_tree(root: Path, name: str, files: dict[str, str]) -> None:
+def build_tree(root: Path, name: str, files: Mapping[str, str]) -> None:
     """Link blobs into a folder, which appears atomically."""
     folder = root / "trees" / name
     partial = folder.with_name(f".{name}.{os.getpid()}.part")
@@ -279,6 +273,11 @@ def build_tree(root: Path, name: str, files: dict[str, str]) -> None:
         shutil.rmtree(partial)
         if not folder.is_dir():  # else another run was faster
             raise
+
+
+def get(root: Path, request: GetFiles) -> None:
+    """Send a folder of a worker."""
+    fetch(root / "runs" / request.run / request.rank, request.name, sys.stdout.buffer)
 
 
 def fetch(folder: Path, name: str, out: Any) -> None:
@@ -327,6 +326,12 @@ def process_at(folder: Path) -> tuple[int, int, str] | None:
         return None
 
 
+def forget_worker(root: Path, request: Forget) -> dict[str, Any]:
+    """Remove the keys of a worker."""
+    forget(root, request.run, request.rank)
+    return {}
+
+
 def forget(root: Path, run: str, rank: str) -> None:
     """Remove the keys of a worker whose agent and guard were killed before they could."""
     folder = root / "runs" / run / rank
@@ -353,11 +358,16 @@ def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
+def remains(root: Path, request: ListRemains) -> dict[str, list[Any]]:
+    """Return what is left of a run."""
+    return left(root, request.run)
+
+
 def left(root: Path, run: str) -> dict[str, list[Any]]:
     """Return the remaining processes of a run (its agents, its workers and their descendants) and its snapshots. Keys
     are removed where no agent is left to do it."""
     rows = processes()
-    agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
+    agent = re.compile(rf"agent\.py {re.escape(str(root))} (start|attach) {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     worker_processes = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in worker_processes}
@@ -371,30 +381,3 @@ def left(root: Path, run: str) -> dict[str, list[Any]]:
         forget(root, run, secrets.parent.name)
     lines = [f"{pid} {command[:200]}" for pid, command in run_processes]
     return {"processes": lines, "snapshots": list(snapshots(Path(folder)))}
-
-
-def main() -> int:
-    root = Path(sys.argv[1]).expanduser().resolve()
-    command, arguments = sys.argv[2], sys.argv[3:]
-    os.umask(0o077)
-    try:
-        if command == "probe":
-            print(json.dumps(probe(root, arguments[0], arguments[1:])))
-        elif command == "missing":
-            print(json.dumps({"root": str(root), **missing(root, json.load(sys.stdin))}))
-        elif command == "sync":
-            sync(root, sys.stdin.buffer)
-        elif command == "fetch":
-            fetch(root / "runs" / arguments[0] / arguments[1], arguments[2], sys.stdout.buffer)
-        elif command == "left":
-            print(json.dumps(left(root, arguments[0])))
-        elif command == "forget":
-            forget(root, arguments[0], arguments[1])
-    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
-        print(f"{error.__class__.__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,9 +5,8 @@ This computer has the interface of an SSH connection too: hosts files may name i
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
+import itertools
 import json
 import os
 import select
@@ -15,14 +14,14 @@ import socket
 import subprocess
 import tempfile
 import threading
-import zlib
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.packing import AGENT, program, version
 from distributed.machine.pool import ConnectionPool
+from distributed.machine.requests import MachineRequest, ProbeMachine, frame
 from distributed.ssh.command_log import note
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
@@ -147,11 +146,6 @@ Tell = Callable[[str], None]
 """Called with a line for each step of a long operation."""
 Connection = SshConnection | HereConnection
 """A machine that commands can be run on."""
-AGENT, FILES = "agent.py", "agent_files.py"
-_PACKED = """import sys,types,zlib,base64,json
-for name, source in json.loads(zlib.decompress(base64.b64decode({packed!r}))):
-    module = types.ModuleType(name); sys.modules[name] = module; exec(compile(source, name, "exec"), module.__dict__)
-sys.exit(module.main())"""
 
 
 class MachineLink:
@@ -176,6 +170,7 @@ class MachineLink:
         self._connection: Connection | None = None
         self._forwards: dict[tuple[str, int], Forward] = {}
         self._dialled = False
+        self._has_program = False
 
     def forward(self, near: tuple[str, int]) -> str:
         """Forward a loopback port there to ``near`` as seen from here, also over later connections; return its
@@ -230,28 +225,61 @@ class MachineLink:
         return self
 
     def put_agent(self) -> None:
-        """Copy the agent's programs there."""
-        for name, program in programs().items():
-            self.connection().put(program, f"{self.root}/agent/{_version()}/{name}", mode=0o700)
+        """Copy Muster's program there; until then, it is sent along with every request."""
+        self.connection().put(program(), self._program_path, mode=0o700)
+        self._has_program = True
 
-    def command(self, script: str, *arguments: str) -> list[str]:
-        """Return the command line of one of the agent's programs there."""
-        return [self.python, _remote_path(f"{self.root}/agent/{_version()}/{script}"), self.root, *arguments]
+    @property
+    def _program_path(self) -> str:
+        return f"{self.root}/agent/{version()}/{AGENT}"
 
-    def stream(self, script: str, *arguments: str) -> Process:
-        return self.connection().stream(self.command(script, *arguments))
+    def command(self, request: MachineRequest, python: str = "") -> list[str]:
+        """Return the command line that carries out a request there, once it gets it on its input.
 
-    def ask(self, *arguments: str, input: Input = None, script: str = FILES, timeout: float | None = 60.0) -> Completed:
-        """Run one of the agent's programs to its end.
+        Args:
+            python: runs the program; default: the link's.
+        """
+        words = [_remote_path(self._program_path)] if self._has_program else ["-c", program().decode()]
+        return [python or self.python, *words, self.root, *request.title]
+
+    def stream(self, request: MachineRequest, python: str = "") -> Process:
+        """Start what carries out a request, and return it while it runs.
+
+        Raises:
+            SshError: no connection.
+        """
+        process = self.connection().stream(self.command(request, python))
+        with contextlib.suppress(Dropped):  # it has ended already: its output says why
+            process.write(frame(request))
+        return process
+
+    def run(
+        self, request: MachineRequest, payload: Iterable[bytes] = (), timeout: float | None = 60.0, python: str = ""
+    ) -> Completed:
+        """Let a request be carried out, and return the outcome.
+
+        Args:
+            payload: what follows the request on its input.
+
+        Raises:
+            SshError: no connection, or it was lost.
+        """
+        input: Input = itertools.chain([frame(request)], payload) if payload else frame(request)
+        return self.connection().run(self.command(request, python), input=input, timeout=timeout)
+
+    def ask(
+        self, request: MachineRequest, payload: Iterable[bytes] = (), timeout: float | None = 60.0
+    ) -> dict[str, Any]:
+        """Let a request be carried out, and return the reply.
 
         Raises:
             SshError: it failed; the message is its last line of stderr.
         """
-        done = self.connection().run(self.command(script, *arguments), input=input, timeout=timeout)
+        done = self.run(request, payload, timeout)
         if not done.ok:
             hint = space_hint(done.problem) or "is the hosts file's python the right one for this machine?"
             raise RemoteFileError(self.name, done.problem, hint)
-        return done
+        return document(self.name, done.stdout)
 
     def probe(self, modules: Sequence[str], dial: str = "") -> dict[str, Any]:
         """Ask the machine for a report on itself; it needs nothing but Python.
@@ -263,22 +291,13 @@ class MachineLink:
         Raises:
             SshError: no connection, or no usable Python.
         """
-        done = self.ask_unprepared("probe", dial, *modules, timeout=30.0)
+        done = self.run(ProbeMachine(modules, dial), timeout=30.0)
         if not done.ok and done.returncode in (126, 127):
             fix = "name another with 'python' in the hosts file" if self.machine.python else "install Python 3.10 there"
             raise SshError(self.name, f"no Python there: {self.python} ({done.problem})", fix)
         if not done.ok:
             raise SshError(self.name, f"{self.python} does not work there: {done.problem}", "try it on that machine")
         return document(self.name, done.stdout)
-
-    def ask_unprepared(self, *arguments: str, input: bytes | None = None, timeout: float = 60.0) -> Completed:
-        """Run the file program once without installing it there.
-
-        Raises:
-            SshError: the connection was lost.
-        """
-        argv = [self.python, "-c", programs()[FILES].decode(), self.root, *arguments]
-        return self.connection().run(argv, input=input, timeout=timeout)
 
     def close(self) -> None:
         with self._lock:
@@ -342,28 +361,6 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
-
-
-@lru_cache
-def packed(*modules: str) -> str:
-    """Return several of our modules as one program, which runs ``main()`` of the last where none is installed."""
-    top = Path(__file__).parents[2]
-    sources = [(name, (top / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")) for name in modules]
-    return _PACKED.format(packed=base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode())
-
-
-@lru_cache
-def programs() -> dict[str, bytes]:
-    """Return the source of the agent's programs by file name."""
-    shared = "distributed.system", "training.records.lease"
-    files = packed(*shared, "training.hardware.resources", "distributed.machine.agent_files")
-    agent = packed(*shared, "distributed.machine.agent")
-    return {AGENT: agent.encode(), FILES: files.encode()}
-
-
-@lru_cache
-def _version() -> str:
-    return hashlib.sha256(b"".join(programs().values())).hexdigest()[:16]
 
 
 def _remote_path(path: str) -> str:

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from distributed.machine.link import MachineLink, packed
+from distributed.machine.link import MachineLink
+from distributed.machine.requests import TestLinks
 from distributed.measuring.link_probe import MOST_PEERS, TOKEN
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.documents.cluster import Document, Link, Mbit, Name, Text
@@ -27,7 +28,6 @@ from profiles.errors import MusterError, counted
 MEASURE_TIMEOUT = 25.0
 """Seconds for one pair; a link of 1 Mbit/s takes 4 s."""
 _COMMAND_TIMEOUT = 10.0
-PROBE_MODULES = ("distributed.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
 _THUNDERBOLT = ("thunderbolt", "bridge0")
 """Name prefixes of Thunderbolt interfaces on Linux and macOS."""
 _BUSY_SHARE, _BUSY_MBIT = 0.05, 1.0
@@ -145,9 +145,7 @@ class Probe:
         return self._link.machine.is_local or bool(self._link.host)
 
     def __enter__(self) -> Probe:
-        self._process = self._link.connection().stream(
-            [self._link.python, "-c", packed(*PROBE_MODULES), "muster-link-probe"]
-        )
+        self._process = self._link.stream(TestLinks())
         try:
             reply = self.ask({"op": "addresses"}, _COMMAND_TIMEOUT)
             addresses = [(str(name), str(address)) for name, address in reply["addresses"]]

@@ -1,7 +1,7 @@
 """Throughput and latency between two machines over raw TCP, one direction at a time. Runs on the machines themselves.
 
-Needs Python >= 3.9 with psutil; its source and that of our modules it imports are passed to Python there and leave no
-file. Commands are JSON lines on standard input, replies JSON lines on standard output; the end of the input ends it::
+Needs Python >= 3.9 with psutil: part of :mod:`distributed.machine.program`. Commands are JSON lines on standard input,
+replies JSON lines on standard output; the end of the input ends it::
 
     {"op": "addresses"}                 > {"addresses": [[interface, address], ...], "cards": {interface: Mbit/s}}
     {"op": "listen", "token": T}                                 > {"port": N}
@@ -25,10 +25,12 @@ import socket
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from distributed.machine.requests import MachineRequest
 from distributed.measuring.link_transfer import (
     GREETING,
     LONGEST_LINE,
@@ -374,7 +376,7 @@ def answer(command: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, A
         return {"error": " ".join(str(error).split())[:300] or type(error).__name__}
 
 
-def main() -> None:
+def converse(root: Path, request: MachineRequest) -> None:
     """Carry out commands, one at a time; the end of the input ends a command in progress too."""
     commands: queue.Queue[bytes] = queue.Queue(16)
 
@@ -394,7 +396,3 @@ def main() -> None:
         for line in lines:
             commands.put(line)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,13 @@
 """Builds an environment with the packages on a machine, or finds the existing one.
 
-Standard library only, Python >= 3.9: its source is passed to the machine as one argument of the Python that the
-environment will use::
-
-    python environment_builder.py ROOT find RECIPE       > one JSON document
-    python environment_builder.py ROOT build UV WHEELS   < {"digest", "requirements", "lock", "hashed"}   > JSON lines
+Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`, run by the Python that the environment
+will use.
 
 An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
 hidden name and renamed when it is complete, so that a partial build is never used; only its ``bin/python`` is used
 afterwards, which survives the renaming (the shebangs of the scripts beside it do not). Caches and temporary files lie
-beside it and are removed at the end. The lines are ``{"say": TEXT, "share": 0 TO 1}``, and last ``{"python": PATH}`` or
-``{"problem", "fix", "offline"}``.
+beside it and are removed at the end. A build writes lines ``{"say": TEXT, "share": 0 TO 1}``, and last
+``{"python": PATH}`` or ``{"problem", "fix", "offline"}``.
 """
 
 from __future__ import annotations
@@ -27,6 +24,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from distributed.machine.requests import BuildEnvironment, FindEnvironment
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _NETWORK_ERROR = re.compile(
@@ -104,10 +103,10 @@ def ready(root: Path, recipe: str) -> str:
     return str(python) if works else ""
 
 
-def find(root: Path, recipe: str) -> dict[str, Any]:
+def find(root: Path, request: FindEnvironment) -> dict[str, Any]:
     """Report where the environment is, and which wheels fit this machine."""
     return {
-        "python": ready(root, recipe),
+        "python": ready(root, request.recipe),
         "version": list(sys.version_info[:3]),
         "system": platform.system(),
         "machine": platform.machine(),
@@ -117,7 +116,18 @@ def find(root: Path, recipe: str) -> dict[str, Any]:
     }
 
 
-def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
+def build(root: Path, request: BuildEnvironment) -> dict[str, Any]:
+    """Build the environment unless it exists."""
+    try:
+        return {"python": environment(root, request)}
+    except Unbuildable as error:
+        problem, fix, offline = (*error.args, False)[:3]
+        return {"problem": problem, "fix": fix, "offline": offline}
+    except OSError as error:
+        return {"problem": str(error), "fix": "are the folder and the disk there writable?"}
+
+
+def environment(root: Path, recipe: BuildEnvironment) -> str:
     """Build the environment unless it exists, and return its Python.
 
     Raises:
@@ -127,16 +137,16 @@ def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
     envs.mkdir(parents=True, exist_ok=True)
     with open(envs / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # wait for another build on this machine
-        existing = ready(root, recipe["digest"])
+        existing = ready(root, recipe.recipe)
         if existing:
             return existing
         for leftover in envs.glob(".*.part"):
             shutil.rmtree(leftover, ignore_errors=True)
-        partial, scratch = envs / f".{key(recipe['digest'])}.part", envs / ".scratch.part"
+        partial, scratch = envs / f".{key(recipe.recipe)}.part", envs / ".scratch.part"
         try:
             scratch.mkdir()
-            _fill(partial, scratch, recipe, uv, wheels)
-            folder = envs / key(recipe["digest"])
+            _fill(partial, scratch, recipe)
+            folder = envs / key(recipe.recipe)
             shutil.rmtree(folder, ignore_errors=True)  # left over from a Python that was removed
             partial.rename(folder)
         finally:
@@ -145,9 +155,10 @@ def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
     return str(folder / "bin" / "python")
 
 
-def _fill(folder: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: str) -> None:
-    (scratch / "lock.txt").write_text(recipe["lock"])
-    (scratch / "requirements.txt").write_text("\n".join(recipe["requirements"]))
+def _fill(folder: Path, scratch: Path, recipe: BuildEnvironment) -> None:
+    uv = recipe.uv
+    (scratch / "lock.txt").write_text(recipe.lock)
+    (scratch / "requirements.txt").write_text("\n".join(recipe.requirements))
     environment = _environment(scratch)
     say(f"making an environment for Python {platform.python_version()} with {'uv' if uv else 'venv and pip'}")
     python = str(folder / "bin" / "python")
@@ -157,10 +168,10 @@ def _fill(folder: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: 
     else:
         install = [*_venv(folder, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
-    sources = _sources(recipe, uv, wheels)
-    log = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.get("hashed", ""), re.MULTILINE)) + 1)  # and torch
-    if recipe.get("hashed"):
-        (scratch / "hashed.txt").write_text(recipe["hashed"])
+    sources = _sources(recipe)
+    log = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.hashed, re.MULTILINE)) + 1)  # and torch
+    if recipe.hashed:
+        (scratch / "hashed.txt").write_text(recipe.hashed)
         _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment,
              log)  # fmt: skip
     remaining = [
@@ -181,14 +192,14 @@ def _environment(scratch: Path) -> dict[str, str]:
     return {**inherited, **redirected}
 
 
-def _sources(recipe: dict[str, Any], uv: str, wheels: str) -> list[str]:
+def _sources(recipe: BuildEnvironment) -> list[str]:
     """Return the options for the package sources; without CUDA the small build of torch is used."""
-    if wheels:
-        return ["--no-index", "--find-links", wheels]
-    needs_torch = any(re.match(r"torch\b", line) for line in recipe["requirements"])
+    if recipe.wheels:
+        return ["--no-index", "--find-links", recipe.wheels]
+    needs_torch = any(re.match(r"torch\b", line) for line in recipe.requirements)
     if not needs_torch or platform.system() != "Linux" or has_cuda():
         return []
-    return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if uv else [])]
+    return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if recipe.uv else [])]
 
 
 def _venv(folder: Path, python: str, environment: dict[str, str]) -> list[str]:
@@ -251,23 +262,3 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
 
 def say(text: str, share: float = 0.0) -> None:
     print(json.dumps({"say": text, "share": round(share, 3)}), flush=True)
-
-
-def main() -> int:
-    root = Path(sys.argv[1]).expanduser().resolve()
-    os.umask(0o077)
-    try:
-        if sys.argv[2] == "find":
-            print(json.dumps(find(root, sys.argv[3])))
-        else:
-            print(json.dumps({"python": build(root, json.load(sys.stdin), sys.argv[3], sys.argv[4])}))
-    except Unbuildable as error:
-        problem, fix, offline = (*error.args, False)[:3]
-        print(json.dumps({"problem": problem, "fix": fix, "offline": offline}))
-    except OSError as error:
-        print(json.dumps({"problem": str(error), "fix": "are the folder and the disk there writable?"}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

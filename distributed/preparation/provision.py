@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from distributed.machine.link import MachineLink, Tell, document, packed
+from distributed.machine.link import MachineLink, Tell, document
+from distributed.machine.requests import BuildEnvironment, FindEnvironment
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.this_computer import train_with
@@ -29,7 +30,6 @@ from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import DISTRIBUTION, SETUP, SHARED, can_train, program
 from training.records.bounded_fields import parse_object
 
-_BUILDER = "distributed.preparation.environment_builder"
 _SILENCE = 900.0
 """Seconds without output after which a build counts as stuck: the download of torch is one step."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
@@ -281,18 +281,15 @@ def _send_uv(link: MachineLink, say: Tell) -> str:
 
 
 def _ask(link: MachineLink, tools: BuildTools, recipe: Recipe) -> dict[str, Any]:
-    done = link.connection().run([tools.python, "-c", packed(_BUILDER), link.root, "find", recipe.digest], timeout=60.0)
+    done = link.run(FindEnvironment(recipe.digest), python=tools.python)
     if not done.ok:
         raise SshError(link.name, f"{tools.python} does not work there: {done.problem}", _NO_PYTHON)
     return document(link.name, done.stdout)
 
 
 def _build(link: MachineLink, tools: BuildTools, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
-    argv = [tools.python, "-c", packed(_BUILDER), link.root, "build", tools.uv, wheels]
-    request = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
-    with closing(link.connection().stream(argv)) as process:
-        process.write(json.dumps(request).encode())
-        process.end_input()
+    request = BuildEnvironment(recipe.digest, recipe.requirements, recipe.lock, hashed, tools.uv, wheels)
+    with closing(link.stream(request, tools.python)) as process:
         while line := _line(link, process.read_line):
             try:
                 reply = parse_object(line)

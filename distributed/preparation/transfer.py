@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from distributed.machine.link import FILES, MachineLink, document
+from distributed.machine.link import MachineLink, document
+from distributed.machine.requests import GetFiles, ListMissing, PutFiles
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from distributed.ssh.process import Process
 from profiles.errors import BadInput
@@ -80,20 +80,13 @@ class MissingFiles(BaseModel):
         return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
 
 
-def ask_missing(
-    link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True
-) -> MissingFiles:
+def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str]) -> MissingFiles:
     """Ask a machine which of these files it lacks; records the machine's folder on the link.
-
-    Args:
-        prepared: the agent's programs are installed; otherwise the program is sent with the command.
 
     Raises:
         SshError: it cannot be asked.
     """
-    question = json.dumps({"trees": list(trees), "blobs": list(blobs)}).encode()
-    done = link.ask("missing", input=question) if prepared else link.ask_unprepared("missing", input=question)
-    answer = document(link.name, done.stdout)
+    answer = link.ask(ListMissing(trees, blobs))
     with contextlib.suppress(ValidationError):
         missing = MissingFiles.model_validate(answer)
         if set(missing.blobs) <= set(blobs):
@@ -138,18 +131,18 @@ def send_trees(
 
     def send(missing: MissingFiles) -> None:
         present_bytes = total - missing.missing_bytes(sources)
-        header = {"trees": {tree.name: dict(tree.files) for tree in lacking}, "begun": dict(missing.begun)}
+        request = PutFiles({tree.name: dict(tree.files) for tree in lacking}, missing.begun)
         blobs = {blob: sources[blob] for blob in missing.blobs}
         failures: list[OSError] = []
 
         def stream() -> Iterator[bytes]:
             try:
-                yield from packed(header, blobs, missing.begun, lambda done: progress(present_bytes + done, total))
+                yield from packed(blobs, missing.begun, lambda done: progress(present_bytes + done, total))
             except OSError as error:  # raised in a reader thread, so it is passed to the caller
                 failures.append(error)
 
         try:
-            link.ask("sync", input=stream(), timeout=None)
+            link.ask(request, stream(), timeout=None)
         finally:
             for failure in failures:
                 raise BadInput(*explain(failure, Path(failure.filename or "a file"))) from None
@@ -167,15 +160,12 @@ def send_trees(
                 fewest_left, last_progress = missing.missing_bytes(sources), time.monotonic()
 
 
-def packed(
-    header: Mapping[str, Any], blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[int], None]
-) -> Iterator[bytes]:
-    """Yield a line of JSON and a gzipped tar of the blobs, each from the first missing byte.
+def packed(blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield a gzipped tar of the blobs, each from the first missing byte.
 
     Raises:
         OSError: a file cannot be read, or has changed.
     """
-    yield json.dumps(header).encode() + b"\n"
     buffer, done, due = io.BytesIO(), 0, time.monotonic() + PROGRESS_INTERVAL
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as zipped:
         for blob, path in blobs.items():
@@ -283,7 +273,7 @@ def fetch_folder(
         OSError: it cannot be written here.
     """
     with (
-        contextlib.closing(link.stream(FILES, "fetch", run_id, rank, name)) as process,
+        contextlib.closing(link.stream(GetFiles(run_id, rank, name))) as process,
         tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary,
     ):
         capacity = usable_space(shutil.disk_usage(temporary).free)

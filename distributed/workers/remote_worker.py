@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from distributed.machine.link import AGENT, MachineLink
+from distributed.machine.link import MachineLink
+from distributed.machine.requests import Attach, Forget, Start
 from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
@@ -152,8 +153,7 @@ class RemoteWorker:
                 self._raise_broken()
                 self._lose("ended before it was started")
                 return
-            document = json.dumps(self._document()).encode() + b"\n"
-            self.link.ask("start", *self._folder, input=document, script=AGENT, timeout=30.0)
+            self.link.ask(self._start(), timeout=30.0)
             yield from self._follow()
             if self._over and self.assignment.brings:
                 timeout, name = self.timeouts.give_up, self.assignment.brings
@@ -194,20 +194,21 @@ class RemoteWorker:
             self.ready.result()
         return not self._unwanted
 
-    def _document(self) -> dict[str, Any]:
+    def _start(self) -> Start:
         options = {"--plan": "plan.json", "--rank": self._folder[1], "--run-dir": "{folder}", "--secrets": "secrets"}
         defaults = [word for pair in options.items() for word in pair]
         arguments = defaults if self.assignment.arguments is None else self.assignment.arguments
         files = {"plan.json": self.assignment.plan, **self.assignment.files}
-        return {
-            "argv": ["{python}", "-m", self.assignment.module, *arguments],
-            "env": {"PYTHONPATH": _PYTHONPATH, **self.assignment.environment},
-            "defaults": WAITING,
-            "files": {path: _encoded(content) for path, content in files.items()},
-            "links": {path: join(self.link.root, folder) for path, folder in self.assignment.links.items()},
-            "lease": self.timeouts.lease,
-            "grace": self.timeouts.grace,
-        }
+        return Start(
+            *self._folder,
+            argv=["{python}", "-m", self.assignment.module, *arguments],
+            env={"PYTHONPATH": _PYTHONPATH, **self.assignment.environment},
+            defaults=WAITING,
+            files={path: _encoded(content) for path, content in files.items()},
+            links={path: join(self.link.root, folder) for path, folder in self.assignment.links.items()},
+            lease=self.timeouts.lease,
+            grace=self.timeouts.grace,
+        )
 
     def _certificates(self) -> dict[str, str]:
         folder = self.secrets / f"member-{self.assignment.rank}"
@@ -270,8 +271,7 @@ class RemoteWorker:
             SshError, TimeoutError, ValueError: the connection is lost, silent, or not one to an agent.
             ValidationError: the agent sent an invalid record.
         """
-        after, timeout = str(self._seen), str(self.timeouts.lease)
-        with contextlib.closing(self.link.stream(AGENT, "attach", *self._folder, after, timeout)) as process:
+        with contextlib.closing(self.link.stream(Attach(*self._folder, self._seen, self.timeouts.lease))) as process:
             greeting = process.read_line(self.timeouts.silence)
             if not greeting:  # ended before it was attached
                 return
@@ -279,7 +279,7 @@ class RemoteWorker:
             if hello.gone:
                 self._lose("its agent is gone")
                 with contextlib.suppress(SshError):
-                    self.link.ask("forget", *self._folder)
+                    self.link.ask(Forget(*self._folder))
                 return
             self._attached = time.monotonic()
             stop = threading.Event()

@@ -17,7 +17,8 @@ import pytest
 
 from distributed.machine import agent, agent_files
 from distributed.machine.agent import Daemon, Spool
-from distributed.machine.link import AGENT, programs
+from distributed.machine.packing import AGENT, program
+from distributed.machine.requests import Attach, MachineRequest, Start, frame
 from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import signal_all
 from tests.waiting import until
@@ -43,25 +44,29 @@ class Agents:
         self.root = root
         self.folder = root / "runs" / "run-1" / "0"
         self.program = root / AGENT
-        self.program.write_bytes(programs()[AGENT])
+        self.program.write_bytes(program())
 
     def start(self, program: str = WORKER, lease: float = 20.0, grace: float = 1.0, **more: Any) -> None:
-        document = {
+        order = {
             "argv": ["{python}", "-c", program],
             "env": {"PLACE": "{folder}"},
             "files": {"plan.json": "e30="},
             "links": {"inputs/code": str(self.root)},
             "lease": lease,
             "grace": grace,
+            "defaults": {},
             **more,
         }
-        command = [sys.executable, str(self.program), str(self.root), "start", "run-1", "0"]
-        done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=60)
+        request = Start("run-1", "0", **order)
+        done = subprocess.run(self.command(request), input=frame(request), capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
+    def command(self, request: MachineRequest) -> list[str]:
+        return [sys.executable, str(self.program), str(self.root), *request.title]
+
     def attach(self, after: int = 0) -> Attachment:
-        command = [sys.executable, str(self.program), str(self.root), "attach", "run-1", "0", str(after), "20"]
-        return Attachment(command)
+        request = Attach("run-1", "0", after, 20.0)
+        return Attachment(self.command(request), frame(request).decode())
 
     def pids(self) -> list[int]:
         """Return the processes of agents and workers of this folder."""
@@ -79,10 +84,12 @@ class Agents:
 class Attachment:
     """One session with an agent."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], request: str) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._stdin.write(request)
+        self._stdin.flush()
 
     def say(self, **message: Any) -> None:
         self._stdin.write(json.dumps(message) + "\n")

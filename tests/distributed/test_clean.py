@@ -17,7 +17,10 @@ from scripted_connection import Says
 
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.machine.agent_files import left
-from distributed.machine.link import AGENT, HereConnection, programs
+from distributed.machine.link import HereConnection
+from distributed.machine.packing import AGENT
+from distributed.machine.packing import program as source
+from distributed.machine.requests import Attach, Start, frame
 from distributed.ssh.errors import RemoteFileError
 from tests.waiting import until
 from training.records.lease import Lease
@@ -218,18 +221,16 @@ def test_a_number_counts_as_left_over_only_while_its_agent_has_not_ended(
 def live(home: Path) -> Iterator[Path]:
     """A cache with an ended run and one that goes on: a real agent with a worker."""
     root = cache(home)
-    document = {
-        "argv": ["{python}", "-c", SLEEPER, "training.workers.worker", "{folder}/plan.json"],
-        "env": {}, "files": {}, "links": {}, "lease": 60.0, "grace": 0.5,
-    }  # fmt: skip
-    program = home / AGENT
-    program.write_bytes(programs()[AGENT])
-    command = [sys.executable, str(program), str(root), "start", "alive", "0"]
-    subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, check=True, timeout=60)
+    argv = ["{python}", "-c", SLEEPER, "training.workers.worker", "{folder}/plan.json"]
+    start = Start("alive", "0", argv, env={}, files={}, links={}, lease=60.0, grace=0.5, defaults={})
+    (home / AGENT).write_bytes(source())
+    command = [sys.executable, str(home / AGENT), str(root), *start.title]
+    subprocess.run(command, input=frame(start), capture_output=True, check=True, timeout=60)
     yield root
-    command[3:] = ["attach", "alive", "0", "0", "20"]
+    attach = Attach("alive", "0", 0, 20.0)
     bye = json.dumps({"n": 1, "signal": 9}) + "\n" + json.dumps({"n": 2, "bye": True}) + "\n"
-    subprocess.run(command, input=bye, text=True, capture_output=True, timeout=60)
+    command[3:] = attach.title
+    subprocess.run(command, input=frame(attach) + bye.encode(), capture_output=True, timeout=60)
 
 
 def test_a_live_run_keeps_what_it_needs(machine: HereConnection, home: Path, live: Path) -> None:
@@ -258,7 +259,7 @@ def test_files_on_their_way_belong_to_a_live_run(
     machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     root = cache(home)
-    spawn(home, "agent_files.py", str(root), "sync")
+    spawn(home, "agent.py", str(root), "putfiles")
     left = remove(machine, BLOB, survey(machine, BLOB))
     assert left.alive == (PREPARED,) and (root / "trees" / HASH / "weights").exists()
 

@@ -83,7 +83,9 @@ def test_nothing_is_kept_of_what_is_not_as_announced(tmp_path: Path, target: Pat
 def test_a_machine_that_dribbles_is_not_waited_for(target: Path) -> None:
     clock = itertools.count()
     line = said({"model/weights": 1 << 20})
-    process = SimpleNamespace(read_line=lambda timeout: line, read=lambda timeout: b"x", close=lambda: None)
+    process = SimpleNamespace(
+        write=lambda data: None, read_line=lambda timeout: line, read=lambda timeout: b"x", close=lambda: None
+    )
     link = MachineLink(Machine(name="far"), lambda: SimpleNamespace(stream=lambda argv: process))
     with pytest.raises(SshError, match="too slowly"):
         fetch_folder(link, "run-1", "0", "model", target, clock=lambda: next(clock))

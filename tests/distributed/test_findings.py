@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from distributed.checks.findings import (
     judge_host_keys,
     judge_mtu,
 )
+from distributed.machine.requests import ReadHealth
 from distributed.preparation.preflight import Facts
 
 SOUND: dict[str, Any] = {
@@ -162,7 +164,7 @@ def test_no_text_breaks_a_parser(one: str, two: str) -> None:
 
 
 def test_this_machine_tells_its_memory_and_its_interfaces() -> None:
-    said = Health.model_validate_json(json.dumps({**SOUND, **health.facts()}))
+    said = Health.model_validate_json(json.dumps({**SOUND, **health.facts(Path(), ReadHealth())}))
     assert 0 < said.memory.free <= said.memory.total
     assert "lo" not in said.mtu and all(size > 0 for size in said.mtu.values())
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from distributed.checks import examination
 from distributed.checks.examination import examine
 from distributed.checks.findings import Finding
 from distributed.hosts.file import save_hosts
 from distributed.hosts.schema import Machine
+from distributed.machine import link
 from distributed.machine.link import MachineLink, Tell
 from distributed.preparation import provision
 from distributed.ssh.errors import SshError
@@ -23,7 +23,7 @@ from tests.lab.fixtures import MakeLightLab
 ASTRAY = """import socket, sys
 dial = socket.create_connection
 socket.create_connection = lambda place, **more: dial((place[0], 9), **more)
-if sys.argv[1] == "facts":
+if sys.argv[2] == "readhealth":
     print("torn {")
     sys.exit()
 """
@@ -67,8 +67,8 @@ def test_a_closed_way_and_a_torn_answer_are_findings(
     make_light_lab: MakeLightLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = make_light_lab("a", "b")
-    packed = examination.packed
-    monkeypatch.setattr(examination, "packed", lambda *modules: f"{ASTRAY}{packed(*modules)}")
+    source = link.program()
+    monkeypatch.setattr(link, "program", lambda: ASTRAY.encode() + source)
     found = examine(lab.hosts())
     for one in found:
         assert not one.ready

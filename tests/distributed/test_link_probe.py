@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.machine.link import packed
+from distributed.machine.packing import MODULES, program
+from distributed.machine.requests import TestLinks, frame
 from distributed.measuring import link_probe
-from distributed.measuring.link_figures import PROBE_MODULES, LinkFigures, Together
+from distributed.measuring.link_figures import LinkFigures, Together
 from distributed.measuring.link_probe import ProbeServer, measure, together
 from distributed.measuring.link_transfer import median_rate
 from distributed.ssh.process import LIMIT, encode
@@ -23,7 +24,7 @@ from distributed.system import parse_addresses, parse_ports
 from tests.waiting import PATIENCE, until
 
 TOKEN = "0123456789abcdef" * 2
-ROOM = Path(link_probe.__file__).parents[1]
+REPOSITORY = Path(link_probe.__file__).parents[2]
 
 
 @pytest.fixture
@@ -123,25 +124,17 @@ def test_nobody_listens() -> None:
 
 
 def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
-    program = packed(*PROBE_MODULES)
-    assert len(encode([program])) < LIMIT
-    command = [sys.executable, "-I", "-c", program]
-    done = subprocess.run(command, input=b'{"op": "addresses"}\n', capture_output=True, timeout=60)
+    source = program().decode()
+    assert len(encode([source])) < LIMIT
+    command = [sys.executable, "-I", "-c", source, "/nowhere"]
+    given = frame(TestLinks()) + b'{"op": "addresses"}\n'
+    done = subprocess.run(command, input=given, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "measuring/link_probe",
-        "measuring/link_transfer",
-        "system",
-        "machine/agent_files",
-        "../training/hardware/resources",
-    ],
-)
+@pytest.mark.parametrize("name", MODULES)
 def test_an_old_python_understands_it(name: str) -> None:
-    ast.parse((ROOM / f"{name}.py").read_text(), feature_version=(3, 9))
+    ast.parse((REPOSITORY / f"{name.replace('.', '/')}.py").read_text(), feature_version=(3, 9))
 
 
 @given(

@@ -15,6 +15,7 @@ from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.agent_files import probe
 from distributed.machine.link import HereConnection, MachineLink, document
+from distributed.machine.requests import ProbeMachine
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 from distributed.ssh.process import MAX_LINE
 
@@ -52,7 +53,7 @@ def test_a_driver_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    said = probe(tmp_path, "", [])
+    said = probe(tmp_path, ProbeMachine([]))
     assert (said["gpus"], said["gpu_memory"], said["gpu_bf16"]) == (0, 0, False)
     assert (tmp_path / "log").read_text() == "asked\n"
 

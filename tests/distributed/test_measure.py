@@ -5,6 +5,7 @@ import itertools
 import json
 import signal
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from planner_figures import measured_pair as pair
 
 from app.cli.train.measure import machines_of, matrix_lines, remark_lines, speed_lines
+from distributed.machine.requests import ListMissing, MachineRequest
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.link_figures import (
     AllInterfaces,
@@ -281,12 +283,10 @@ def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monke
         def put_agent(self) -> None:
             """It is there."""
 
-        def ask(self, word: str, *, input: Any, **_: Any) -> Any:
-            if word == "missing":
-                wanted = json.loads(input)
-                answer = {"trees": wanted["trees"], "blobs": wanted["blobs"], "begun": {}}
-                return SimpleNamespace(stdout=json.dumps(answer))
-            for _ in input:
+        def ask(self, request: MachineRequest, payload: Iterable[bytes] = (), **_: Any) -> Any:
+            if isinstance(request, ListMissing):
+                return {"trees": request.trees, "blobs": request.blobs, "begun": {}}
+            for _ in payload:
                 began.set()
                 until(gate.given_up.is_set)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,8 @@ import pytest
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink, link_to
+from distributed.machine.packing import program
+from distributed.machine.requests import BuildEnvironment, FindEnvironment, frame
 from distributed.preparation import downloads
 from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning
@@ -128,10 +129,10 @@ def test_a_package_with_another_hash_is_refused(wheels: Path, tmp_path: Path, mo
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     recipe = hashed(RECIPE, b"another file")
-    lines = hashed_for(recipe.hashes, builder.find(tmp_path, recipe.digest), recipe.requirements)
-    order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": lines}
-    with pytest.raises(builder.Unbuildable, match="differs from the one that was tested"):
-        builder.build(tmp_path, order, "", str(wheels))
+    lines = hashed_for(recipe.hashes, builder.find(tmp_path, FindEnvironment(recipe.digest)), recipe.requirements)
+    order = BuildEnvironment(recipe.digest, recipe.requirements, recipe.lock, lines, "", str(wheels))
+    reply = builder.build(tmp_path, order)
+    assert reply["problem"] == "a package differs from the one that was tested" and reply["offline"]
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- the builder, on its own
 
 
-ORDER = {"digest": hashlib.sha256(b"r").hexdigest(), "requirements": [], "lock": ""}
+ORDER = BuildEnvironment(hashlib.sha256(b"r").hexdigest(), [], "", "", uv="", wheels="")
 
 
 STAND_IN = f"""#!/bin/sh
@@ -227,14 +228,15 @@ def test_a_torn_build_is_never_used(tmp_path: Path) -> None:
     uv = tmp_path / "uv"
     uv.write_text(f"{STAND_IN}kill -9 $PPID\n")  # nothing is tidied up
     uv.chmod(0o755)
-    words = [python_itself(), builder.__file__, str(tmp_path), "build", str(uv), ""]
-    killed = subprocess.run(words, input=json.dumps(ORDER), text=True, capture_output=True, timeout=60)
+    words, order = [python_itself(), "-c", program().decode(), str(tmp_path)], replace(ORDER, uv=str(uv))
+    killed = subprocess.run(words, input=frame(order), capture_output=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "envs").glob(".*.part"))) == 2
-    assert builder.ready(tmp_path, ORDER["digest"]) == ""
+    assert builder.ready(tmp_path, ORDER.recipe) == ""
 
     uv.write_text(STAND_IN)
-    assert builder.build(tmp_path, ORDER, str(uv), "") == builder.ready(tmp_path, ORDER["digest"]) != ""
+    assert builder.build(tmp_path, order) == {"python": builder.ready(tmp_path, ORDER.recipe)}
+    assert builder.ready(tmp_path, ORDER.recipe) != ""
     assert list((tmp_path / "envs").glob(".*.part")) == []
 
 

@@ -22,7 +22,9 @@ from tests.distributed.muster_runs import REPOSITORY, Muster
 from tests.lab.fixtures import MakeLightLab
 from tests.lab.light import LightLab
 
-KEY = "import sys; sys.path.insert(0, sys.argv[1]); import environment_builder as b; print(b.key(sys.argv[2]))"
+KEY = """import sys; sys.path.insert(0, sys.argv[1])
+from distributed.preparation.environment_builder import key
+print(key(sys.argv[2]))"""
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def give_environment(lab: LightLab) -> Path:
     hosts = lab.hosts(python="")
     with closing(link_to(hosts.machines[0], hosts)) as link:
         base = find_tools(link).python
-    words = [base, "-c", KEY, str(REPOSITORY / "distributed" / "preparation"), training_recipe().digest]
+    words = [base, "-c", KEY, str(REPOSITORY), training_recipe().digest]
     key = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     python = lab["a"].files / ".cache" / "muster" / "envs" / key / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -20,6 +20,7 @@ from scripted_connection import Says, far_machine
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
 from distributed.machine.link import HereConnection, MachineLink, link_to
+from distributed.machine.requests import ListMissing
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.transfer import Tree, packed, send_trees
@@ -43,8 +44,8 @@ class Breaking(HereConnection):
     def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         if input is None or isinstance(input, bytes):
             return super().run(argv, input=input, timeout=timeout)
-        limit = self.cuts.pop(0) if self.cuts else None
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path.home()) as process:
+        limit, pipe = self.cuts.pop(0) if self.cuts else None, subprocess.PIPE
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=Path.home()) as process:
             assert process.stdin is not None
             sent = 0
             for data in input:
@@ -54,11 +55,11 @@ class Breaking(HereConnection):
                     break
             process.stdin.close()
             process.stdin = None
-            _, errors = process.communicate(timeout=PATIENCE)
+            output, errors = process.communicate(timeout=PATIENCE)
         self.sent.append(sent)
         if limit is not None:
             raise Dropped(self.machine, "the connection was lost while a command ran")
-        return Completed(process.returncode, b"", errors)
+        return Completed(process.returncode, output, errors)
 
 
 @pytest.fixture
@@ -143,10 +144,10 @@ def test_a_damaged_beginning_is_not_kept(tmp_path: Path, tree: Tree) -> None:
     part = agent_files.blob_path(root, blob).with_name(f"{blob}.1.part")
     part.parent.mkdir(parents=True)
     part.write_bytes(b"?" * 1000)
-    assert agent_files.missing(root, {"trees": [], "blobs": [blob]})["begun"] == {blob: 1000}
+    assert agent_files.missing(root, ListMissing([], [blob]))["begun"] == {blob: 1000}
     with pytest.raises(ValueError, match="damaged"):
         agent_files.store(root, blob, io.BytesIO(path.read_bytes()[1000:]), 1000)
-    assert agent_files.missing(root, {"trees": [], "blobs": [blob]})["begun"] == {}
+    assert agent_files.missing(root, ListMissing([], [blob]))["begun"] == {}
     with pytest.raises(ValueError, match="its first part is missing"):
         agent_files.store(root, blob, io.BytesIO(b""), 1000)
 
@@ -164,7 +165,7 @@ def test_what_is_missing_of_thousands_of_files_is_found_with_little_work(tmp_pat
 
     sys.setprofile(count)
     try:
-        said = agent_files.missing(tmp_path, {"trees": [], "blobs": names})
+        said = agent_files.missing(tmp_path, ListMissing([], names))
     finally:
         sys.setprofile(before)
     assert (said["blobs"], said["begun"]) == (names, {names[3]: 5})
@@ -184,8 +185,7 @@ def test_the_stream_is_a_tar_of_what_is_missing(
         blobs[name], begun[name] = folder / name, int(share * len(content))
         wanted[name] = content[begun[name] :]
     said: list[int] = []
-    stream = io.BytesIO(b"".join(packed({"trees": {}}, blobs, begun, said.append)))
-    assert stream.readline() == b'{"trees": {}}\n'
+    stream = io.BytesIO(b"".join(packed(blobs, begun, said.append)))
     with tarfile.open(fileobj=stream, mode="r|gz") as archive:
         assert {entry.name: (archive.extractfile(entry) or stream).read() for entry in archive} == wanted
     assert said[-1] == sum(map(len, wanted.values()))

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from app.cli.arguments import OUTPUT, Json, Output
-from app.cli.model.evaluate import Seed
+from app.cli.model.evaluate import Seed, compare_texts
 from app.cli.terminal import answer
 from app.cli.train.command import merged_overrides
 from app.cli.train.start import TrainRequest, profile_of
@@ -22,7 +22,6 @@ from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
 from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
-from app.task_results import results_of
 from distributed.planning.memory.fitting import fit
 from distributed.preparation.preflight import local_memory_budgets
 from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
@@ -31,7 +30,7 @@ from profiles.files.library import check_name
 from profiles.files.resolve import load_profile, save_profile
 from profiles.options import has_effect
 from profiles.quantities import bytes_text
-from profiles.schema import DEFAULT_TASK, Profile
+from profiles.schema import Profile
 from training.hardware.resources import whole_cores
 from training.records.run_folder import RunFolder
 from training.records.runs import size_of
@@ -93,7 +92,7 @@ def compare(
         raise BadInput("these options compare strategies", "name them with --strategies allreduce,diloco")
     if not named:
         raise BadInput("nothing to compare was named", f"{command_line('compare', '--help')} shows what can be")
-    return results_of(DEFAULT_TASK).compare(named, seed, output, as_json)
+    return compare_texts(named, seed, output, as_json)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from training.exchange.links.connection import Connection
 from training.exchange.links.dialling import interface_at
 from training.exchange.links.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.links.listener import Address, Listener
-from training.exchange.links.loop import Loop
 from training.exchange.mean.reduction import BufferPool, OwnedShard, Reduction
 from training.exchange.mean.transfer import Done, PendingTransfer
 from training.records.events import PeerPath
@@ -53,7 +52,6 @@ class Mesh:
         coordinator."""
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
-        self._loop: Loop | None = None
         self.started = 0
         self._lock = threading.Lock()
         self._shards: dict[int, OwnedShard] = {}
@@ -91,11 +89,10 @@ class Mesh:
         mesh._on_lost = on_lost
         peers = {peer: addresses[peer] for peer in mesh.peers}
         out, into = listener.connect(channel, peers, time.monotonic() + seconds, member_names, relay, is_wanted)
-        mesh._loop = loop = Loop("links") if mesh.peers else None
         for peer in mesh.peers:
             mesh.routes[peer] = _peer_path(out[peer], peer)
-            mesh._in[peer] = Incoming(into[peer], peer, member_names, mesh.break_off, on_lost is None, loop)
-            mesh._out[peer] = Outgoing(out[peer], peer, member_names, mesh.break_off, loop)
+            mesh._out[peer] = Outgoing(out[peer], peer, member_names, mesh.break_off)
+            mesh._in[peer] = Incoming(into[peer], peer, member_names, mesh.break_off, believes=on_lost is None)
         return mesh
 
     @property
@@ -118,33 +115,48 @@ class Mesh:
         receives: Mapping[int, Sequence[memoryview]],
         on_done: Done | None = None,
         mark: int = 0,
-        start: bool = True,
     ) -> PendingTransfer:
         """Send buffers to some members and receive others' into buffers of the same size.
 
         The buffers belong to the operation until it is complete. All members take part, possibly with nothing.
 
         Args:
-            start: ``False``: this thread drives it at once (:meth:`PendingTransfer.drive`).
             mark: below :data:`~training.exchange.links.link.MARKS`, identifies what is exchanged: where a peer's
                 differs, its connection ends before one is mistaken for the other.
         """
-        return self._exchange(self._next(mark), sends, receives, on_done).submit(start)
+        return self._exchange(self._next(mark), sends, receives, on_done)
 
     def send(self, peer: int, tag: int, data: memoryview) -> PendingTransfer:
         """Send one message to a member, which asks for ``tag``; independent of this mesh's other operations."""
-        return self._exchange(tag * MARKS, {peer: [data]}, {}, None).submit()
+        return self._exchange(tag * MARKS, {peer: [data]}, {}, None)
 
     def receive(self, peer: int, tag: int, into: memoryview) -> PendingTransfer:
         """Receive a message that a member sends with ``tag``."""
-        return self._exchange(tag * MARKS, {}, {peer: [into]}, None).submit()
+        return self._exchange(tag * MARKS, {}, {peer: [into]}, None)
 
-    def reduce(
-        self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, start: bool = True
-    ) -> PendingTransfer:
-        """Start a reduction; ``reduction`` has its outcome when the operation is complete. For ``start`` see
-        :meth:`exchange`."""
-        return self.prepare(reduction, on_done, mark).submit(start)
+    def exchange_now(self, data: memoryview, buffers: Mapping[int, memoryview], mark: int = 0) -> bool:
+        """Send ``data``, which is small, to all members, and receive as much from each, in this thread.
+
+        Returns:
+            Whether that was done: not while another operation is in flight.
+        """
+        if not all(link.idle for link in self.links()):
+            return False
+        number = self._next(mark)
+        for peer in self.peers:
+            if not self._out[peer].try_now(lambda link: link.send(number, data)):
+                self._out[peer].submit(lambda link: link.send(number, data), lambda error: None)
+        for peer in self.peers:
+            receive = _receiver(number, [buffers[peer]])
+            if not self._in[peer].try_now(receive):
+                operation = PendingTransfer(1)
+                self._in[peer].submit(receive, operation.part_ended)
+                operation.wait()
+        return True
+
+    def reduce(self, reduction: Reduction, on_done: Done | None = None, mark: int = 0) -> PendingTransfer:
+        """Start a reduction; ``reduction`` has its outcome when the operation is complete."""
+        return self.prepare(reduction, on_done, mark).submit()
 
     def prepare(
         self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, number: int | None = None
@@ -170,23 +182,21 @@ class Mesh:
             if on_done is not None:
                 on_done(error)
 
-        def sender(peer: int) -> Callable[[Outgoing], Iterator[int]]:
-            def send(link: Outgoing) -> Iterator[int]:
+        def sender(peer: int) -> Callable[[Outgoing], None]:
+            def send(link: Outgoing) -> None:
                 for piece in range(reduction.pieces[peer]):
-                    yield from link.send(number, *reduction.contribution(peer, piece))
+                    link.send(number, *reduction.contribution(peer, piece))
                 for piece in own_pieces:
-                    yield from link.send(number, (yield from shard.outcome(piece)))
+                    link.send(number, shard.outcome(piece))
 
             return send
 
-        def receiver(peer: int) -> Callable[[Incoming], Iterator[int]]:
-            def receive(link: Incoming) -> Iterator[int]:
+        def receiver(peer: int) -> Callable[[Incoming], None]:
+            def receive(link: Incoming) -> None:
                 for piece in own_pieces:
-                    size = yield from link.receive(number, reduction.contribution_buffer(peer, piece))
-                    shard.arrived(peer, piece, size)
+                    shard.arrived(peer, piece, link.receive(number, reduction.contribution_buffer(peer, piece)))
                 for piece in range(reduction.pieces[peer]):
-                    size = yield from link.receive(number, reduction.outcome_buffer(peer, piece))
-                    reduction.take(peer, piece, size)
+                    reduction.take(peer, piece, link.receive(number, reduction.outcome_buffer(peer, piece)))
 
             return receive
 
@@ -209,10 +219,10 @@ class Mesh:
                 return
             self.lost = lost
             shards = list(self._shards.values())
-        for shard in shards:
-            shard.fail()
         for peer in self.peers if self._on_lost is None else ():
             self._out[peer].say_farewell(lost)
+        for shard in shards:
+            shard.fail()
         if self._on_lost is not None:
             self._cut()
             return self._on_lost(lost)
@@ -232,7 +242,7 @@ class Mesh:
             shards = list(self._shards.values())
         for shard in shards:
             shard.fail()
-        self._cut()  # which has the links look for changes
+        self._cut()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Let operations in flight end, and hang up. Idempotent."""
@@ -242,11 +252,7 @@ class Mesh:
             self._closed = True
         deadline = time.monotonic() + seconds
         for link in self.links():
-            link.drain(max(0.0, deadline - time.monotonic()))
-        for link in self.links():
-            link.cut()
-        for link in self.links():
-            link.close(0.0)
+            link.close(max(0.0, deadline - time.monotonic()))
 
     def _cut(self) -> None:
         for link in self.links():
@@ -299,16 +305,14 @@ class Mesh:
         number = self._next(mark, number)
         operation = PendingTransfer(2 * len(buffers), self._in_turn(on_done), lambda: self.lost)
 
-        def receiver(peer: int) -> Callable[[Incoming], Iterator[int]]:
-            def receive(link: Incoming) -> Iterator[int]:
-                on_received(peer, (yield from link.receive(number, buffers[peer])))
-
-            return receive
+        def receiver(peer: int) -> Callable[[Incoming], None]:
+            return lambda link: on_received(peer, link.receive(number, buffers[peer]))
 
         for peer in buffers:
-            operation.add(self._out[peer], _sender(number, [data]))
+            # Members that both send before they receive would block each other if data exceeded the socket buffers.
+            operation.add(self._out[peer], _sender(number, [data]), len(data) <= SMALL)
         for peer in buffers:
-            operation.add(self._in[peer], receiver(peer))
+            operation.add(self._in[peer], receiver(peer), True)
         return operation
 
     def _exchange(
@@ -320,24 +324,24 @@ class Mesh:
     ) -> PendingTransfer:
         operation = PendingTransfer(len(sends) + len(receives), on_done, lambda: self.lost)
         for peer, buffers in sends.items():
-            operation.add(self._out[peer], _sender(number, buffers))
+            self._out[peer].submit(_sender(number, buffers), operation.part_ended)
         for peer, buffers in receives.items():
-            operation.add(self._in[peer], _receiver(number, buffers))
+            self._in[peer].submit(_receiver(number, buffers), operation.part_ended)
         return operation
 
 
-def _sender(number: int, buffers: Sequence[memoryview]) -> Callable[[Outgoing], Iterator[int]]:
-    def send(link: Outgoing) -> Iterator[int]:
+def _sender(number: int, buffers: Sequence[memoryview]) -> Callable[[Outgoing], None]:
+    def send(link: Outgoing) -> None:
         for buffer in buffers:
-            yield from link.send(number, buffer)
+            link.send(number, buffer)
 
     return send
 
 
-def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming], Iterator[int]]:
-    def receive(link: Incoming) -> Iterator[int]:
+def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming], None]:
+    def receive(link: Incoming) -> None:
         for buffer in buffers:
-            size = yield from link.receive(number, buffer)
+            size = link.receive(number, buffer)
             if size != len(buffer):
                 raise link.lost(f"it sent {size} bytes where {len(buffer)} belong")
 

@@ -1,0 +1,253 @@
+"""What can be asked of a machine: one class a request, used by who asks and by the program on the machine.
+
+Standard library only, Python >= 3.9: it is sent to the machines as part of that program, which
+:mod:`distributed.machine.program` runs. A request is one frame on the program's standard input: the number of its bytes
+in a line, then ``[CLASS, {FIELD: VALUE}]`` in JSON. The reply is one line with a JSON object, unless the request says
+otherwise; where it fails, the last line of the error output says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+_LONGEST_COUNT = 12
+
+
+@dataclass(frozen=True)
+class MachineRequest:
+    """Base class."""
+
+    carried_out_by: ClassVar[str]
+    """``MODULE:FUNCTION``, called on the machine with Muster's folder there and the request; it returns the reply, or
+    ``None`` where it has written something else."""
+
+    @property
+    def title(self) -> list[str]:
+        """Words that tell in a list of processes what this is: its name, and the run and the folder that it is for."""
+        fields = vars(self)
+        return [type(self).__name__.lower(), *(fields[name] for name in ("run", "rank") if name in fields)]
+
+
+# ----------------------------------------------------------------------------------------------------- before a run
+
+
+@dataclass(frozen=True)
+class ProbeMachine(MachineRequest):
+    """A report on the machine; see :func:`distributed.machine.agent_files.report_on`."""
+
+    modules: Sequence[str]
+    """Packages to look for."""
+    dial: str = ""
+    """``HOST PORT`` that it tries to connect to; the reply's ``dialled`` is the word that it was sent there."""
+
+    carried_out_by = "distributed.machine.agent_files:probe"
+
+
+@dataclass(frozen=True)
+class ReadHealth(MachineRequest):
+    """Its hardware and system; needs psutil there."""
+
+    carried_out_by = "distributed.checks.machine_health:facts"
+
+
+@dataclass(frozen=True)
+class Listen(MachineRequest):
+    """``{"port": N}`` at once; takes connections there until its input ends, or for ``seconds``."""
+
+    seconds: float
+
+    carried_out_by = "distributed.checks.machine_health:listen"
+
+
+@dataclass(frozen=True)
+class Reach(MachineRequest):
+    """``{"HOST PORT": ""}``, or the reason why it cannot be connected to, for every endpoint."""
+
+    endpoints: Sequence[tuple[str, int]]
+
+    carried_out_by = "distributed.checks.machine_health:reach"
+
+
+@dataclass(frozen=True)
+class InspectData(MachineRequest):
+    """What lies at a path, relative to the home folder: ``path``, ``problem``, ``columns``."""
+
+    path: str
+
+    carried_out_by = "distributed.checks.data_probe:inspect"
+
+
+@dataclass(frozen=True)
+class TestLinks(MachineRequest):
+    """A conversation about links; see :mod:`distributed.measuring.link_probe`. Needs psutil there."""
+
+    __test__: ClassVar[bool] = False  # none of pytest's
+
+    carried_out_by = "distributed.measuring.link_probe:converse"
+
+
+@dataclass(frozen=True)
+class FindEnvironment(MachineRequest):
+    """The ``python`` of the environment of a recipe, empty where there is none, and which wheels fit."""
+
+    recipe: str
+    """Its digest."""
+
+    carried_out_by = "distributed.preparation.environment_builder:find"
+
+
+@dataclass(frozen=True)
+class BuildEnvironment(MachineRequest):
+    """Builds it: lines with the progress, the last one with ``python`` or ``problem``."""
+
+    recipe: str
+    requirements: Sequence[str]
+    lock: str
+    hashed: str
+    uv: str
+    """Its path there; empty: pip builds it."""
+    wheels: str
+    """Folder there with the packages; empty: they are downloaded."""
+
+    carried_out_by = "distributed.preparation.environment_builder:build"
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+@dataclass(frozen=True)
+class ListMissing(MachineRequest):
+    """The ``trees`` and ``blobs`` of these that are missing, the bytes of blobs that have ``begun``, and ``root``."""
+
+    trees: Sequence[str]
+    blobs: Sequence[str]
+
+    carried_out_by = "distributed.machine.agent_files:missing"
+
+
+@dataclass(frozen=True)
+class PutFiles(MachineRequest):
+    """Stores blobs, whose gzipped tar follows, and builds trees of them."""
+
+    trees: Mapping[str, Mapping[str, str]]
+    """Blob by relative path, for each tree."""
+    begun: Mapping[str, int]
+    """Bytes of each blob that are there already, and are not sent."""
+
+    carried_out_by = "distributed.machine.agent_files:put"
+
+
+@dataclass(frozen=True)
+class GetFiles(MachineRequest):
+    """``{"files": {path: bytes}}`` about a folder of a worker, then these bytes."""
+
+    run: str
+    rank: str
+    name: str
+
+    carried_out_by = "distributed.machine.agent_files:get"
+
+
+# ---------------------------------------------------------------------------------------------------------- workers
+
+
+@dataclass(frozen=True)
+class Start(MachineRequest):
+    """Starts a worker under a daemon; see :mod:`distributed.machine.agent`."""
+
+    run: str
+    rank: str
+    argv: Sequence[str]
+    """``{folder}`` stands for its folder, ``{python}`` for this Python; in ``env``, too."""
+    env: Mapping[str, str]
+    files: Mapping[str, str]
+    """Content in base64 by relative path."""
+    links: Mapping[str, str]
+    """Target by relative path."""
+    lease: float
+    """Seconds without a sign of who started it, after which the worker is stopped."""
+    grace: float
+    """Seconds that it then has for its snapshot."""
+    defaults: Mapping[str, str]
+    """Environment variables where none are set."""
+
+    carried_out_by = "distributed.machine.agent:start"
+
+
+@dataclass(frozen=True)
+class Attach(MachineRequest):
+    """Carries lines between a daemon and this session until either ends."""
+
+    run: str
+    rank: str
+    after: int
+    """Number of the last record that is known."""
+    silence: float
+    """Seconds without input after which it ends."""
+
+    carried_out_by = "distributed.machine.agent:attach"
+
+
+@dataclass(frozen=True)
+class ListRemains(MachineRequest):
+    """The ``processes`` of a run and its ``snapshots``; removes keys that no agent is there to remove."""
+
+    run: str
+
+    carried_out_by = "distributed.machine.agent_files:remains"
+
+
+@dataclass(frozen=True)
+class Forget(MachineRequest):
+    """Removes the keys of a worker whose agent and guard were killed before they could."""
+
+    run: str
+    rank: str
+
+    carried_out_by = "distributed.machine.agent_files:forget_worker"
+
+
+def frame(request: MachineRequest) -> bytes:
+    """Return a request as the program reads it."""
+    data = json.dumps([type(request).__name__, vars(request)]).encode()
+    return b"%d\n%s" % (len(data), data)
+
+
+def read_request(read: Callable[[int], bytes]) -> MachineRequest:
+    """Read one request, and nothing that follows it.
+
+    Args:
+        read: returns at most this many bytes of the input.
+
+    Raises:
+        ValueError: something else was sent.
+        EOFError: the input ended.
+    """
+    count = b""
+    while not count.endswith(b"\n"):
+        byte = read(1)
+        if not byte:
+            raise EOFError("no request arrived")
+        count += byte
+        if len(count) > _LONGEST_COUNT:
+            raise ValueError("not a request")
+    pieces, left = [], int(count)
+    while left:
+        piece = read(min(left, 1 << 16))
+        if not piece:
+            raise EOFError("the request was cut short")
+        pieces.append(piece)
+        left -= len(piece)
+    name, fields = json.loads(b"".join(pieces))
+    return _parsed(name, fields)
+
+
+def _parsed(name: Any, fields: Any) -> MachineRequest:
+    kinds = {kind.__name__: kind for kind in MachineRequest.__subclasses__()}
+    try:
+        return kinds[name](**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a request of this version: {error}") from None

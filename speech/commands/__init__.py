@@ -1,1 +1,0 @@
-"""Commands for recordings and transcripts."""

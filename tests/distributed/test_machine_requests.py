@@ -1,0 +1,91 @@
+"""Requests to a machine: as they are framed, read, and carried out by the program there."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from distributed.hosts.schema import Machine
+from distributed.machine.link import HereConnection, MachineLink
+from distributed.machine.packing import MODULES, program
+from distributed.machine.requests import (
+    GetFiles,
+    ListMissing,
+    ListRemains,
+    MachineRequest,
+    ProbeMachine,
+    Start,
+    frame,
+    read_request,
+)
+from distributed.ssh.errors import RemoteFileError
+from tests.preloaded.python import python_itself
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ProbeMachine(["torch"], "host 7"),
+        GetFiles("run-1", "0", "model"),
+        Start("run-1", "0", ["{python}"], {"A": "b"}, {"plan.json": "e30="}, {}, 30.0, 5.0, {}),
+    ],
+)
+def test_a_request_arrives_as_it_was_made_and_what_follows_stays(request_: MachineRequest) -> None:
+    stream = io.BytesIO(frame(request_) + b"payload")
+    assert read_request(stream.read) == request_
+    assert stream.read() == b"payload"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"12",
+        b"99\n[]",
+        b"x\n",
+        b"5\n[1,2]",
+        b'22\n["MachineRequest", {}]',
+        b'27\n["ProbeMachine", {"odd": 1}]',
+        b"1" * 40,
+    ],
+)
+def test_what_is_no_request_is_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, EOFError)):
+        read_request(io.BytesIO(data).read)
+
+
+@pytest.mark.parametrize("kind", MachineRequest.__subclasses__())
+def test_every_request_has_a_part_of_the_program_that_carries_it_out(kind: type[MachineRequest]) -> None:
+    module, _, function = kind.carried_out_by.partition(":")
+    assert module in MODULES and callable(getattr(import_module(module), function))
+
+
+def test_a_title_names_the_run_for_lists_of_processes() -> None:
+    assert GetFiles("run-1", "0", "model").title == ["getfiles", "run-1", "0"]
+    assert ListRemains("run-1").title == ["listremains", "run-1"] and ProbeMachine([]).title == ["probemachine"]
+
+
+def test_the_program_is_sent_along_until_it_is_there(tmp_path: Path) -> None:
+    link = MachineLink(
+        Machine(name="far", python=python_itself(), project_path=str(tmp_path)), lambda: HereConnection("far")
+    )
+    question = ListMissing(["t" * 64], ["0" * 64])
+    before = link.ask(question)
+    assert (before["trees"], before["blobs"], list(tmp_path.iterdir())) == (["t" * 64], ["0" * 64], [])
+    link.put_agent()
+    assert "-c" not in link.command(question) and link.ask(question) == before
+    with pytest.raises(RemoteFileError, match="far: not a content hash: 'x'"):
+        link.ask(ListMissing([], ["x"]))
+
+
+def test_a_package_of_the_same_name_there_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "distributed.py").write_text("raise SystemExit('another package')")
+    request = ListMissing([], [])
+    words = [python_itself(), "-c", program().decode(), str(tmp_path), *request.title]
+    done = subprocess.run(words, input=frame(request), capture_output=True, cwd=tmp_path, timeout=60)
+    assert json.loads(done.stdout)["root"] == str(tmp_path), done.stderr
