@@ -13,7 +13,9 @@ from distributed.planning.reasons import ROUTE_CODES, sentence
 from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, memory_text, time_text
-from training.strategies.registry import loss_sources
+from training.records.plan import RunPlan
+from training.strategies.registry import cost_model, loss_sources
+from training.strategies.user_strategy import sync_schedule_of
 
 WIDTH = 80
 ROWS = 12
@@ -32,6 +34,26 @@ def candidate_text(candidate: Candidate) -> str:
 def choice_text(choice: Choice) -> str:
     """Return ``desk, pc and studio, merging every 50 steps``, or ``studio alone``, without the strategy's name."""
     return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
+
+
+def way_text(plan: RunPlan) -> str:
+    """Return how the members of a plan train together, in a sentence without the strategy's name."""
+    if plan.world_size == 1:
+        return "One machine: nothing is exchanged."
+    settings = plan.profile.strategy
+    interval, costs = sync_schedule_of(settings).interval, cost_model(settings.strategy)
+    if interval > 1:
+        return f"Fast: they merge what they have learnt every {counted(interval, 'step')}."
+    if costs is not None and costs.exact:
+        return "Exact: they merge in every step, as if one machine did all the work."
+    return "Fast: they merge in every step, and send less than everything."
+
+
+def details_text(plan: RunPlan, planning: Planning | None) -> str:
+    """Return the names that a plan has for experts, and its hash."""
+    best = planning.best if planning is not None else None
+    way = candidate_text(best) if best is not None else plan.profile.strategy.strategy
+    return f"details: {way} over {plan.engine}, plan {plan.hash()}"
 
 
 def _rhythm(choice: Choice) -> str:
@@ -100,13 +122,13 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         )
         yield f"{steps_text}, without start and evaluation"
     for member in best.members:
-        memory = f", {memory_text(member.memory)} of {memory_text(member.memory_free)}" if member.memory_free else ""
-        traffic = f", {bytes_text(member.bytes_per_hour)}/h" if member.bytes_per_hour else ""
-        yield (
-            f"  {_cut(member.name, 30)}: {counted(member.micro_batch, 'sample')}"
-            f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, "
-            f"{time_text(member.seconds)}{memory}{traffic}"
-        )
+        passes = f" in {best.accumulation} passes" if best.accumulation > 1 else ""
+        samples = counted(member.micro_batch * best.accumulation, "sample")
+        free = memory_text(member.memory_free)
+        memory = f", takes {memory_text(member.memory)} of {free} memory" if member.memory_free else ""
+        traffic = f", sends {bytes_text(member.bytes_per_hour)} an hour" if member.bytes_per_hour else ""
+        line = f"{_cut(member.name, 30)}: {samples}{passes} in {time_text(member.seconds)}{memory}{traffic}"
+        yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
     for reason in planning.reasons:
         if reason.code in (*ROUTE_CODES, *CABLES, "data-stay"):
             yield from textwrap.wrap(visible(sentence(reason)), WIDTH, initial_indent="  ", subsequent_indent="    ")

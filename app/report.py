@@ -10,7 +10,7 @@ from typing import Any
 
 from app.console import command_about, command_line, relative_path, visible
 from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
-from app.run_view.metrics import metric_label, metrics_of, simulated_text
+from app.run_view.metrics import metric_label, metrics_of, simulated_text, unfinished_text
 from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState
 from distributed.planning.feedback import planning_in
@@ -45,8 +45,7 @@ def title_of(plan: RunPlan) -> str:
     """Return the title of a run in one line."""
     if plan.launch is not None:
         return f"{plan.launch.title} · {plan.run_id} · {counted(plan.world_size, 'process', 'processes')}"
-    workers = counted(plan.world_size, "worker")
-    return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
+    return f"{plan.profile.name} · {plan.run_id} · {counted(plan.world_size, 'worker')}"
 
 
 def document(ended: EndedRun) -> dict[str, Any]:
@@ -180,9 +179,17 @@ def evaluation_lines(state: RunState) -> list[str]:
     for split, results in state.evaluations.items():
         old = f" (step {results.last.step})" if results.last.step < newest else ""
         for name in metrics_of(results.last):
+            if name == "cut":
+                continue
             cells.append((metric_label(name), visible(split), change(results, name) + old))
     widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
-    return [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
+    lines = [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
+    unfinished = {
+        split: results.last.figures["cut"]
+        for split, results in state.evaluations.items()
+        if "cut" in results.last.figures
+    }
+    return [*lines, *(f"{visible(split)}: {unfinished_text(share)}" for split, share in unfinished.items())]
 
 
 def stopped_line(ended: EndedRun) -> str:

@@ -72,7 +72,7 @@ def evaluation_text(results: SplitResults, split: str = "") -> str:
     name = next(iter(last_metrics))
     label = f"{metric_label(name)} on {split}:" if split else metric_label(name)
     cut = (
-        f", {metric_text('cut', last_metrics['cut'])} of the texts cut"
+        f", {metric_text('cut', last_metrics['cut'])} of the texts unfinished"
         if "cut" in last_metrics and results.last.step
         else ""
     )

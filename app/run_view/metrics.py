@@ -27,7 +27,12 @@ def simulated_text(hours: float) -> str:
 
 def metric_label(name: str) -> str:
     """Return ``WER`` for ``wer``; other names are unchanged."""
-    return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)
+    return {"wer": "WER", "cer": "CER", "cut": "unfinished texts"}.get(name, name)
+
+
+def unfinished_text(share: float) -> str:
+    """Return what it means that a model was stopped in a share of its texts."""
+    return f"{metric_text('cut', share)} of the texts are unfinished: the model went on and on, and was stopped"
 
 
 def metrics_of(result: EvaluationEvent) -> dict[str, float]:

@@ -197,4 +197,4 @@ def test_texts_that_were_cut_are_told_once_there_are_steps(plain: Plain) -> None
 
     before, after = plain.feed(RunEvent(status="running", total_steps=2, time=0.0), with_cut(0), with_cut(2))[-2:]
     assert "cut" not in before
-    assert after == "[0:00] WER on validation: 50.0 % -> 50.0 %, 25.0 % of the texts cut (step 2)"
+    assert after == "[0:00] WER on validation: 50.0 % -> 50.0 %, 25.0 % of the texts unfinished (step 2)"

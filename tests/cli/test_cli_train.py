@@ -249,8 +249,8 @@ def test_a_trial_run_for_a_person(capsys: Capture) -> None:
     rehearsal(FakeRun(training()))
     out = capsys.readouterr().out
     assert "step          0.500 s, 32.0 samples/s" in out
-    assert "compute 80%, exposed wait 20%, transfer 40%" in out
-    assert "exchange      8.0 kB a member, every step" in out
+    assert "80 % computing, 20 % waiting for the others" in out
+    assert "sends         8.0 kB a worker, every step" in out
 
 
 def test_a_failed_trial_run_says_why(capsys: Capture) -> None:

@@ -22,9 +22,9 @@ def test_the_usual_hosts_file_is_looked_at_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("distributed_hosts.json").write_text(json.dumps(HOSTS))
-    assert main(["distributed-train", "nanogpt", "--plan-only", "--no-input", "--out", "plan.json"]) == 0
+    assert main(["distributed-train", "nanogpt", "--plan-only", "--no-input", "--out", "plan.json", "--details"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("desk: ") and out.rstrip().endswith("nothing was started")
+    assert out.startswith("desk: ") and out.endswith("\nNothing was started.\n")
     assert "on the machines of distributed_hosts.json" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["distributed_hosts.json", "plan.json"]
     assert read_plan(tmp_path / "plan.json").hash() in out
@@ -53,3 +53,19 @@ def test_a_run_is_not_resumed_by_a_rehearsal(tmp_path: Path, capsys: pytest.Capt
     assert main(["distributed-train", "--resume", plan.run_id, "--try", "--output", str(tmp_path)]) == 2
     assert "error: --try and --resume do not go together" in capsys.readouterr().err
     assert (folder.path / "events.jsonl").read_bytes() == events
+
+
+@pytest.mark.parametrize(("options", "way"), [
+    (["--local", "1"], "One machine: nothing is exchanged."),
+    (["--local", "2", "--strategy", "zero1"], "Exact: they merge in every step, as if one machine did all the work."),
+    (["--local", "2", "--strategy", "demo"], "Fast: they merge in every step, and send less than everything."),
+    (["--local", "2", "--strategy", "diloco"], "Fast: they merge what they have learnt every 50 steps."),
+])  # fmt: skip
+def test_a_plan_is_shown_without_names_for_experts(
+    options: list[str], way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["distributed-train", "nanogpt", *options, "--plan-only"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert way in lines
+    assert not any(word in " ".join(lines) for word in ("allreduce", "diloco", "mesh", "plan "))

@@ -170,6 +170,9 @@ def distributed_train(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", "-v", help="Also name the strategy, its codec and engine, and the plan's hash.")
+    ] = False,
     detach: Detach = False,
     notified: Notified = "",
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the dashboard.")] = False,
@@ -194,7 +197,7 @@ def distributed_train(
     overrides = merged_overrides(settings, flags, references)
     request = train.TrainRequest(
         profile, overrides, resume, trial or dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
-        plan_file, allow_missing, offline_wheels, trust_new, plan_only, out,
+        plan_file, allow_missing, offline_wheels, trust_new, plan_only, out, details,
     )  # fmt: skip
     hosts = train.hosts_file_of(request)
     if hosts is None and plan_file is not None:

@@ -14,7 +14,7 @@ from app.cli.runs.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.terminal import somebody
 from app.cli.train.local_run import StartRun, run_to_end
 from app.console import command_about, command_line, say, visible
-from app.plan_table import summary_lines
+from app.plan_table import details_text, summary_lines
 from app.progress import progress_for
 from app.report import title_of
 from app.run_view.run_state import reduce_events
@@ -71,6 +71,8 @@ class TrainRequest:
     plan_only: bool = False
     out: Path | None = None
     """File for the plan, with ``--try`` or ``--plan-only``."""
+    details: bool = False
+    """Whether to name strategy, codec, engine and the plan's hash."""
 
     def __post_init__(self) -> None:
         """Raise BadInput for conflicting options."""
@@ -297,6 +299,8 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
         else:
             launcher, planned = _planned_on_hosts(request, hosts_file, prepare)
             _tell_plan(planned)
+            if request.details and instead_of_start is None:
+                say(details_text(planned.plan, planned.planning))
             if instead_of_start is not None:
                 return instead_of_start(launcher, planned, request)
             path, plan = launcher.start(planned, request.command), planned.plan

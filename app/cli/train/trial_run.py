@@ -11,7 +11,7 @@ import dataclasses
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,14 @@ from app.cli.train.local_run import StartRun, run_to_end
 from app.cli.train.start import TrainRequest, plan_of
 from app.console import say, visible
 from app.follow import Follower
+from app.plan_table import details_text, way_text
 from app.progress import progress_for
 from app.report import EndedRun, title_of
 from app.run_view.run_state import RunState
 from distributed.planning.run_time import promised_time
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import bytes_text, duration_text, memory_text
+from profiles.quantities import bytes_text, duration_text, memory_text, share_text
 from training.numerics.schedule import ends_in_warm_up, steps_in
 from training.records.event_log import read_events
 from training.records.events import Event, StepEvent, SyncEvent
@@ -145,13 +146,21 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
     """
     _write(plan, planning, request)
     time = promised_time(planning)
-    description = [
-        f"{visible(member.name)}: {counted(member.batch_size, 'sample')} a step on {member.lead.kind}"
-        for member in plan.members
-    ]
-    description += map(visible, time.sentences if time else [_NOT_MEASURED])
-    description.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
+    description = [*_parts(plan), way_text(plan), *map(visible, time.sentences if time else [_NOT_MEASURED])]
+    if request.details:
+        description.append(details_text(plan, planning))
+    description.append("Nothing was started.")
     return answer(request.as_json, {**_document(plan), "promised": time.document() if time else None}, description)
+
+
+def _parts(plan: RunPlan) -> Iterator[str]:
+    """Yield what each member does in a step; members that do the same share a line."""
+    names = defaultdict(list)
+    for member in plan.members:
+        names[member.batch_size, member.lead.kind].append(visible(member.name))
+    for (batch_size, kind), alike in names.items():
+        where = "" if kind == "auto" else f" on {kind}"
+        yield f"{', '.join(alike)}: {counted(batch_size, 'sample')} a step{' each' if len(alike) > 1 else ''}{where}"
 
 
 def _document(plan: RunPlan) -> dict[str, Any]:
@@ -249,16 +258,17 @@ def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -
 def lines(measured: RehearsalFigures) -> list[str]:
     """Return the figures as lines of text."""
     interval = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
-    exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {interval}" if measured.workers > 1 else "none"
+    exchange = (
+        f"{bytes_text(measured.bytes_per_sync)} a worker, every {interval}" if measured.workers > 1 else "nothing"
+    )
     device = f", {memory_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
     return [
         "",
-        f"Trial: {counted(measured.steps, 'real step')} of {measured.workers} x {measured.strategy} "
-        f"over {measured.engine}",
+        f"Trial: {counted(measured.steps, 'real step')} with {counted(measured.workers, 'worker')}",
         f"step          {measured.seconds_per_step:.3f} s, {measured.samples_per_second:.1f} samples/s",
-        f"of which      compute {measured.compute_share:.0%}, exposed wait {measured.wait_share:.0%}, "
-        f"transfer {measured.transfer_share:.0%} (hidden or not)",
-        f"exchange      {exchange}",
+        f"of which      {share_text(measured.compute_share)} computing, {share_text(measured.wait_share)} waiting for "
+        "the others",
+        f"sends         {exchange}",
         f"memory        {memory_text(measured.memory_peak)} in the largest worker{device}",
         f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)} "
         "plus start and evaluations",
