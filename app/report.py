@@ -173,23 +173,19 @@ def what_next(run: RunSummary) -> tuple[str, ...]:
 
 def evaluation_lines(state: RunState) -> list[str]:
     """Return one line a metric and split in columns: ``WER test 97.9 % -> 3.1 %``; with the step where another split
-    was evaluated later."""
-    cells = []
+    was evaluated later. Texts that the trained model did not end are a sentence."""
+    cells, sentences = [], []
     newest = max((results.last.step for results in state.evaluations.values()), default=0)
     for split, results in state.evaluations.items():
         old = f" (step {results.last.step})" if results.last.step < newest else ""
-        for name in metrics_of(results.last):
-            if name == "cut":
-                continue
-            cells.append((metric_label(name), visible(split), change(results, name) + old))
+        for name, value in metrics_of(results.last).items():
+            if name != "cut":
+                cells.append((metric_label(name), visible(split), change(results, name) + old))
+            elif results.last.step:
+                sentences.append(f"{visible(split)}: {unfinished_text(value)}")
     widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
     lines = [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
-    unfinished = {
-        split: results.last.figures["cut"]
-        for split, results in state.evaluations.items()
-        if "cut" in results.last.figures
-    }
-    return [*lines, *(f"{visible(split)}: {unfinished_text(share)}" for split, share in unfinished.items())]
+    return [*lines, *sentences]
 
 
 def stopped_line(ended: EndedRun) -> str:

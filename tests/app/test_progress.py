@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from app.progress import PAINTS_PER_SECOND, PLAIN_BURST, LiveProgress, PlainProgress, RunView, progress_for
+from app.report import evaluation_lines
 from app.run_view.run_state import RunState, reduce_events
 from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent, WarningEvent
 
@@ -198,3 +199,11 @@ def test_texts_that_were_cut_are_told_once_there_are_steps(plain: Plain) -> None
     before, after = plain.feed(RunEvent(status="running", total_steps=2, time=0.0), with_cut(0), with_cut(2))[-2:]
     assert "cut" not in before
     assert after == "[0:00] WER on validation: 50.0 % -> 50.0 %, 25.0 % of the texts unfinished (step 2)"
+
+
+def test_unfinished_texts_are_named_in_a_sentence_if_there_are_any() -> None:
+    before = evaluation(0, 0.5).model_copy(update={"metrics": {"wer": 0.5, "cut": 0.25}})
+    after = before.model_copy(update={"step": 6})
+    assert not any("unfinished" in line for line in evaluation_lines(reduce_events([before, evaluation(6, 0.5)])))
+    *_, sentence = evaluation_lines(reduce_events([before, after]))
+    assert sentence == "validation: 25.0 % of the texts are unfinished: the model went on and on, and was stopped"
