@@ -35,6 +35,17 @@ Notified = Annotated[
         "For all runs: the variable MUSTER_NOTIFY.",
     ),
 ]
+BEFORE_START, OTHER_MACHINES = "Before it starts", "Other machines"
+"""Panels of the help."""
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details",
+        "-v",
+        help="Also name the strategy, its codec and engine, and the plan's hash.",
+        rich_help_panel=BEFORE_START,
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
 AnyRun = Annotated[
@@ -86,9 +97,19 @@ HostsOfProfile = Annotated[
 CheckedHosts = Annotated[
     Path | None, typer.Option("--hosts", metavar=_HOSTS, help=f"Hosts file, {_TYPED}; empty: {USUAL_HOSTS}.")
 ]
-AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Go on without machines that cannot be reached.")]
-OfflineWheels = Annotated[bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")]
-TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")]
+AllowMissing = Annotated[
+    bool,
+    typer.Option(
+        "--allow-missing", help="Go on without machines that cannot be reached.", rich_help_panel=OTHER_MACHINES
+    ),
+]
+OfflineWheels = Annotated[
+    bool,
+    typer.Option("--offline-wheels", help="Send missing packages from this machine.", rich_help_panel=OTHER_MACHINES),
+]
+TrustNew = Annotated[
+    bool, typer.Option("--trust-new", help="Accept the host keys of new machines.", rich_help_panel=OTHER_MACHINES)
+]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
 
 

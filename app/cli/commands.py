@@ -154,7 +154,7 @@ COMMANDS = {
     ),
     "measure": CommandEntry(
         "train.measure",
-        "Measure machines with a short run of the task, and the links between them with raw TCP.",
+        "Measure machines with a short run of the job, and the links between them.",
         "machines",
         trains=True,
     ),

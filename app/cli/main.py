@@ -22,6 +22,8 @@ from profiles.other_names import HINTS, LAUNCH_HINTS
 
 INSTALLED = "muster"
 """Name of the installed program."""
+_PLAIN_TYPES = {"<str>": "TEXT", "<list[str]>": "TEXT", "<int range>": "N", "<float range>": "X", "<path>": "FILE"}
+"""What the help calls the values of options by the names that typer has for them."""
 
 
 def _version(is_requested: bool) -> None:
@@ -102,16 +104,20 @@ def run_app(make_app: Callable[[], typer.Typer], arguments: Sequence[str], name:
 
 
 def _make_help_plain() -> None:
-    """Let the name of an option that is too long for its column of the help go on below, instead of being cut; an
-    option that is given or not shows no type."""
+    """Let the name of an option that is too long for its column of the help go on below, instead of being cut; a value
+    is called ``TEXT``, ``N`` or ``X``, and an argument or an option that is given or not shows no type."""
     from rich.text import Text
     from typer import rich_utils
-    from typer.core import TyperOption
+    from typer.core import TyperArgument, TyperOption
 
-    typed = TyperOption.display_type_rich
+    typed, argument_typed = TyperOption.display_type_rich, TyperArgument.display_type_rich
 
     def type_of(option: TyperOption, *, ctx: typer.Context) -> str | None:
-        return None if option.is_flag else typed(option, ctx=ctx)
+        text = typed(option, ctx=ctx)
+        return None if option.is_flag else _PLAIN_TYPES.get(text or "", text)
+
+    def type_of_argument(argument: TyperArgument, *, ctx: typer.Context) -> str | None:
+        return argument_typed(argument, ctx=ctx) if argument.type_descriptor.is_choice else None
 
     class Whole(rich_utils.OptionHighlighter):
         def __call__(self, text: str | Text) -> Text:
@@ -122,6 +128,7 @@ def _make_help_plain() -> None:
     rich_utils.highlighter = Whole()
     # Typer has no setting for it.
     TyperOption.display_type_rich = type_of  # type: ignore[method-assign, assignment]
+    TyperArgument.display_type_rich = type_of_argument  # type: ignore[method-assign, assignment]
 
 
 def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,11 +29,14 @@ _KIND = (
 )
 _MODEL = "Leave out clips in which this multilingual model hears another language."
 
+_source = partial(typer.Option, rich_help_panel="Columns and files of the source")
+_limit = partial(typer.Option, rich_help_panel="What is left out")
+_download = partial(typer.Option, rich_help_panel="Downloads")
 _Roots = Annotated[
-    list[Path], typer.Option("--audio-root", metavar="DIR", help="Another folder with the files; may be repeated.")
+    list[Path], _source("--audio-root", metavar="DIR", help="Another folder with the files; may be repeated.")
 ]
 _CaFile = Annotated[
-    Path | None, typer.Option("--ca-file", metavar="FILE", help="Certificates to trust besides the system's (PEM).")
+    Path | None, _download("--ca-file", metavar="FILE", help="Certificates to trust besides the system's (PEM).")
 ]
 
 
@@ -42,30 +45,34 @@ def prepare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the new data set.")],
     kind: Annotated[str, typer.Option(help=_KIND)] = "",
     form: Annotated[Literal["flac", "opus", "wav"], typer.Option("--format", help="Sound format.")] = "flac",
-    text_column: Annotated[str, typer.Option(metavar="NAME", help="Column of the transcripts.")] = "",
-    audio_column: Annotated[str, typer.Option(metavar="NAME", help="Column of the files.")] = "",
-    speaker_column: Annotated[str, typer.Option(metavar="NAME", help="Column of the voices.")] = "",
+    text_column: Annotated[str, _source("--text-column", metavar="NAME", help="Column of the transcripts.")] = "",
+    audio_column: Annotated[str, _source("--audio-column", metavar="NAME", help="Column of the files.")] = "",
+    speaker_column: Annotated[str, _source("--speaker-column", metavar="NAME", help="Column of the voices.")] = "",
     audio_root: _Roots = [],  # noqa: B006 - typer copies it
     language: Annotated[str, typer.Option(help="Language where the source names none.")] = "",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Write transcripts in lower case.")] = False,
-    longest: Annotated[float, typer.Option(metavar="S", min=0.1, max=3600, help="Longest clip.")] = 30,
-    shortest: Annotated[float, typer.Option(metavar="S", min=0, help="Shortest clip.")] = 0.1,
-    silence: Annotated[float, typer.Option(metavar="DB", max=0, help="Lowest level of the loudest 0.1 s.")] = -60,
+    longest: Annotated[float, _limit("--longest", metavar="S", min=0.1, max=3600, help="Longest clip.")] = 30,
+    shortest: Annotated[float, _limit("--shortest", metavar="S", min=0, help="Shortest clip.")] = 0.1,
+    silence: Annotated[
+        float, _limit("--silence", metavar="DB", max=0, help="Lowest level of the loudest 0.1 s.")
+    ] = -60,
     clipped: Annotated[
-        float, typer.Option("--max-clipped", metavar="SHARE", min=0, max=1, help="Largest share of clipped samples.")
+        float, _limit("--max-clipped", metavar="SHARE", min=0, max=1, help="Largest share of clipped samples.")
     ] = 0.02,
-    slowest: Annotated[float, typer.Option("--min-characters", min=0, help="Fewest characters a second.")] = 0.5,
-    fastest: Annotated[float, typer.Option("--max-characters", min=0, help="Most characters a second.")] = 35,
+    slowest: Annotated[float, _limit("--min-characters", min=0, help="Fewest characters a second.")] = 0.5,
+    fastest: Annotated[float, _limit("--max-characters", min=0, help="Most characters a second.")] = 35,
     validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share held out for validation.")] = 0.1,
     test: Annotated[float, typer.Option(min=0, max=0.4, help="Share held out for the test.")] = 0.1,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Recordings processed at once.")] = 4,
-    max_file: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Largest single download.")] = 500,
-    max_total: Annotated[float, typer.Option(metavar="GB", min=0.001, help="Largest total of all downloads.")] = 100,
+    max_file: Annotated[float, _download("--max-file", metavar="MB", min=0.001, help="Largest download.")] = 500,
+    max_total: Annotated[
+        float, _download("--max-total", metavar="GB", min=0.001, help="All downloads together.")
+    ] = 100,
     ca_file: _CaFile = None,
     allow_private: Annotated[
-        bool, typer.Option("--allow-private", help="Also download from addresses that are not public.")
+        bool, _download("--allow-private", help="Also download from addresses that are not public.")
     ] = False,
-    check_language: Annotated[str, typer.Option(metavar="MODEL", help=_MODEL)] = "",
+    check_language: Annotated[str, _limit("--check-language", metavar="MODEL", help=_MODEL)] = "",
     device: Device = "auto",
     output: Output = OUTPUT,
     as_json: Json = False,

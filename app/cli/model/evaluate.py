@@ -22,7 +22,7 @@ from app.run_view.figures import (
     difference_lines,
     predictions_in,
 )
-from app.run_view.metrics import metric_label, metric_text
+from app.run_view.metrics import metric_label, metric_text, unfinished_text
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.locations import is_on_hub
 from profiles.quantities import bytes_text, duration_text
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from training.export.formats import Format, ModelSource
     from training.tasks.whisper.evaluation import EvaluationResult
 
-_CUT = " (cut off: far longer than the longest transcript)"
 
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the confidence interval.")]
 
@@ -112,8 +111,10 @@ def _figures(measured: EvaluationResult, dataset_part: str) -> Iterator[str]:
     """Yield the result lines of a model on ``dataset_part`` of the recordings."""
     metrics = measured.metrics
     for name, value in metrics.items():
-        if name not in ("samples", "hours"):
-            yield f"{metric_label(name):5} {metric_text(name, value)}{_CUT if name == 'cut' else ''}"
+        if name == "cut":
+            yield unfinished_text(value)
+        elif name not in ("samples", "hours"):
+            yield f"{metric_label(name):5} {metric_text(name, value)}"
     length = duration_text(metrics["hours"] * 3600)
     amount = f"{counted(round(metrics['samples']), 'recording')} of {visible(dataset_part)}, {length} of sound"
     yield f"on {amount}, computed in {measured.precision}"

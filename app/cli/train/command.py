@@ -17,8 +17,10 @@ import typer
 from rich.markup import escape
 
 from app.cli.arguments import (
+    BEFORE_START,
     AllowMissing,
     Detach,
+    Details,
     Json,
     Notified,
     OfflineWheels,
@@ -100,7 +102,7 @@ def _option(spec: OptionSpec, names: list[str], about: str) -> Any:
         *names,
         metavar=_METAVARS.get(spec.type),
         help=escape(about),
-        hidden=spec.advanced,
+        hidden=spec.advanced or "." in spec.name,
         rich_help_panel="Snapshots" if spec.section == "snapshot" else spec.section.capitalize(),
         show_default=False,
     )
@@ -151,6 +153,9 @@ def _show_all_help(context: typer.Context, is_requested: bool) -> None:
         raise typer.Exit
 
 
+_before = functools.partial(typer.Option, rich_help_panel=BEFORE_START)
+
+
 @with_option_flags
 def distributed_train(
     flags: dict[str, str],
@@ -161,18 +166,16 @@ def distributed_train(
     ] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
     resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
-    trial: Annotated[bool, typer.Option("--try", help="Run a few real steps, show their cost, save nothing.")] = False,
+    trial: Annotated[bool, _before("--try", help="Run a few real steps, show their cost, save nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Show what would run, and start nothing.")] = False,
+    plan_only: Annotated[bool, _before("--plan-only", help="Show what would run, and start nothing.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan of --try or --plan-only to this file.")
+        Path | None, _before("--out", metavar="FILE", help="Write the plan of --try or --plan-only to this file.")
     ] = None,
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
+        Path | None, _before("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", "-v", help="Also name the strategy, its codec and engine, and the plan's hash.")
-    ] = False,
+    details: Details = False,
     detach: Detach = False,
     notified: Notified = "",
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the dashboard.")] = False,
