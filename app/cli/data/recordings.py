@@ -53,9 +53,7 @@ def prepare(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Write transcripts in lower case.")] = False,
     longest: Annotated[float, _limit("--longest", metavar="S", min=0.1, max=3600, help="Longest clip.")] = 30,
     shortest: Annotated[float, _limit("--shortest", metavar="S", min=0, help="Shortest clip.")] = 0.1,
-    silence: Annotated[
-        float, _limit("--silence", metavar="DB", max=0, help="Lowest level of the loudest 0.1 s.")
-    ] = -60,
+    silence: Annotated[float, _limit("--silence", metavar="DB", max=0, help="Least level of the loudest 0.1 s.")] = -60,
     clipped: Annotated[
         float, _limit("--max-clipped", metavar="SHARE", min=0, max=1, help="Largest share of clipped samples.")
     ] = 0.02,
@@ -65,9 +63,7 @@ def prepare(
     test: Annotated[float, typer.Option(min=0, max=0.4, help="Share held out for the test.")] = 0.1,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Recordings processed at once.")] = 4,
     max_file: Annotated[float, _download("--max-file", metavar="MB", min=0.001, help="Largest download.")] = 500,
-    max_total: Annotated[
-        float, _download("--max-total", metavar="GB", min=0.001, help="All downloads together.")
-    ] = 100,
+    max_total: Annotated[float, _download("--max-total", metavar="GB", min=0.001, help="All of them together.")] = 100,
     ca_file: _CaFile = None,
     allow_private: Annotated[
         bool, _download("--allow-private", help="Also download from addresses that are not public.")

@@ -161,9 +161,7 @@ def distributed_train(
     flags: dict[str, str],
     profile: ProfileName = "",
     model: Annotated[str, typer.Option(metavar="NAME", help="Model of config.ini, folder or hub name.")] = "",
-    dataset: Annotated[
-        str, typer.Option(metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
-    ] = "",
+    dataset: Annotated[str, typer.Option(metavar="PATH", help="Data folder, hub name or data set of config.ini.")] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
     resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
     trial: Annotated[bool, _before("--try", help="Run a few real steps, show their cost, save nothing.")] = False,
