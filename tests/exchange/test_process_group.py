@@ -1,7 +1,8 @@
-"""``torch.distributed`` over the mesh: stock ways of training in parallel have the losses of one process, or gloo's."""
+"""``torch.distributed`` over the mesh: stock ways of training in parallel have the losses of one process."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from group_members import Members
@@ -10,17 +11,17 @@ pytestmark = pytest.mark.slow
 
 
 RANKS = {
-    "ddp": (2, 3, 4),
-    "fsdp2": (2, 3),
+    "ddp": (2, 3),
+    "fsdp2": (3,),
     "fsdp2_bf16": (3,),
     "hsdp": (4,),
     "gpipe": (3,),
     "one_f_one_b": (3,),
-    "interleaved": (2, 3),
-    "tp": (2, 3),
-    "tp_sp": (2, 3),
+    "interleaved": (2,),
+    "tp": (3,),
+    "tp_sp": (3,),
 }
-"""By how many each is tried here; most of them by four in ``test_parallel_lab.py``."""
+"""By how many each is tried here; by four in ``test_parallel_lab.py``, by two where MPS stands behind it."""
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +31,21 @@ def losses_of_one(members: Members) -> list[float]:
 
 
 @pytest.mark.parametrize(("way", "ranks"), [(way, ranks) for way in RANKS for ranks in RANKS[way]])
-def test_it_has_the_losses_of_gloo_and_of_one_process(
-    members: Members, losses_of_one: list[float], way: str, ranks: int
-) -> None:
-    ours, gloos = (members.run(way, backend, ranks) for backend in ("muster", "gloo"))
+def test_it_has_the_losses_of_one_process(members: Members, losses_of_one: list[float], way: str, ranks: int) -> None:
+    ours = members.run(way, "muster", ranks)
     of_one = losses_of_one
     if way == "fsdp2_bf16":
         of_one = members.run(f"parallel_cases:single_bf16:{ranks}", "gloo", 1)[0]
-    for told in ours:  # of a pipeline the last one alone
-        assert not told or told == pytest.approx(of_one, abs=1e-6)
-    assert ours == [pytest.approx(told, abs=1e-6) for told in gloos] and any(ours)
+    told = [losses for losses in ours if losses]  # of a pipeline the last one alone
+    assert told and all(losses == pytest.approx(of_one, abs=1e-6) for losses in told)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_fsdp2_has_the_state_dict_of_gloo_and_of_one_process(members: Members, ranks: int) -> None:
-    ours = members.run("fsdp2_state", "muster", ranks)[0]
-    for theirs in (members.run("fsdp2_state", "gloo", ranks)[0], members.run("single_state", "gloo", 1)[0]):
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
+def test_fsdp2_has_the_state_dict_of_one_process(members: Members) -> None:
+    ours = members.run("fsdp2_state", "muster", 3)[0]
+    theirs = members.run("single_state", "gloo", 1)[0]
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("case", ["fsdp2", "tp"])
