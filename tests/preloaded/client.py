@@ -1,15 +1,16 @@
 """Stands for a Python process whose work a copy of the preloaded one does: ``python -IS client.py SOCKET ...``.
 
-It hands its arguments, folder, variables and open files over, passes signals on, and ends as the copy ends. Standard
-library only; process number, session, command line and variables of this process are those that its starter sees.
+It hands its arguments, folder, variables and open files over, passes signals on, and ends as the copy ends. Process
+number, session, command line and variables of this process are those that its starter sees. It loads nothing that is
+not part of the interpreter itself, which would take longer than all the rest.
 """
 
 from __future__ import annotations
 
-import json
+import _signal as signal
+import _socket as socket
+import marshal
 import os
-import signal
-import socket
 import sys
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -29,7 +30,7 @@ def mask() -> int:
 
 def main() -> int:
     files = inherited()
-    ignored = [int(number) for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+    ignored = [int(number) for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
     document = {
         "argv": sys.argv[2:],
         "folder": os.getcwd(),
@@ -40,8 +41,9 @@ def main() -> int:
     }
     server = socket.socket(socket.AF_UNIX)
     server.connect(sys.argv[1])
-    data = json.dumps(document).encode()
-    socket.send_fds(server, [len(data).to_bytes(8, "big")], files[:FILES_AT_ONCE])
+    data = marshal.dumps(document)
+    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files[:FILES_AT_ONCE])
+    server.sendmsg([len(data).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
     server.sendall(data)
     for number in PASSED_ON:
         if number not in ignored:

@@ -15,7 +15,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.machinery
-import json
+import marshal
 import os
 import resource
 import runpy
@@ -69,6 +69,8 @@ _HIGH = 500
 """Above the numbers of a client's files."""
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
+_HUGE, _COLLAPSE = 2 << 20, 25
+"""Bytes of a large page, and ``MADV_COLLAPSE``, of Linux 6.1."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -100,6 +102,20 @@ def load(names: tuple[str, ...]) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    use_huge_pages()
+
+
+def use_huge_pages() -> None:
+    """Put what is in memory into pages of 2 MB, where the system has them: to copy a process takes a tenth of the time.
+
+    A copy that writes to one gets 4 kB of it, as usual.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, _, _, _, *path = line.split(None, 5)
+        begin, end = (int(address, 16) for address in span.split("-"))
+        first, size = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE - -(-begin // _HUGE) * _HUGE
+        if access == "rw-p" and path in ([], ["[heap]"]) and size > 0:
+            _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)
 
 
 def load_project() -> None:
@@ -137,7 +153,7 @@ def die_with_parent() -> None:
 def watch(connection: socket.socket) -> dict[str, Any]:
     """Make the copy of one client, and watch both until either ends; only the copy returns."""
     head, files, _, _ = socket.recv_fds(connection, 8, 250)
-    document: dict[str, Any] = json.loads(received(connection, int.from_bytes(head, "big")))
+    document: dict[str, Any] = marshal.loads(received(connection, int.from_bytes(head, "big")))
     document["received"] = files
     client = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     document["limits"] = [(kind, resource.prlimit(client, kind)) for kind in _LIMITS]
