@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -140,6 +139,8 @@ def free_files(folder: Path) -> int:
 
 
 def version(package: str) -> str:
+    import importlib.metadata  # a third of this program's start
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

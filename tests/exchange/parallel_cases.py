@@ -30,7 +30,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 STEPS, BATCH, WORDS, WIDTH, HEAD, LENGTH = 3, 24, 97, 48, 4, 12
-"""The third loss follows from how large gradients were: Adam's first step does not. Twelve heads and a length that two, three and four ranks divide; 97 words leave the last one less."""
+"""The third loss follows from how large gradients were: Adam's first step does not. Twelve heads and a length that two,
+three and four ranks divide; 97 words leave the last one less."""
 
 
 class Block(nn.Module):

@@ -96,7 +96,7 @@ def counted() -> Callable[[Mapping[str, Budget]], dict[str, Any]]:
     def of(names: tuple[str, ...]) -> dict[str, Any]:
         options = ("workers", "training", "strategy", "is_curious", "compares")
         cases = [{option: getattr(BUDGETS[name], option) for option in options} for name in names]
-        command = [sys.executable, "-W", "ignore", "-m", "tests.counting.steps", json.dumps(cases)]
+        command = [sys.executable, "-m", "tests.counting.steps", json.dumps(cases)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         assert done.returncode == 0, done.stderr
         return dict(zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True))

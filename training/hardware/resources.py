@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 _PATIENCE = 10.0
 
 
-@dataclass(frozen=True)
-class Quota:
+class Quota(NamedTuple):
     """A limit on processor time: a process that has used its share of a period stands still until the next one."""
 
     cores: float
