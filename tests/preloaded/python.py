@@ -26,7 +26,8 @@ case "$MUSTER_TESTS_COLD$*" in
 "-m training.exchange.group.coordinator_main --config /"*/secrets/coordinator.json)
     exec {python} -IS {client} {socket} "$@" ;;
 "-m training.exchange.group.coordinator_main"*) ;;
-"-m training."*|"-m distributed."*|"-m app."*|"-m tests.counting."*|*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
+"-m training."*|"-m distributed."*|"-m app."*|"-m tests.counting."*|\\
+*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
 "-c import ctypes, importlib"*|"-c import sys,types,zlib"*" facts"|\\
 {project}/cli_typer.py*|{project}/wizard.py*|{project}/examples/*.py*|{project}/docs/*.py*|{project}/tests/*_process.py*|\\
 /*/training/script/script_start.py*|/*/pytest-of-*/script/*.py*|/*/pytest-of-*/wizard.py*)
