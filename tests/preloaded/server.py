@@ -122,28 +122,53 @@ def load_project() -> None:
     """Load Muster's modules, but those that are programs."""
     sys.path.insert(0, str(_PROJECT))
     found = [path for package in _OURS for path in sorted((_PROJECT / package).rglob("*.py"))]
-    names = (
+    modules = (
         ".".join(path.relative_to(_PROJECT).with_suffix("").parts).removesuffix(".__init__")
         for path in found
         if "__main__" not in path.read_text(encoding="utf-8")
     )
-    load(tuple(name for name in names if name not in _ONCE + _OPTIONAL))
+    names = tuple(name for name in modules if name not in _ONCE + _OPTIONAL)
+    load(names)
     sys.path.remove(str(_PROJECT))
+    files = {name: Path(str(sys.modules[name].__file__)) for name in names}
+    _sources.update((name, (path.relative_to(_PROJECT), path.read_bytes())) for name, path in files.items())
 
 
+_sources: dict[str, tuple[Path, bytes]] = {}
+"""File and text of Muster's modules that are loaded."""
 _forgotten: dict[str, Any] = {}
 """Nothing is gained by taking apart what is not used."""
 
 
 def forget_other_code(script: str) -> None:
-    """Let modules of Muster be found anew, unless this process would find those that are loaded."""
+    """Let modules of Muster be found anew, unless this process would find those that are loaded, or their equals."""
     finder = importlib.machinery.PathFinder
-    if not script.endswith("script_start.py"):  # in it the names are a person's
-        specs = {name: finder.find_spec(name) for name in _OURS if name in sys.modules}
-        if all(spec is not None and spec.origin == sys.modules[name].__file__ for name, spec in specs.items()):
-            return
-    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+    packages = [name for name in _OURS if name in sys.modules]
+    wanted = [] if script.endswith("script_start.py") else packages  # in it the names are a person's
+    found = {name: spec.origin for name in wanted if (spec := finder.find_spec(name)) is not None}
+    kept = [name for name, origin in found.items() if is_loaded(name, Path(str(origin)))]
+    others = [name for name in packages if name not in kept or len(kept) < len(found)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in others]:
         _forgotten[name] = sys.modules.pop(name)
+
+
+def is_loaded(package: str, origin: Path) -> bool:
+    """Return whether a package is the loaded one. That becomes one with the same files, as a machine gets them."""
+    if str(origin) == sys.modules[package].__file__:
+        return True
+    sources = {name: source for name, source in _sources.items() if name.partition(".")[0] == package}
+    top = origin.parents[1]
+    try:
+        if any((top / relative).read_bytes() != text for relative, text in sources.values()):
+            return False
+    except OSError:
+        return False
+    for name, (relative, _) in sources.items():
+        module: Any = sys.modules[name]
+        module.__file__ = module.__spec__.origin = str(top / relative)
+        if relative.name == "__init__.py":
+            module.__path__[:] = [str((top / relative).parent)]
+    return True
 
 
 def die_with_parent() -> None:
