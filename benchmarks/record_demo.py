@@ -63,8 +63,7 @@ def plan() -> RunPlan:
     profile = planned.plan.profile
     training = profile.training.model_copy(update={"device": "cpu", "threads": THREADS})
     model = profile.model.model_copy(update={"model_path": MODEL, "from_scratch": False, "language": ""})
-    evaluation = profile.evaluation.model_copy(update={"eval_interval": 50})
-    profile = profile.model_copy(update={"training": training, "evaluation": evaluation, "model": model})
+    profile = profile.model_copy(update={"training": training, "model": model})
     machines = Machines(planned.figures)
     simulated = machines.with_clock(plan_local_run(profile, MACHINES, simulated=True))
     assert simulated.clock is not None

@@ -19,6 +19,7 @@ from app.demo import RECORD
 from app.demo.fixture import HERE, TourMachine, fixture
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
+from distributed.planning.cost_model import evaluation_seconds
 from distributed.planning.documents.document import Figures
 from distributed.planning.simulated import ClusterClock, choice_of
 from training.exchange.codecs import codec_by_name
@@ -81,6 +82,11 @@ class RecordedTraining(BaseModel):
         step_losses = [losses[step] for losses in self.losses]
         recorded_losses = [loss for loss in step_losses if loss is not None]
         return step_losses[rank % len(step_losses)] or recorded_losses[rank % len(recorded_losses)]
+
+    def evaluation(self, split: str, share: float) -> EvaluationEvent:
+        """Return the evaluation of a split that was made nearest to a share of the run; at its start, the first one."""
+        made = [result for result in self.evaluations if result.split == split and bool(result.step) == bool(share)]
+        return min(made, key=lambda result: abs(result.step / self.steps - share))
 
     def norm(self, share: float) -> float | None:
         return self.norms[min(self.steps - 1, int(share * self.steps))]
@@ -254,14 +260,24 @@ class TourScript:
             )
 
     def _evaluated(self, step: int) -> Iterator[Event]:
-        """Yield the recorded evaluations at this share of the run, as events of the first machine."""
-        for evaluation in self._course.evaluations:
-            if round(evaluation.step / self._course.steps * self._steps) == step:
-                self._time += 1.2
-                yield evaluation.model_copy(update={"time": self._time, "member": 0, "step": step, "seconds": 1.2})
-                figures = f"WER {evaluation.metrics['wer']:.1%}, loss {evaluation.loss:.3f}"
-                line = f"INFO {evaluation.split} at step {step}: {figures}"
-                yield _log(self._time, self._machines[0].name, line)
+        """Yield the evaluations that are due after a step, as events of the first machine."""
+        live = sorted(self._live)
+        batches = [self._plan.members[rank].batch_size for rank in live]
+        costs = [self._machines[rank].speed.evaluation for rank in live]
+        for split in self._splits_due(step):
+            evaluation = self._course.evaluation(split, step / self._steps)
+            seconds = evaluation_seconds(evaluation.samples, batches, costs)
+            self._time += seconds
+            yield evaluation.model_copy(update={"time": self._time, "member": 0, "step": step, "seconds": seconds})
+            figures = f"WER {evaluation.metrics['wer']:.1%}, loss {evaluation.loss:.3f}"
+            line = f"INFO {evaluation.split} at step {step}: {figures}"
+            yield _log(self._time, self._machines[0].name, line)
+
+    def _splits_due(self, step: int) -> tuple[str, ...]:
+        interval = self._plan.profile.evaluation.eval_interval
+        if step in (0, self._steps):
+            return tuple(fixture().workload.evaluated)
+        return ("validation",) if interval and step % interval == 0 else ()
 
     def _snapshot(self, rank: int, step: int) -> SnapshotEvent:
         path = f"checkpoints/member-{rank}/step-{step:08d}"

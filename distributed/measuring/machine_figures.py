@@ -36,7 +36,7 @@ _PHASE_INTERVAL, _PROGRESS_INTERVAL = 0.5, 5.0
 _ANNOUNCED_BYTES = 1_000_000
 """Missing bytes above which a transfer is announced."""
 _MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "bf16", "on_mains")
-_WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
+_WORKLOAD_FACTS = ("trainable", "total", "layers", "samples", "evaluated")
 
 
 class SpeedFigures(Document):
@@ -206,6 +206,7 @@ def figures_of(
             machine=placement.member.machine,
             identity=placement.facts.machine_key,
             measurements=tuple(Measurement(**measurement) for measurement in measurements),
+            evaluation=latest_by_kind.get("evaluation", {}).get("seconds", 0.0),
             **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
         )
         lora = counts.get("trainable", 0) if tuning == "lora" else 0

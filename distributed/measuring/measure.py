@@ -52,7 +52,8 @@ from training.hardware.resources import free_cores
 from training.records.plan import RunPlan
 
 _SPEED_OPTIONS = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
-"""The training options that the time of a step depends on, apart from model and data."""
+_EVALUATION_OPTIONS = ("eval_batch_size", "eval_generate", "eval_max_new_tokens")
+"""The options that the times of a step and of an evaluation depend on, apart from model and data."""
 
 
 @dataclass(frozen=True)
@@ -332,8 +333,9 @@ def cached_speeds(
 
 def _placement_key(placement: Placement, inputs: Inputs) -> dict[str, Any]:
     """Cache key of a member's speed: the machine, its torch, the model, the data, and the options that matter."""
-    sections = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
-    profile = {**sections, "training": {name: sections["training"][name] for name in _SPEED_OPTIONS}}
+    sections = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training", "evaluation"})
+    options = {"training": _SPEED_OPTIONS, "evaluation": _EVALUATION_OPTIONS}
+    profile = {**sections, **{of: {name: sections[of][name] for name in names} for of, names in options.items()}}
     trees = {folder: tree.name for folder, tree in inputs.trees.items() if folder != "inputs/code"}
     member, device = placement.member, placement.member.lead
     work = (member.batch_size, member.data, device.kind, device.index, device.threads)

@@ -119,6 +119,20 @@ def bottlenecks_of(cluster: Cluster, flows: Flows) -> dict[tuple[str, ...], Bott
 # ---------------------------------------------------------------------------------------------------------------- steps
 
 
+def evaluation_seconds(samples: int, batches: Sequence[int], seconds: Sequence[float]) -> float:
+    """Return the time in which members evaluate samples that are divided among them by their batches.
+
+    Args:
+        seconds: for each member, those of one sample; 0: unknown.
+
+    Returns:
+        0 if the time of any member is unknown.
+    """
+    if not all(seconds):
+        return 0.0
+    return samples * max(batch * each for batch, each in zip(batches, seconds, strict=True)) / sum(batches)
+
+
 def expected_slowest(means: Sequence[float], deviations: Sequence[float], steps: int = 1) -> float:
     """Return the mean time of a step if the members wait for the slowest every ``steps`` steps: the expected maximum of
     independent normal times.

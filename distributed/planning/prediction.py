@@ -19,7 +19,7 @@ from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from training.strategies.costs import Compute, CostModel, RunSpec, SyncSchedule, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
-from training.strategies.registry import default_strategy, strategies
+from training.strategies.registry import default_strategy, strategies, strategy_class
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,20 @@ class Predictor:
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
             exposed=max(0.0, outcome.step - split.compute),
+            evaluating=self._evaluating(choice, split, steps),
             reasons=() if choice.alone else (reason,),
         )
+
+    def _evaluating(self, choice: Choice, split: BatchSplit, steps: int) -> float:
+        """Return the seconds of all evaluations of a run; 0: unknown, for all choices alike."""
+        times = {name: self.cluster.machine(name).evaluation for name in self.measured_machines}
+        if not all(times.values()):
+            return 0.0
+        plan, seconds = self.job.evaluation, [times[name] for name in choice.members]
+        together = cost_model.evaluation_seconds(plan.samples_in(steps), split.batches, seconds)
+        differ = not choice.alone and strategy_class(choice.strategy).equal == "never"
+        evaluates_local_weights = plan.local == "on" or (plan.local == "auto" and differ)
+        return together + (plan.samples_after_start(steps) * max(seconds) if evaluates_local_weights else 0.0)
 
     def unpredicted(self, choice: Choice, split: BatchSplit) -> Candidate:
         """Return a candidate without a prediction of its exchanges: with shares, compute and memory only."""

@@ -82,7 +82,7 @@ def test_its_dashboard_draws_the_links_and_nothing_is_learnt_of_them(
 
 def test_its_end_says_what_was_promised_and_reached(tmp_path: Path) -> None:
     async def drive(pilot: Pilot[Any]) -> None:
-        await until_text(pilot, "promised; demo-pc alone 3:07)")
+        await until_text(pilot, "promised; demo-pc alone 3:52)")
         assert "WER     test        67.9 % -> 1.8 %" in text(pilot.app)
 
     run_app(DashboardApp(write_demo_run(tmp_path)), drive)

@@ -82,6 +82,12 @@ def test_a_short_run_becomes_a_machine() -> None:
     assert (found.machine.identity, found.machine.cores, found.workload.layers) == ("SHA256:x", 2.0, 2)
 
 
+def test_what_evaluating_a_sample_takes_is_measured_too() -> None:
+    task = {**TASK, "evaluated": {"validation": 32, "test": 64}}
+    found = figures_of(placed(), inputs(), iter(lines(FACTS, STEP, task, {"kind": "evaluation", "seconds": 0.1})))
+    assert (found.machine.evaluation, found.workload.evaluated) == (0.1, {"validation": 32, "test": 64})
+
+
 def test_the_larger_batch_may_not_fit() -> None:
     failure = {"kind": "failure", "message": "out of memory", "hint": ""}
     assert len(figures_of(placed(), inputs(), iter(lines(FACTS, STEP, TASK, failure))).machine.measurements) == 1
@@ -179,7 +185,7 @@ def test_the_links_of_a_machine_that_does_not_train_are_shown() -> None:
 def test_a_row_a_machine() -> None:
     header, row = speed_lines(MeasurementResult(["a"], speeds=[SPEED]))
     assert header.split()[:3] == ["machine", "device", "batch"]
-    assert row.split() == ["a", "cpu", "4", "8.0", "1.0", "GB", "2"]
+    assert row.split() == ["a", "cpu", "4", "8.0", "954", "MB", "2"]
 
 
 def test_the_way_that_runs_take_is_named() -> None:

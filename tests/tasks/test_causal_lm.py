@@ -137,7 +137,9 @@ def test_an_early_look_tokenises_what_it_looks_at(
     assert 40 * 16 < task.tokenizer.characters <= 16 * 40 * 16
     assert len(task.train) == 40 and task.evaluation == {}
     assert len(set(re.findall(r"\d{4}", byte_tokenizer().decode(task.train.tokens)))) >= 8  # from all over the text
-    assert samples == pytest.approx(len(prepared(dataset_path=tmp_path).train), rel=0.1)
+    whole = prepared(dataset_path=tmp_path)
+    assert samples == pytest.approx(len(whole.train), rel=0.1)
+    assert task.evaluation_sizes == {"validation": pytest.approx(len(whole.evaluation["validation"]), rel=0.15)}
     limited = CausalLMTask(make_profile(**options, max_train_samples=7))
     assert limited.prepare_subset(silent, 5) == 7
 

@@ -154,7 +154,7 @@ def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_
     options = {"model_path": str(tmp_path / "model"), "dataset_path": str(tmp_path / "data.jsonl"), "block_size": 128}
     task = CausalLMTask(make_profile(task="causal_lm", **options))
     assert task.prepare_subset(silent, 3) == 36  # a tenth is held out
-    assert len(task.train) == 3 and task.evaluation == {}
+    assert len(task.train) == 3 and task.evaluation == {} and task.evaluation_sizes == {"validation": 4}
 
 
 def learnt_words(task: CausalLMTask) -> list[str]:

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,12 +92,17 @@ def test_it_ends_in_time_whatever_a_step_takes(step: float) -> None:
     assert count * step <= max(MORE_SECONDS, MOST_SECONDS) + 4 * step
 
 
+def trainer(task: Any) -> Any:
+    evaluator = SimpleNamespace(seconds_per_sample=lambda split: 0.25)
+    return SimpleNamespace(model=nn.Linear(2, 2), task=task, evaluator=evaluator)
+
+
 def test_a_very_slow_machine_is_measured_at_one_batch_size() -> None:
     sizes: list[int] = []
 
-    def measure(plan: Any, task: Any, batch: int, *_: Any) -> tuple[nn.Module, float]:
+    def measure(plan: Any, task: Any, batch: int, *_: Any) -> tuple[Any, float]:
         sizes.append(batch)
-        return nn.Linear(2, 2), 30.0 if batch > 4 else 5.0
+        return trainer(task), 30.0 if batch > 4 else 5.0
 
     for batch in (8, 16):
         options = {"batch_size": batch, "device": "cpu", "threads": torch.get_num_threads()}
@@ -114,8 +120,8 @@ def test_a_measurement_asks_for_few_samples_and_tells_of_all() -> None:
     asked: list[int] = []
     told: list[dict[str, Any]] = []
 
-    def measure(*_: Any) -> tuple[nn.Module, float]:
-        return nn.Linear(2, 2), 0.1
+    def measure(plan: Any, task: Any, *_: Any) -> tuple[Any, float]:
+        return trainer(task), 0.1
 
     for batch in (8, 100):
         options = {"batch_size": batch, "device": "cpu", "threads": torch.get_num_threads()}
@@ -123,6 +129,25 @@ def test_a_measurement_asks_for_few_samples_and_tells_of_all() -> None:
         short_run.carry_out(plan, told.append, lambda: asked.append(0), task_of=lambda _: Large(), measured=measure)
     assert asked == [0, 128, 0, 200]
     assert all(one["samples"] > 1_000_000 for one in told if one["kind"] == "workload")
+    assert told[-1] == {"kind": "evaluation", "seconds": 0.25}
+
+
+def test_what_evaluating_a_sample_takes_is_measured_where_none_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Subset(ToyTask):
+        def prepare_subset(self, progress: Any, limit: int) -> int:
+            count = super().prepare_subset(progress, limit)
+            self.evaluation, self.evaluation_sizes = {}, {"validation": 30, "test": 60}
+            return count
+
+    monkeypatch.setattr(short_run, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(short_run, "WELL_KNOWN", math.inf)
+    told: list[dict[str, Any]] = []
+    options = {"batch_size": 4, "device": "cpu", "threads": torch.get_num_threads()}
+    plan = plan_local_run(profile_from_options("p", options), 1)
+    short_run.carry_out(plan, told.append, task_of=lambda _: Subset())
+    figures = {one["kind"]: one for one in told}
+    assert figures["workload"]["evaluated"] == {"validation": 30, "test": 60}
+    assert 0 < figures["evaluation"]["seconds"] < 1e6
 
 
 @pytest.mark.parametrize("cores", [1, 2])

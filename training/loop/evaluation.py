@@ -155,6 +155,14 @@ class Evaluator:
                 return
             yield self._event(local_split(split, self._exchange.rank), step, sums, start)
 
+    def seconds_per_sample(self, split: str) -> float:
+        """Return the time in which this member alone evaluates a sample, measured with one batch; 0: there is none."""
+        indices = range(min(self._batch_size, len(self._task.evaluation[split])))
+        self._sums(split, list(indices[:1]))  # what is done once only does not count
+        start = time.monotonic()
+        self._sums(split, list(indices))
+        return (time.monotonic() - start) / len(indices) if indices else 0.0
+
     def _event(self, split: str, step: int, sums: dict[str, float], start: float) -> EvaluationEvent:
         samples = int(sums.pop("samples", 0.0))
         metrics = self._task.metrics(sums)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from profiles.errors import BadInput
@@ -111,6 +112,8 @@ class Task(ABC):
     """Set by :meth:`prepare`."""
     evaluation: Mapping[str, SizedDataset]
     """Data sets by split (``validation``, ``test``); set by :meth:`prepare`; may be empty."""
+    evaluation_sizes: Mapping[str, int] = MappingProxyType({})
+    """Samples of those splits in a full run; set by a :meth:`prepare_subset` that prepares none of them."""
 
     @cached_property
     def device(self) -> torch.device:

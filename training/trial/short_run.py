@@ -5,9 +5,10 @@ nothing is saved. Standard output: one JSON object a line, in this order unless 
 
     {"kind": "progress", "phase": ..., "done": ..., "total": ...}        every now and then
     {"kind": "facts", "system": ..., "device": ..., "cores": ..., "memory_total": ..., "memory_free": ..., ...}
-    {"kind": "workload", "trainable": ..., "total": ..., "layers": ..., "samples": ...}
+    {"kind": "workload", "trainable": ..., "total": ..., "layers": ..., "samples": ..., "evaluated": {"test": ...}}
     {"kind": "measurement", "batch": ..., "seconds": ..., "spread": ..., "error": ..., "peak": ..., "others": ...}
                                               once a batch size; a very slow machine has one
+    {"kind": "evaluation", "seconds": ...}    of one sample; only if the run evaluates
     {"kind": "failure", "message": ..., "hint": ...}                     as the last line
 
 The exit code is 0 in either case: the last line reports a failure, and the machine keeps no folder of it.
@@ -209,8 +210,8 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
     return plan.model_copy(update={"profile": profile.model_copy(update=sections), "members": (member,)})
 
 
-def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[nn.Module, float]:
-    """Take the steps at one batch size, report their cost, and return the model and the seconds of all steps."""
+def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[Trainer, float]:
+    """Take the steps at one batch size, report their cost, and return the trainer and the seconds of all steps."""
     tell({"kind": "progress", "phase": f"steps of {batch} samples", "done": 0, "total": None})
     steps, others = _Steps(), OtherLoad(RunProcesses(plan.run_id).seconds)
     if device.type == "cuda":
@@ -224,7 +225,15 @@ def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: T
     if (step_time := steps.timer.step_time()) is not None:
         load = {"peak": peak_memory(device), "others": others.share() or 0.0}
         tell({"kind": "measurement", "batch": batch, **asdict(step_time), **load})
-    return trainer.model, steps.timer.seconds
+    return trainer, steps.timer.seconds
+
+
+def evaluation(trainer: Trainer) -> dict[str, Any]:
+    """Return the cost of evaluating one sample: of a training sample, where no others were prepared."""
+    task = trainer.task
+    task.evaluation = task.evaluation or {"validation": task.train}
+    split = "validation" if "validation" in task.evaluation else next(iter(task.evaluation))
+    return {"kind": "evaluation", "seconds": trainer.evaluator.seconds_per_sample(split)}
 
 
 def peak_memory(device: torch.device) -> int:
@@ -259,7 +268,7 @@ def facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def workload(model: nn.Module, samples: int) -> dict[str, Any]:
+def workload(model: nn.Module, samples: int, task: Task) -> dict[str, Any]:
     """Return the facts that need the loaded model and data."""
     parameters = list(model.parameters())
     return {
@@ -268,6 +277,7 @@ def workload(model: nn.Module, samples: int) -> dict[str, Any]:
         "total": sum(parameter.numel() for parameter in parameters),
         "layers": blocks(model) or _DEFAULT_LAYERS,
         "samples": samples,
+        "evaluated": {split: len(data) for split, data in task.evaluation.items()} | dict(task.evaluation_sizes),
     }
 
 
@@ -277,7 +287,7 @@ def blocks(model: nn.Module) -> int:
     return sum(count for name, count in lists.items() if not any(name.startswith(f"{other}.") for other in lists))
 
 
-Measure = Callable[[RunPlan, Task, int, torch.device, Tell], tuple[nn.Module, float]]
+Measure = Callable[[RunPlan, Task, int, torch.device, Tell], tuple[Trainer, float]]
 
 
 def carry_out(
@@ -317,12 +327,15 @@ def carry_out(
     )
     tell(machine_facts)
     for number, batch in enumerate(sizes):
-        model, seconds = measured(plan, task, batch, device, tell)
+        trainer, seconds = measured(plan, task, batch, device, tell)
         if not number:
-            tell(workload(model, samples))
-        del model
-        if seconds > MOST_SECONDS:  # twice the samples would take twice as long: too long for planning
+            figures = workload(trainer.model, samples, task)
+            tell(figures)
+        if batch == sizes[-1] or seconds > MOST_SECONDS:  # twice the samples would take too long for planning
+            if figures["evaluated"]:
+                tell(evaluation(trainer))
             break
+        del trainer
 
 
 def main(wait: Callable[[], object] = lambda: None) -> NoReturn:

@@ -105,6 +105,8 @@ class ClusterMachine(Document):
     """``False``: it may run the coordinator, but is not a member."""
     measurements: Annotated[tuple[Measurement, ...], Field(max_length=64)] = ()
     """Measurements of the job's task; empty: it did not run there. Two batch sizes separate overhead from speed."""
+    evaluation: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Seconds in which it evaluates one sample; 0: not measured."""
     memory_total: Bytes = 0
     memory_free: Bytes = 0
     """Device memory that training may use; 0: unknown."""

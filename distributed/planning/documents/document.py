@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from distributed.planning.documents.cluster import Bytes, Cluster, Document, DocumentFile, Name, Text
+from distributed.planning.documents.evaluations import EvaluationPlan, SampleCounts
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
 from profiles.options import memory_saving_settings, options_by_name
@@ -47,6 +48,8 @@ class Workload(ModelCounts):
     tuning: Literal["full", "lora"] = "full"
     samples: Annotated[int, Field(ge=1, le=2**60)]
     """Training samples of one epoch."""
+    evaluated: SampleCounts = Field(default_factory=dict)
+    """Samples of one evaluation by split; empty: none, or unknown."""
 
 
 class Job(OptionsByOwner, ModelCounts):
@@ -69,6 +72,7 @@ class Job(OptionsByOwner, ModelCounts):
     accumulation: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     global_batch: Annotated[int, Field(ge=0, le=2**40)] = 0
     """Samples of one optimizer step for any number of members; 0: ``batch * accumulation`` for each member."""
+    evaluation: EvaluationPlan = EvaluationPlan()
     start: Start = "pretrained"
     texts: bool = False
     """Whether the model is a language model."""
@@ -140,6 +144,7 @@ def job_of(
         batch=training.batch_size,
         accumulation=training.gradient_accumulation,
         optimizer_bytes=state_bytes(training, 1),
+        evaluation=EvaluationPlan.of(profile.evaluation, workload.evaluated),
         start=start_of(profile),
         texts=model.trait == "texts",
         lora=model.tuning == "lora",

@@ -107,22 +107,29 @@ class CausalLMTask(Task):
     def prepare_subset(self, progress: Progress, limit: int) -> int:
         data = self.profile.data
         if conversations := self._conversations():
-            rows = conversations["train"]
+            rows = conversations.pop("train")
+            self.evaluation_sizes = {split: len(rows) for split, rows in conversations.items()}
             self.train, self.evaluation = self._tokenise({"train": rows[:: -(-len(rows) // limit)]})["train"], {}
             return len(rows)
         documents = read_texts(data.dataset_path, data.text_column)
         token_limit = limit * data.block_size + 1
-        total = sum(map(len, documents["train"]))
         sampled = sample_tokens(documents["train"], self.tokenizer, token_limit)
         if sampled is None:
             return super().prepare_subset(progress, limit)
         tokens, tokens_per_character = sampled
         self._check_vocabulary("train", tokens)
         self.train, self.evaluation = Blocks(tokens, data.block_size).head(limit), {}
-        blocks = math.ceil(total * tokens_per_character / data.block_size)
-        if "validation" not in documents:
-            blocks -= held_out_count(blocks)
-        return min(blocks, data.max_train_samples or blocks)
+        blocks = {
+            split: math.ceil(sum(map(len, texts)) * tokens_per_character / data.block_size)
+            for split, texts in documents.items()
+        }
+        if "validation" not in blocks:
+            blocks["validation"] = held_out_count(blocks["train"])
+            blocks["train"] -= blocks["validation"]
+        sizes = {split: min(count, self._limit(split) or count) for split, count in blocks.items()}
+        count = sizes.pop("train")
+        self.evaluation_sizes = sizes
+        return count
 
     def _conversations(self, hold_out: bool = True) -> dict[str, list[Conversation]]:
         """Read instruction data within the configured limits; empty if the data set is plain text."""

@@ -82,7 +82,9 @@ class WhisperTask(Task):
             logger.warning("%s", lifted)
 
     def prepare_subset(self, progress: Progress, limit: int) -> int:
-        clips = self._clips()["train"]
+        splits = self._clips()
+        clips = splits.pop("train")
+        self.evaluation_sizes = {split: len(clips) for split, clips in splits.items()}
         sampled = self.prepare_split("train", clips[:: -(-len(clips) // limit)], progress)
         self.train, self.evaluation = sampled, {}
         self._require_language(sampled)
