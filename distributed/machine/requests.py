@@ -241,13 +241,13 @@ def read_request(read: Callable[[int], bytes]) -> MachineRequest:
             raise EOFError("the request was cut short")
         pieces.append(piece)
         left -= len(piece)
-    name, fields = json.loads(b"".join(pieces))
-    return _parsed(name, fields)
+    return _parsed(json.loads(b"".join(pieces)))
 
 
-def _parsed(name: Any, fields: Any) -> MachineRequest:
+def _parsed(message: Any) -> MachineRequest:
     kinds = {kind.__name__: kind for kind in MachineRequest.__subclasses__()}
     try:
+        name, fields = message
         return kinds[name](**fields)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a request of this version: {error}") from None

@@ -30,6 +30,7 @@ def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path
     (folder,) = (tmp_path / "output").iterdir()
     assert RunFolder.open(folder).metadata.run_type == "distributed"
     assert (folder / "model" / "model.safetensors").is_file()
+    assert [host.logins for host in lab] == [2, 2]  # of the command, and of the run
     assert [ours(host) for host in lab] == [[], []]
 
 

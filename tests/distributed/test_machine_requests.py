@@ -27,6 +27,10 @@ from distributed.ssh.errors import RemoteFileError
 from tests.preloaded.python import python_itself
 
 
+def framed(data: bytes) -> bytes:
+    return b"%d\n%s" % (len(data), data)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -44,14 +48,8 @@ def test_a_request_arrives_as_it_was_made_and_what_follows_stays(request_: Machi
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"12",
-        b"99\n[]",
-        b"x\n",
-        b"5\n[1,2]",
-        b'22\n["MachineRequest", {}]',
-        b'27\n["ProbeMachine", {"odd": 1}]',
-        b"1" * 40,
+        *(b"", b"12", b"99\n[]", b"x\n", b"1" * 40),
+        *map(framed, (b"1", b"[1, 2]", b'["MachineRequest", {}]', b'["ProbeMachine", {"odd": 1}]')),
     ],
 )
 def test_what_is_no_request_is_refused(data: bytes) -> None:

@@ -113,14 +113,18 @@ def test_what_was_chosen_is_what_runs(
         assert state.plan.value.hash
         wizard.do(do.save_only())
         until_state(wizard, lambda state: state.saved)
+        assert [host.logins for host in lab] == [1, 1]
         capsys.readouterr()
         words = state.plan.value.command.split()
         assert main([*words[2:], "--plan-only", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.value.hash
         assert replanned(state.plan.value.profile) == {"a", "b"}
+        before = [host.logins for host in lab]
         wizard.do(do.confirm())
         state = until_state(wizard, lambda state: state.launch.status in (ItemStatus.OK, ItemStatus.FAILED))
         assert state.launch.status is ItemStatus.OK, state.launch
+        after = [host.logins for host in lab]
+        assert [end - begin for begin, end in zip(before, after, strict=True)] == [1, 1]  # of the run's own process
         run = Path(state.launch.value.run)
         assert read_plan(run / "plan.json").hash() == state.plan.value.hash
         assert RunFolder.open(run).metadata.command == words[1:]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import command_line
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
     DataSummary,
@@ -69,11 +69,11 @@ class Services:
     Args:
         config: another ``config.ini`` with its saved profiles beside it; ``None``: the project's.
         output: folder of the run folders.
-        outside: access to machines and data.
+        outside: access to machines and data; default: to the real ones.
     """
 
-    def __init__(self, config: Path | None = None, output: Path = RUNS_FOLDER, outside: Outside = OUTSIDE) -> None:
-        self._outside = outside
+    def __init__(self, config: Path | None = None, output: Path = RUNS_FOLDER, outside: Outside | None = None) -> None:
+        self._outside = outside or Outside()
         self._config = config
         self._output = output
         self._health: dict[str, Health] = {}
