@@ -204,8 +204,8 @@ def _about(ranked: RankedCandidate, detailed: bool) -> list[Content]:
     lines += [muted(text) for text in list(about(ranked))[1:]]  # the first one stands above the table
     if detailed and candidate.step:
         lines.append(muted(_in_numbers(ranked)))
-        if len({member.share for member in candidate.members}) > 1:
-            merged = ", ".join(f"{member.name} {share_text(member.share)}" for member in candidate.members)
+        if len({member.shard for member in candidate.members}) > 1:
+            merged = ", ".join(f"{member.name} {share_text(member.shard)}" for member in candidate.members)
             lines.append(muted(f"weights are merged by: {merged}"))
     if not candidate.step and candidate.predicted:
         lines.append(muted("r runs the task on it briefly."))

@@ -107,31 +107,34 @@ def _examine_closely(machines: Sequence[MachineExamination], profile: Profile | 
         ready = [machine.readiness for machine in machines if machine.readiness.problem is None]
         ready_machines = [(r.link, r.facts) for r in ready if r.facts is not None]
         job = pool.submit(check_job, profile, ready_machines) if profile is not None else None
-        healths = list(pool.map(lambda machine: _health(machine.readiness), machines))
-    sizes = judge_mtu(_add_health(machines, healths))
-    for machine, health in zip(machines, healths):
+        list(pool.map(_add_health, machines))
+    sizes = judge_mtu(_packet_sizes(machines))
+    for machine in machines:
         machine.findings += connections.result().get(machine.name, [])
         machine.findings += [sizes[machine.name]] if machine.name in sizes else []
         if job is not None and machine.readiness.problem is None:
-            machine.findings += job.result().of(machine.name, health if isinstance(health, Health) else None)
+            machine.findings += job.result().of(machine.name, machine.health)
     if job is not None:
         starter = next((machine for machine in machines if machine.readiness.link.machine.is_local), machines[0])
         starter.findings += job.result().local
 
 
-def _add_health(
-    machines: Sequence[MachineExamination], healths: Sequence[Health | Finding]
-) -> dict[str, tuple[str, int]]:
-    """Add the findings about hardware and system; return the interface in use and its packet size by machine."""
-    mtus = {}
-    for machine, health in zip(machines, healths):
-        facts = machine.readiness.facts
-        if isinstance(health, Finding):
-            machine.findings.append(health)
-            continue
+def _add_health(machine: MachineExamination) -> None:
+    """Add the findings about hardware and system."""
+    health = _health(machine.readiness)
+    if isinstance(health, Finding):
+        machine.findings.append(health)
+    else:
         machine.findings += judge_health(health)
         machine.health = health
-        if facts is not None and facts.interface in health.mtu:
+
+
+def _packet_sizes(machines: Sequence[MachineExamination]) -> dict[str, tuple[str, int]]:
+    """Return the interface in use and its packet size by machine."""
+    mtus = {}
+    for machine in machines:
+        facts, health = machine.readiness.facts, machine.health
+        if facts is not None and health is not None and facts.interface in health.mtu:
             mtus[machine.name] = (facts.interface, health.mtu[facts.interface])
     return mtus
 

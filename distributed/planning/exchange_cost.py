@@ -1,4 +1,4 @@
-"""Predicts the cost of one exchange of a group, and the shares of a vector that make it fastest."""
+"""Predicts the cost of one exchange of a group, and the shards of a vector that make it fastest."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model as strategy_costs
 
 LEAST_GAIN = 1.05
-"""Speed-up of an exchange from which unequal shares are used instead of equal ones."""
+"""Speed-up of an exchange from which unequal shards are used instead of equal ones."""
 _SLACK = 1.01
-"""Factor on the time of the best shares, within which the most even ones are chosen."""
-_SMALLEST_SHARE = 0.05
-"""Part of an equal share below which a member owns nothing, since it costs each of the others a message."""
+"""Factor on the time of the best shards, within which the most even ones are chosen."""
+_SMALLEST_SHARD = 0.05
+"""Part of an equal shard below which a member owns nothing, since it costs each of the others a message."""
 _FLOOR, _ZERO = 1e-6, 1e-9
-"""Least time of a resource, as a part of the longest, so that every share is bounded; and what counts as zero."""
+"""Least time of a resource, as a part of the longest, so that every shard is bounded; and what counts as zero."""
 _MOST_PIVOTS = 10_000
 
 
-def best_shares(resource_seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return each member's share of a vector that makes an exchange fastest; the shares sum up to 1.
+def best_shards(resource_seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the part of a vector that each member is to own so that an exchange is fastest; their sum is 1.
 
     Args:
         resource_seconds: [resources][members] seconds for which each resource is busy if that member owns the whole
@@ -47,12 +47,12 @@ def best_shares(resource_seconds: Sequence[Sequence[float]]) -> tuple[float, ...
     best = 1 / _largest_sum(seconds, np.ones(len(seconds))).sum()
     if best * LEAST_GAIN > 1:
         return equal
-    # Of all shares that are about as good, choose those whose largest share is smallest.
+    # Of all shards that are about as good, choose those whose largest is smallest.
     bounds = np.concatenate([np.zeros(len(seconds)), np.ones(members)])
     solution = _largest_sum(np.vstack([seconds - _SLACK * best, np.eye(members)]), bounds)
     solution /= solution.sum()
-    shares = np.where(solution < _SMALLEST_SHARE / members, 0.0, solution).round(4)
-    return tuple(float(share) for share in shares / shares.sum())
+    shards = np.where(solution < _SMALLEST_SHARD / members, 0.0, solution).round(4)
+    return tuple(float(shard) for shard in shards / shards.sum())
 
 
 def _largest_sum(rows: Any, bounds: Any) -> Any:
@@ -88,7 +88,7 @@ def _pivot(table: Any, row: int, column: int) -> None:
 
 
 _PIECES = 16
-"""Pieces of a share, unless one would be larger than a chunk (:mod:`training.exchange.mean.owners`)."""
+"""Pieces of a shard, unless one would be larger than a chunk (:mod:`training.exchange.mean.owners`)."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class ExchangeForecast:
     seconds: float
     """Time until every member has the result; includes ``correction``."""
     slowest: Bottleneck
-    shares: tuple[float, ...]
-    """Share of the vector that each member owns; their sum is 1."""
+    shards: Mapping[str, float]
+    """Part of the vector that each member owns; their sum is 1."""
     moved: tuple[tuple[str, float], ...]
     """Bytes sent and received over the network, by machine."""
-    work: tuple[float, ...]
+    work: Mapping[str, float]
     """Seconds of each member's compute that the exchange takes while both run at the same time: training on the CPU
     uses all its cores."""
-    buffered: tuple[int, ...]
+    buffered: Mapping[str, int]
     """Bytes of the others' contributions that each member, as an owner, buffers until all have arrived."""
     correction: float = 1.0
     """Factor from earlier runs, included in ``seconds``."""
@@ -141,7 +141,7 @@ class ExchangeCosts:
 
     def are_linked(self, choice: Choice) -> bool:
         """Whether all machines that exchange data have links."""
-        flows = (flow for star in self._group(choice).stars for flow in star)
+        flows = (flow for star in self._group(choice).stars.values() for flow in star)
         return all(self._cluster.link(source, target) is not None for source, target in flows)
 
     def forecast(self, choice: Choice) -> ExchangeForecast:
@@ -163,8 +163,8 @@ class ExchangeCosts:
 class _Group:
     """The members of a choice in an exchange of a vector of ``elements``.
 
-    All costs are linear in the members' shares: they are computed with each member as the only owner (a star), and
-    averaged with the shares as weights.
+    All costs are linear in the sizes of the members' shards: they are computed with each member as the only owner (a
+    star), and averaged with these sizes as weights.
     """
 
     def __init__(
@@ -185,11 +185,14 @@ class _Group:
         self._down = participation * codec.expected_reply_bytes(elements, self._participants)
         in_full_mesh = choice.engine == "mesh" and self._participants == count
         self._all_gathers = costs.gathers or (in_full_mesh and self._is_short())
-        if self._all_gathers:  # with equal shares: from each member to all others
+        if self._all_gathers:  # with equal shards: from each member to all others
             self._down = (count - 1) * self._up
         hosts = [machine_names[name] for name in choice.members]
-        stars = (cost_model.star_flows(hosts, owner, self._up, self._down) for owner in hosts)
-        self.stars = [self._relayed(star, relay) for star in stars] if not choice.alone else []
+        self.stars = {
+            name: self._relayed(cost_model.star_flows(hosts, machine_names[name], self._up, self._down), relay)
+            for name in choice.members
+            if not choice.alone
+        }
         """Bytes from machine to machine, by owner."""
         self._carried = tuple((self._up + self._down) * peers for peers in (1, count - 1))
         """Bytes that a member moves if it owns nothing, and if it owns everything."""
@@ -213,10 +216,11 @@ class _Group:
     def exchange(self) -> ExchangeForecast:
         choice = self._choice
         if choice.alone:
-            return ExchangeForecast(0.0, cost_model.NO_BOTTLENECK, (1.0,), (), (0.0,), (0,))
+            (name,) = choice.members
+            return ExchangeForecast(0.0, cost_model.NO_BOTTLENECK, {name: 1.0}, (), {name: 0.0}, {name: 0})
         stars = [
             {**cost_model.bottlenecks_of(self._cluster, star), **self._process_times(owner)}
-            for star, owner in zip(self.stars, choice.members, strict=True)
+            for owner, star in self.stars.items()
         ]
         bottlenecks = {key: bottleneck for star in stars for key, bottleneck in star.items()}
         contention = cost_model.contention_factor(self._participants)
@@ -227,10 +231,10 @@ class _Group:
             ]
             for key, bottleneck in bottlenecks.items()
         }
-        shares = (1 / len(stars),) * len(stars)
+        shards = dict.fromkeys(choice.members, 1 / len(stars))
         if choice.engine == "mesh" and not self._all_gathers:
-            shares = best_shares(list(seconds.values()))
-        means = {key: sum(map(mul, star_seconds, shares)) for key, star_seconds in seconds.items()}
+            shards = dict(zip(choice.members, best_shards(list(seconds.values())), strict=True))
+        means = {key: sum(map(mul, star_seconds, shards.values())) for key, star_seconds in seconds.items()}
         longest = []
         for of_members in (True, False):
             keys = [key for key, bottleneck in bottlenecks.items() if (bottleneck.kind == "member") is of_members]
@@ -238,26 +242,28 @@ class _Group:
             longest.append(replace(bottlenecks[key], seconds=means[key]) if key else cost_model.NO_BOTTLENECK)
         slowest, second_longest = sorted(longest, key=lambda bottleneck: -bottleneck.seconds)
         if slowest.kind == "member":
-            carried = _between(self._carried, shares[choice.members.index(slowest.subject)])
+            carried = _between(self._carried, shards[slowest.subject])
             slowest = replace(slowest, mbit=8e-6 * carried / slowest.seconds)
-        total = slowest.seconds + self._first_piece(shares) * second_longest.seconds + self._fixed_seconds()
+        total = (
+            slowest.seconds + self._first_piece(max(shards.values())) * second_longest.seconds + self._fixed_seconds()
+        )
         moved: dict[str, float] = {}
-        for star, share in zip(self.stars, shares, strict=True):
+        for owner, star in self.stars.items():
             for ends, size in star.items():
                 for end in ends:
-                    moved[end] = moved.get(end, 0.0) + share * size
-        work = tuple(self._compute_taken(name, share) for name, share in zip(choice.members, shares, strict=True))
-        buffered = tuple(int(share * (len(shares) - 1) * self._up) for share in shares)
-        return ExchangeForecast(total, slowest, shares, tuple(sorted(moved.items())), work, buffered)
+                    moved[end] = moved.get(end, 0.0) + shards[owner] * size
+        work = {name: self._compute_taken(name, shard) for name, shard in shards.items()}
+        buffered = {name: int(shard * (len(shards) - 1) * self._up) for name, shard in shards.items()}
+        return ExchangeForecast(total, slowest, shards, tuple(sorted(moved.items())), work, buffered)
 
-    def _first_piece(self, shares: tuple[float, ...]) -> float:
-        """Return the first piece over the largest share: the next stage cannot begin before it has arrived."""
-        largest = max(shares) * self._elements
+    def _first_piece(self, largest_shard: float) -> float:
+        """Return the first piece over the largest shard: the next stage cannot begin before it has arrived."""
+        largest = largest_shard * self._elements
         return min(1.0, max(CHUNK_ELEMENTS / 16, min(CHUNK_ELEMENTS, largest / _PIECES)) / largest)
 
     def _fixed_seconds(self) -> float:
         """Return the time of an empty exchange."""
-        links = (self._cluster.link(source, target) for star in self.stars for source, target in star)
+        links = (self._cluster.link(source, target) for star in self.stars.values() for source, target in star)
         round_trip = max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
         operation = cost_model.OPERATION_SECONDS[self._choice.engine]
         return operation / min(map(self._core, self._choice.members)) + round_trip
@@ -288,18 +294,18 @@ class _Group:
         """Return the part of one core that a process on the machine has; 1 if the number of cores is unknown."""
         return min(1.0, self._cluster.machine(name).cores or 1.0)
 
-    def _compute_taken(self, name: str, share: float) -> float:
+    def _compute_taken(self, name: str, shard: float) -> float:
         """Return the compute that an exchange takes from a member, in seconds of all its cores."""
         machine = self._cluster.machine(name)
-        return _between(self._work, share) / machine.cores if machine.device == "cpu" and machine.cores else 0.0
+        return _between(self._work, shard) / machine.cores if machine.device == "cpu" and machine.cores else 0.0
 
 
-def _between(ends: tuple[float, ...], share: float) -> float:
+def _between(ends: tuple[float, ...], shard: float) -> float:
     """Interpolate between the values of a member that owns nothing and of one that owns everything."""
-    return ends[0] + share * (ends[1] - ends[0])
+    return ends[0] + shard * (ends[1] - ends[0])
 
 
 def _remote_share(members: int) -> float:
-    """Return the share of a vector that other members own, with equal shares. Each link carries less in this ratio if
+    """Return the part of a vector that other members own, with equal shards. Each link carries less in this ratio if
     only some members exchange at a time, averaged over the groupings."""
     return (members - 1) / members if members > 1 else 1.0

@@ -109,19 +109,19 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     ranks = _ranks(choice.members, steps, names)
     if ranks is None:
         return None
-    counted_steps = _comparable_steps([steps[rank] for rank in ranks], choice.interval)
+    counted_steps = _comparable_steps([steps[rank] for rank in ranks.values()], choice.interval)
     if not counted_steps:
         return None
 
-    def by_member(typical: Callable[[Sequence[float]], float], value: Callable[[StepEvent], float]) -> list[float]:
-        return [typical([value(steps[rank][number]) for number in counted_steps]) for rank in ranks]
+    def by_member(typical: Callable[[Sequence[float]], float], value: Callable[[StepEvent], float]) -> dict[str, float]:
+        return {n: typical([value(steps[rank][number]) for number in counted_steps]) for n, rank in ranks.items()}
 
     typical = statistics.fmean if choice.interval > 1 or (costs is not None and costs.uneven) else _median_of_pairs
     step_seconds = by_member(typical, lambda e: e.seconds)
     waits = by_member(typical, lambda e: e.wait)
     busy = by_member(typical, lambda e: e.compute)
-    moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received))
-    wall, wait = max(step_seconds), min(waits)
+    moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received).values())
+    wall, wait = max(step_seconds.values()), min(waits.values())
     predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
     return PredictionComparison(
         choice=choice,
@@ -140,10 +140,10 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
             MemberComparison(
                 name=member.name,
                 predicted=_busy(member),
-                measured=seconds,
-                ratio=seconds / _busy(member) * member.correction,
+                measured=busy[member.name],
+                ratio=busy[member.name] / _busy(member) * member.correction,
             )
-            for member, seconds in zip(candidate.members, busy, strict=True)
+            for member in candidate.members
         ),
     )
 
@@ -167,11 +167,12 @@ def _by_rank(events: Iterable[Event]) -> tuple[dict[int, dict[int, StepEvent]], 
     return steps, names
 
 
-def _ranks(members: Sequence[str], steps: Mapping[int, object], names: Mapping[str, int]) -> list[int] | None:
+def _ranks(members: Sequence[str], steps: Mapping[int, object], names: Mapping[str, int]) -> dict[str, int] | None:
     """Return the rank of every member of the choice; ``None`` if the run had other members."""
-    named_ranks = [names[name] for name in members if name in names]
-    ranks = named_ranks if len(named_ranks) == len(members) else sorted(steps) if not named_ranks else []
-    return ranks if len(ranks) == len(members) == len(steps) and set(ranks) <= set(steps) else None
+    ranks = {name: names[name] for name in members if name in names}
+    if not ranks and len(members) == len(steps):  # of events without names: in the order of the choice
+        ranks = dict(zip(members, sorted(steps)))
+    return ranks if len(ranks) == len(members) == len(steps) and set(ranks.values()) <= set(steps) else None
 
 
 def _comparable_steps(steps: Sequence[Collection[int]], interval: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,9 +26,10 @@ from training.strategies.registry import default_strategy, strategies, strategy_
 class BatchSplit:
     """The split of a step's samples over the members of a group."""
 
-    batches: tuple[int, ...]
+    batches: Mapping[str, int]
+    """Micro-batches by member."""
     accumulation: int
-    seconds: tuple[float, ...]
+    seconds: Mapping[str, float]
     """Seconds of each member's step."""
     fits: bool
     """Whether every member has the memory for its batch."""
@@ -36,7 +37,7 @@ class BatchSplit:
     @property
     def compute(self) -> float:
         """Seconds of the slowest member's step."""
-        return max(self.seconds)
+        return max(self.seconds.values())
 
 
 class Predictor:
@@ -111,18 +112,17 @@ class Predictor:
         return self._splits[key]
 
     def _fitting(self, members: tuple[str, ...], caps: list[int], is_even: bool, fits: bool) -> BatchSplit | None:
-        machines = [self.cluster.machine(name) for name in members]
-        overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
+        machines = {name: self.cluster.machine(name) for name in members}
+        overheads, speeds = [m.overhead for m in machines.values()], [m.speed for m in machines.values()]
         batch = self.job.global_batch_of(len(members))
         exact_cuts = [k for k in divisors(self.job.reference_batch) if batch % k == 0]  # with the same result
         for accumulation in [k for k in exact_cuts if k >= self.job.accumulation] or exact_cuts[-1:]:
             split_basis = ([0.0] * len(machines), [1.0] * len(machines)) if is_even else (overheads, speeds)
             batches = cost_model.split_samples(batch // accumulation, *split_basis, caps)
             if batches is not None:
-                timings = zip(overheads, batches, speeds, strict=True)
-                return BatchSplit(
-                    tuple(batches), accumulation, tuple(accumulation * (o + b / v) for o, b, v in timings), fits
-                )
+                by_member = dict(zip(members, batches, strict=True))
+                seconds = {n: accumulation * (m.overhead + by_member[n] / m.speed) for n, m in machines.items()}
+                return BatchSplit(by_member, accumulation, seconds, fits)
         return None
 
     # ------------------------------------------------------------------------------------------------------- intervals
@@ -152,9 +152,9 @@ class Predictor:
         """Return the time of a step, and the part of it that the slowest member waits because step times vary."""
         if choice.alone:
             return split.compute, 0.0
-        spreads = [self.cluster.machine(name).spread for name in choice.members]
-        deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
-        steps = [busy + exposed / choice.interval for busy, exposed in self._member_seconds(choice, split, exchange)]
+        deviations = [self.cluster.machine(name).spread * seconds for name, seconds in split.seconds.items()]
+        member_seconds = self._member_seconds(choice, split, exchange).values()
+        steps = [busy + exposed / choice.interval for busy, exposed in member_seconds]
         if not known_costs(choice, self.job).waits:
             return statistics.harmonic_mean(steps), 0.0
         slowest = cost_model.expected_slowest(steps, deviations, choice.interval)
@@ -162,21 +162,20 @@ class Predictor:
 
     def _member_seconds(
         self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast
-    ) -> list[tuple[float, float]]:
+    ) -> dict[str, tuple[float, float]]:
         """Return for each member the seconds for which it is busy in a step (compute, concurrent work for exchanges,
         merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
-            return [(seconds, 0.0) for seconds in split.seconds]
+            return {name: (seconds, 0.0) for name, seconds in split.seconds.items()}
         costs, schedule, size = known_costs(choice, self.job), sync_schedule_of(choice), self.job.trainable
-        member_seconds = []
+        member_seconds = {}
         exchange_seconds = exchange.seconds
-        for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
+        for name, compute in split.seconds.items():
             hidden = costs.hidden(exchange_seconds, Compute(compute, split.accumulation, size), schedule, self.job)
             hidden_share = hidden / exchange_seconds if exchange_seconds else 0.0
             merge = costs.merge_ns * 1e-9 * size / min(1.0, self.cluster.machine(name).cores or 1.0)
-            member_seconds.append(
-                (compute + (work * hidden_share + merge) / choice.interval, exchange_seconds - hidden)
-            )
+            concurrent = (exchange.work[name] * hidden_share + merge) / choice.interval
+            member_seconds[name] = compute + concurrent, exchange_seconds - hidden
         return member_seconds
 
     def _learning(self, choice: Choice, split: BatchSplit) -> tuple[float, float, tuple[str, ...]]:
@@ -186,7 +185,7 @@ class Predictor:
             alone = known_costs(choice.model_copy(update={"strategy": default_strategy()}))
             return 1.0, 0.0, alone.learning(RunSpec(run.steps), SyncSchedule(), 1.0).sources
         ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
-        effective_members = sum(split.batches) / max(split.batches)
+        effective_members = sum(split.batches.values()) / max(split.batches.values())
         learning = known_costs(choice, self.job).learning(run, sync_schedule_of(choice), effective_members)
         sources = (*learning.sources, "batch") if ratio > 1 else learning.sources
         return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learning.share), learning.loss, sources
@@ -214,17 +213,15 @@ class Predictor:
 
     def _owners_fit(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> bool:
         """Whether every member has the memory for its exchange buffers besides its batch."""
-        members = zip(choice.members, split.batches, exchange.buffered, strict=True)
         job, strategy = self.job, choice.strategy
         mesh = {owns: memory_model.mesh_bytes(strategy, job.trainable, owns, job) for owns in (True, False)}
-        machines = (
-            (self.cluster.machine(name), batch, buffered + mesh[buffered > 0]) for name, batch, buffered in members
-        )
-        return choice.alone or all(
-            memory_model.largest_batch(self.job, machine, choice.strategy, self._in_training_memory(machine, buffered))
-            >= batch
-            for machine, batch, buffered in machines
-        )
+
+        def fits(name: str) -> bool:
+            machine, buffered = self.cluster.machine(name), exchange.buffered[name]
+            owned = self._in_training_memory(machine, buffered + mesh[buffered > 0])
+            return memory_model.largest_batch(job, machine, strategy, owned) >= split.batches[name]
+
+        return choice.alone or all(map(fits, choice.members))
 
     @staticmethod
     def _in_training_memory(machine: ClusterMachine, size: int) -> int:
@@ -242,15 +239,13 @@ class Predictor:
         reason = Reason.of(f"slowest-{slowest.kind}", slowest.subject, slowest.peer, **numbers)
         moved = defaultdict(float, exchange.moved)
         hourly = _hourly(choice, outcome.step)
-        busy = (seconds for seconds, _ in self._member_seconds(choice, split, exchange))
-        forecasts = zip(choice.members, split.batches, split.seconds, busy, exchange.shares, strict=True)
+        member_seconds = self._member_seconds(choice, split, exchange)
+        traffic = {name: moved[self._exchanges.machine_names[name]] * hourly for name in choice.members}
         return Candidate(
             **vars(outcome),
             members=tuple(
-                self._forecast(
-                    choice, name, batch, seconds, busy, moved[self._exchanges.machine_names[name]] * hourly, share
-                )
-                for name, batch, seconds, busy, share in forecasts
+                self._forecast(choice, split, name, member_seconds[name][0], traffic[name], exchange.shards[name])
+                for name in choice.members
             ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
@@ -270,22 +265,19 @@ class Predictor:
         if not all(times.values()):
             return 0.0
         plan, seconds = self.job.evaluation, [times[name] for name in choice.members]
-        together = cost_model.evaluation_seconds(plan.samples_in(steps), split.batches, seconds)
+        together = cost_model.evaluation_seconds(plan.samples_in(steps), [*split.batches.values()], seconds)
         differ = not choice.alone and strategy_class(choice.strategy).equal == "never"
         evaluates_local_weights = plan.local == "on" or (plan.local == "auto" and differ)
         return together + (plan.samples_after_start(steps) * max(seconds) if evaluates_local_weights else 0.0)
 
     def unpredicted(self, choice: Choice, split: BatchSplit) -> Candidate:
-        """Return a candidate without a prediction of its exchanges: with shares, compute and memory only."""
+        """Return a candidate without a prediction of its exchanges: with batch sizes, compute and memory only."""
         job, members = self.job, len(choice.members)
         return Candidate(
             choice=choice,
             predicted=False,
             fits=split.fits,
-            members=tuple(
-                self._forecast(choice, name, batch, seconds)
-                for name, batch, seconds in zip(choice.members, split.batches, split.seconds, strict=True)
-            ),
+            members=tuple(self._forecast(choice, split, name) for name in choice.members),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
             steps=job.steps_of(members),
@@ -295,25 +287,24 @@ class Predictor:
     def _forecast(
         self,
         choice: Choice,
+        split: BatchSplit,
         name: str,
-        batch: int,
-        seconds: float,
         busy: float = 0.0,
         hourly: float = 0.0,
-        share: float = 0.0,
+        shard: float = 0.0,
     ) -> MemberForecast:
         """Return the forecast of a member; the last three arguments are missing without a prediction of exchanges."""
-        machine = self.cluster.machine(name)
+        machine, batch = self.cluster.machine(name), split.batches[name]
         return MemberForecast(
             name=name,
             micro_batch=batch,
-            seconds=seconds,
+            seconds=split.seconds[name],
             busy=busy,
             correction=self._corrections.compute.get(name, 1.0),
             memory=memory_model.member_bytes(self.job, machine, "" if choice.alone else choice.strategy, batch),
             memory_free=machine.memory_free,
             bytes_per_hour=hourly,
-            share=share,
+            shard=shard,
         )
 
 

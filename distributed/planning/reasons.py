@@ -33,7 +33,7 @@ _MUCH_WAITING = 0.2
 """Share of a step spent waiting, from which a larger batch is suggested."""
 _BATCH_FACTOR = 4
 OWNERSHIP_CODES = ("owns-less", "owns-more", "relayed")
-"""Codes of reasons about the members' shares of the vectors, and about relays."""
+"""Codes of reasons about the members' shards of the vectors, and about relays."""
 ROUTE_CODES = ("direct", "small", "all-direct", "one-way", "relayed")
 """Codes of reasons about the expected routes of pairs of machines."""
 
@@ -142,12 +142,12 @@ def _about_shares(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     """Yield the members that own much less of every vector than the others, or those that own much more, whichever are
     fewer; and the pairs whose traffic is relayed by the coordinator."""
     cluster, names, even = predictor.cluster, best.choice.members, 1 / len(best.members)
-    below = [("owns-less", member) for member in best.members if member.share < even / 2]
-    above = [("owns-more", member) for member in best.members if member.share > even * 1.5]
+    below = [("owns-less", member) for member in best.members if member.shard < even / 2]
+    above = [("owns-more", member) for member in best.members if member.shard > even * 1.5]
     links = {(cluster.interface(name), cluster.machine(name).wifi) for name in names}
     for code, member in min(filter(None, (below, above)), key=len, default=()):
         resource = "link" if len(links) > 1 else "processor"
-        yield Reason.of(code, member.name, resource, percent=100 * member.share, even=100 * even)
+        yield Reason.of(code, member.name, resource, percent=100 * member.shard, even=100 * even)
     if best.choice.engine == "mesh":
         for pair in itertools.combinations(names, 2):
             if not cluster.reaches(*pair):
@@ -204,7 +204,7 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
 
     def shard(member: MemberForecast) -> float:
         """Return the size of a member's shard relative to an equal one."""
-        return round(len(best.members) * member.share, 3) if best.predicted else 1.0
+        return round(len(best.members) * member.shard, 3) if best.predicted else 1.0
 
     options: dict[str, str | int | float | bool] = {
         "strategy": choice.strategy,

@@ -204,15 +204,15 @@ class Machines:
             caps = [sum(batches)] * len(batches)
             batches = cost_model.split_samples(sum(batches), overheads, speeds, caps) or batches
         members = tuple(
-            member.model_copy(update={"name": name, "batch_size": batch})
-            for member, name, batch in zip(plan.members, self.names, batches, strict=True)
+            member.model_copy(update={"name": self.names[member.rank], "batch_size": batches[member.rank]})
+            for member in plan.members
         )
         clock = ClockPlan(made_by=_MADE_BY, machines=self.document.model_dump(mode="json", exclude_defaults=True))
         timed_plan = plan.model_copy(update={"members": members, "clock": clock})
         if ClusterClock(timed_plan).absences and is_asynchronous:
             message = f"with {plan.profile.strategy.strategy} machines that are lost on the way cannot be simulated"
             raise BadInput(message, "leave lost_per_hour out, or take another strategy")
-        seconds = [m.overhead + batch / m.speed for m, batch in zip(machines, batches, strict=True)]
+        seconds = [m.overhead + batches[rank] / m.speed for rank, m in enumerate(machines)]
         return _with_speeds(timed_plan, [1 / step for step in seconds]) if is_asynchronous else timed_plan
 
 
@@ -286,11 +286,11 @@ class ClusterClock:
         cluster, passes = self._machines.cluster, self._plan.profile.training.gradient_accumulation
         ranks = {self._machines.names[rank]: rank for rank in members}
         names = tuple(sorted(ranks))
-        batches = tuple(self._plan.members[ranks[name]].batch_size for name in names)
-        machines = [cluster.machine(name) for name in names]
-        seconds = (passes * (m.overhead + batch / m.speed) for m, batch in zip(machines, batches, strict=True))
+        batches = {name: self._plan.members[ranks[name]].batch_size for name in names}
+        machines = map(cluster.machine, names)
+        seconds = {m.name: passes * (m.overhead + batches[m.name] / m.speed) for m in machines}
         choice = choice_of(self._plan.profile, names)
-        candidate = self._predictor.candidate(choice, BatchSplit(batches, passes, tuple(seconds), fits=True))
+        candidate = self._predictor.candidate(choice, BatchSplit(batches, passes, seconds, fits=True))
         for member in candidate.members:
             if member.memory_free and member.memory > member.memory_free:
                 need, has = map(memory_text, (member.memory, member.memory_free))

@@ -68,7 +68,7 @@ def document(candidate: Candidate) -> dict[str, Any]:
         candidate.loss_increase,
         candidate.bytes_per_hour,
     ]
-    members = [[member.micro_batch, member.busy, member.memory, member.share] for member in candidate.members]
+    members = [[member.micro_batch, member.busy, member.memory, member.shard] for member in candidate.members]
     return {"times": times, "worth": is_worthwhile, "members": members, "sources": candidate.sources}
 
 

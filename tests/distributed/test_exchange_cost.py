@@ -65,7 +65,7 @@ def test_what_goes_from_every_member_to_all_is_owned_by_nobody(strategy: str, co
     choice = FP32.model_copy(update={"strategy": strategy, "codec": codec})
     candidate = predict(joined(machines, 100), job(200_000_000), choice)
     assert candidate.exchange == pytest.approx(8e-6 * 3 * size / 100 * contention_factor(4), rel=0.05)
-    assert {member.share for member in candidate.members} == {0.25}
+    assert {member.shard for member in candidate.members} == {0.25}
 
 
 @pytest.mark.parametrize(("weights", "times"), [(6_000, 3.0), (60_000, 1.5)])
@@ -138,4 +138,4 @@ def test_a_slow_processor_owns_less_and_holds_up_the_others() -> None:
         return predict(joined(members, 10_000), job(4_000_000), choice)
 
     assert exchange(0.1).exchange > 2 * exchange(8).exchange
-    assert exchange(0.1).members[2].share < 0.2 < exchange(8).members[2].share
+    assert exchange(0.1).members[2].shard < 0.2 < exchange(8).members[2].shard

@@ -227,7 +227,7 @@ def test_the_coordinator_is_where_most_reach_it_and_passes_on_what_others_cannot
 def test_a_slow_link_owns_little_and_the_plan_says_so() -> None:
     planning = plan(cluster([8, 8, 8, 8], 950, slow={"d": 50}), job(strategy="diloco"))
     best = best_of(planning)
-    assert [member.share for member in best.members] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0], abs=0.03)
+    assert [member.shard for member in best.members] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0], abs=0.03)
     (reason,) = [reason for reason in planning.reasons if reason.code == "owns-less"]
     assert "d trains, but does not merge weights, because its link is slow" in sentence(reason)
     assert planning.settings is not None
@@ -245,14 +245,14 @@ def test_a_fast_link_among_slow_ones_owns_much() -> None:
     planning = plan(Cluster(machines=machines, links=links), job(engine="mesh", samples=100_000))
     best = best_of(planning)
     # Two members owe each other nothing then: what they send crosses the air once, to the wire or from it.
-    assert [member.share for member in best.members] == pytest.approx([0, 0, 1], abs=0.05)
+    assert [member.shard for member in best.members] == pytest.approx([0, 0, 1], abs=0.05)
     assert "slowest-air" in codes(planning, "home")
     assert "owns-more" in codes(planning, "c")
 
 
 def test_equal_links_make_equal_owners() -> None:
     best = best_of(plan(cluster([8, 4, 8, 2], 950), job(strategy="diloco")))
-    assert {member.share for member in best.members} == {1 / len(best.members)}
+    assert {member.shard for member in best.members} == {1 / len(best.members)}
 
 
 def test_a_brake_is_left_out() -> None:

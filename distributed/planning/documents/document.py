@@ -230,8 +230,8 @@ class MemberForecast(Document):
     """0: unknown."""
     bytes_per_hour: float
     """Sent and received together."""
-    share: float = 0.0
-    """Share of every vector that it owns; 0 without a prediction."""
+    shard: float = 0.0
+    """Part of every vector that it owns; 0 without a prediction."""
 
 
 class PredictedOutcome(Document):
@@ -263,7 +263,7 @@ class Candidate(PredictedOutcome):
     """A candidate plan with its prediction."""
 
     predicted: bool = True
-    """``False``: the costs of the strategy are not known; only shares, compute and memory are predicted."""
+    """``False``: the costs of the strategy are not known; only batch sizes, compute and memory are predicted."""
     members: tuple[MemberForecast, ...] = ()
     accumulation: int = 1
     global_batch: int = 0
