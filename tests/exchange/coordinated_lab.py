@@ -21,9 +21,9 @@ from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import CoordinatorConfig
 from training.exchange.group.group_membership import GroupMembership
 from training.exchange.links.certificates import issue_run_certificates
-from training.exchange.links.unauthenticated import HANDSHAKE_SECONDS
 from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.stock_torch.torch_mean import TorchMember
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 RUN = "test-run"

@@ -23,12 +23,12 @@ from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.links.link import Outgoing, PeerLost
-from training.exchange.links.unauthenticated import MAX_PER_HOST
 from training.exchange.mean.handover import TAG, JoinStateServer, channel_of, hand_over_missing
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.mean.mesh_operations import MeshGather, Meter
 from training.exchange.mean.operation_log import OperationLog
+from training.exchange.unauthenticated import MAX_PER_HOST
 from training.records.events import MemberEvent
 
 HUGE = struct.pack("<Q", 1 << 39)

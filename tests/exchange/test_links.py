@@ -12,6 +12,7 @@ from waiting import until
 from training.exchange.links import sealing
 from training.exchange.links.connection import Connection
 from training.exchange.links.link import MAX_EARLY, Incoming, Outgoing, PeerLost
+from training.exchange.links.loop import Loop
 from training.exchange.links.sealing import HEADER, TAG, Opener, Sealer
 from training.exchange.mean.transfer import PendingTransfer
 
@@ -33,9 +34,13 @@ class Wire:
         return bytearray(self.sealer.seal(operation, memoryview(data), left))
 
     def start(self, size: int, operation: int = 7) -> tuple[PendingTransfer, bytearray]:
-        room, work = bytearray(size), PendingTransfer(1)
-        self.link.submit(lambda link: link.receive(operation, memoryview(room)), work.part_ended)
-        return work, room
+        room = bytearray(size)
+        return self.receive(PendingTransfer(1), room, operation).submit(), room
+
+    def receive(self, work: PendingTransfer, into: bytearray, operation: int = 1) -> PendingTransfer:
+        """Prepare to receive one message, as the only part of ``work``."""
+        work.add(self.link, lambda link: link.receive(operation, memoryview(into)))
+        return work
 
 
 @pytest.fixture
@@ -141,23 +146,49 @@ def test_a_loss_met_in_the_callers_thread_may_submit_more() -> None:
         link.submit(lambda link: None, lambda error: told.set())
 
     link = Outgoing(Connection(there, SECRET, "aes", True), 1, NAMES, lost)
+    work = PendingTransfer(1)
+    work.add(link, lambda link: link.send(1, memoryview(b"x")))
+    work.submit(start=False).drive()
     with pytest.raises(PeerLost, match="tower is lost: it closed the connection"):
-        link.try_now(lambda link: link.send(1, memoryview(b"x")))
+        work.wait(0.0)
     assert told.wait(PATIENCE)
     link.close(PATIENCE)
 
 
 def test_a_job_meanwhile_waits_for_the_one_in_the_callers_thread(wire: Wire) -> None:
-    first, second = bytearray(1), PendingTransfer(1)
-    into = memoryview(first)
-    thread = threading.Thread(target=lambda: wire.link.try_now(lambda link: link.receive(1, into)), daemon=True)
+    first, second, a, b = PendingTransfer(1), PendingTransfer(1), bytearray(1), bytearray(1)
+    thread = threading.Thread(target=lambda: wire.receive(first, a).submit(start=False).drive(), daemon=True)
     thread.start()
     until(lambda: not wire.link.idle)
-    wire.link.submit(lambda link: link.receive(1, memoryview(bytearray(1))), second.part_ended)
+    wire.receive(second, b).submit()
     wire.here.sendall(wire.frame(b"a", 1) + wire.frame(b"b", 1))
     second.wait(PATIENCE)
     thread.join(PATIENCE)
-    assert first == b"a"
+    assert (a, b) == (b"a", b"b")
+
+
+def test_what_the_caller_leaves_the_links_thread_goes_on_with(wire: Wire) -> None:
+    work, room = PendingTransfer(1), bytearray(1)
+    wire.receive(work, room).submit(start=False).drive(seconds=0.01)
+    wire.here.sendall(wire.frame(b"a", 1))
+    work.wait(PATIENCE)
+    assert room == b"a"
+
+
+def test_links_of_one_loop_do_not_wait_for_one_another() -> None:
+    """The first has nothing to receive, and the second as much to send as its peer does not take yet."""
+    loop, pairs = Loop("links"), [socket.socketpair() for _ in range(3)]
+    near = [Connection(there, SECRET, "aes", True) for _, there in pairs]
+    silent = Incoming(near[0], 1, NAMES, lambda lost: None, loop=loop)
+    full, third = (Outgoing(one, 1, NAMES, lambda lost: None, loop) for one in near[1:])
+    silent.submit(lambda link: link.receive(1, memoryview(bytearray(1))), lambda error: None)
+    full.submit(lambda link: link.send(1, memoryview(bytes(8 << 20))), lambda error: None)
+    sent = threading.Event()
+    third.submit(lambda link: link.send(1, memoryview(b"x")), lambda error: sent.set())
+    assert sent.wait(PATIENCE)
+    for link, (here, _) in zip((silent, full, third), pairs):
+        link.close(0.0)
+        here.close()
 
 
 def test_what_comes_after_the_end_fails_and_does_not_wait(wire: Wire) -> None:

@@ -36,8 +36,8 @@ from training.exchange.links.dialling import Address, DialHistory, first_to_answ
 from training.exchange.links.handshake import PADDING, RECEIVES, SENDS
 from training.exchange.links.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
-from training.exchange.links.unauthenticated import MAX_PER_HOST, UnauthenticatedConnections
 from training.exchange.mean.mesh import Mesh
+from training.exchange.unauthenticated import MAX_PER_HOST, UnauthenticatedConnections
 
 pytestmark = pytest.mark.slow
 
@@ -249,7 +249,8 @@ def test_empty_messages_that_nobody_asks_for_are_bounded(pair: Group, monkeypatc
     monkeypatch.setattr(link, "MAX_EARLY", most)
     a, b = pair.form()
     waiting = b.receive(0, 9, memoryview(bytearray(1)))
-    a.outgoing(1).submit(lambda link: [link.send(5, memoryview(b"")) for _ in range(most // 500)], lambda error: None)
+    for _ in range(most // 500):
+        a.outgoing(1).submit(lambda link: link.send(5, memoryview(b"")), lambda error: None)
     with pytest.raises(PeerLost, match="rank 0 is lost: it is doing another operation"):
         waiting.wait(PATIENCE)
 

@@ -126,6 +126,10 @@ def test_all_hold_the_sum_in_rank_order_to_the_bit(three: list[Mesh], elements: 
         assert torch.equal(vector, expected)
 
 
+def test_all_links_of_a_member_share_a_thread(three: list[Mesh]) -> None:
+    assert [len({link.loop for link in mesh.links()}) for mesh in three] == [1, 1, 1]
+
+
 def test_several_reductions_are_under_way_at_once(three: list[Mesh]) -> None:
     sizes = [400_000, 100, 90_000, 250_000]
     all_vectors = [random_vectors(size, torch.float32) for size in sizes]
@@ -326,7 +330,7 @@ def test_whoever_waits_for_a_connection_that_was_closed_hears_of_its_end(certifi
     mesh, _ = group.form()
     transfer = mesh.gather(memoryview(b"x"), {1: memoryview(bytearray(9))}, lambda peer, size: None, None, 1)
     mesh.incoming(1).close(PATIENCE)
-    transfer.carry_out(PATIENCE)
+    transfer.submit(start=False).drive(seconds=PATIENCE)
     with pytest.raises(PeerLost):
         transfer.wait(PATIENCE)
     group.close()

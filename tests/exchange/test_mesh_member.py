@@ -29,6 +29,7 @@ from training.exchange.links.dialling import SMALL_SEGMENT
 from training.exchange.mean import mesh_operations
 from training.exchange.mean.broadcast import broadcast, broadcasts
 from training.exchange.mean.mesh_member import MeshMember
+from training.exchange.mean.mesh_operations import MeshMean
 from training.exchange.residuals import Residual
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,40 @@ def test_many_operations_overlap(tmp_path: Path) -> None:
         for one, other in zip(*pending):
             assert torch.equal(one.wait(60).mean, other.wait(60).mean)
             assert one.done()
+
+
+@pytest.mark.parametrize("elements", [10, 200_000])
+def test_a_caller_that_waits_at_once_carries_the_mean_out_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elements: int
+) -> None:
+    threads = list[threading.Thread]()
+    complete = MeshMean.complete
+    monkeypatch.setattr(
+        MeshMean, "complete", lambda mean: (threads.append(threading.current_thread()), complete(mean))[1]
+    )
+    with lab(tmp_path, 2) as running, ThreadPoolExecutor(2, "caller") as pool:
+        for _ in pool.map(lambda member: member.mean("x", torch.ones(elements), 1.0, FP32), running.connect_all()):
+            pass
+    assert [thread.name.partition("_")[0] for thread in threads] == ["caller", "caller"]
+
+
+def test_a_result_is_kept_until_all_have_begun_the_next(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        members = running.connect_all()
+        for _ in range(10):
+            one_by_one(members, "x")
+        assert all(len(member._log._results) <= 2 for member in members)
+
+
+def test_operations_alone_are_reported_a_few_times_a_second(tmp_path: Path) -> None:
+    with lab(tmp_path, 1) as running:
+        (member,) = running.connect_all()
+        client, count, begin = member._client, itertools.count(), time.monotonic()
+        report = client._report
+        client._report = lambda: (next(count), report())[1]
+        while time.monotonic() < begin + 0.5:
+            member.gather("x", b"")
+        assert next(count) <= 4 + (time.monotonic() - begin) / coordinator_client._PROGRESS_PAUSE
 
 
 def test_gather(tmp_path: Path) -> None:

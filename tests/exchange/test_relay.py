@@ -30,8 +30,8 @@ from training.exchange.links.dialling import Address
 from training.exchange.links.link import PeerLost
 from training.exchange.links.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.links.relay import Relay, connect_through_relay
-from training.exchange.links.unauthenticated import MAX_PER_HOST
 from training.exchange.mean.mesh import Mesh
+from training.exchange.unauthenticated import MAX_PER_HOST
 
 pytestmark = pytest.mark.slow
 

@@ -37,8 +37,9 @@ from training.exchange.links.handshake import tls_contexts
 REDIAL_FOR = 60.0
 """Seconds within which a lost coordinator must be back."""
 _RETRY = 0.2
-_MIN_PAUSE = 0.02
-"""Minimum seconds between two reports."""
+_MIN_PAUSE, _PROGRESS_PAUSE = 0.02, 0.2
+"""Minimum seconds between two reports, and from one to the next that is about operations alone: each takes processor
+time from training and from the exchange."""
 _UNREACHED_AFTER, _UNREACHED_EVERY = 3.0, 10.0
 """Seconds of failed dialling after which it is reported, and between further reports."""
 _LEAVE_SECONDS = 5.0
@@ -138,7 +139,7 @@ class CoordinatorClient:
         self._on_status = on_status
         self._on_end = on_end
         self._connected = False
-        self._closing = self._may_return = self._report_is_due = False
+        self._closing = self._may_return = self._report_is_due = self._is_urgent = False
         self._loop = asyncio.new_event_loop()
         self._wake_up = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="control", daemon=True)
@@ -148,11 +149,15 @@ class CoordinatorClient:
         self._deadline = time.monotonic() + seconds
         self._thread.start()
 
-    def notify(self) -> None:
-        """Schedule a report: the member's state has changed."""
-        if self._report_is_due:  # not sent yet: another wake-up would cost more than the operation
-            return
-        self._report_is_due = True
+    def notify(self, urgent: bool = True) -> None:
+        """Schedule a report: the member's state has changed.
+
+        Args:
+            urgent: ``False``: an operation has begun or ended, and others may follow soon.
+        """
+        if self._is_urgent or (self._report_is_due and not urgent):
+            return  # not sent yet: another wake-up would cost more than the operation
+        self._report_is_due, self._is_urgent = True, urgent
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._wake_up.set)
 
@@ -295,7 +300,7 @@ class CoordinatorClient:
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while True:
             self._wake_up.clear()
-            self._report_is_due = False
+            self._report_is_due = self._is_urgent = False
             leaves = self._closing
             writer.write(encode_line(self._report().model_copy(update={"leaves": leaves})))
             with contextlib.suppress(OSError):
@@ -303,9 +308,16 @@ class CoordinatorClient:
             if leaves:  # the coordinator hangs up: closing with unread data would discard what was sent
                 return
             await asyncio.sleep(_MIN_PAUSE)
-            beat = self._loop.call_later(BEAT, self._wake_up.set)
-            await self._wake_up.wait()
-            beat.cancel()
+            await self._wait_for_news(BEAT)
+            if self._report_is_due and not self._is_urgent:
+                self._wake_up.clear()
+                await self._wait_for_news(_PROGRESS_PAUSE)
+
+    async def _wait_for_news(self, seconds: float) -> None:
+        """Wait for the next wake-up, up to ``seconds``."""
+        timer = self._loop.call_later(seconds, self._wake_up.set)
+        await self._wake_up.wait()
+        timer.cancel()
 
 
 def parse_endpoint(address: str) -> tuple[str, int]:

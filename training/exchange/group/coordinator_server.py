@@ -33,7 +33,7 @@ from training.exchange.links.certificates import member_uri, relay_key
 from training.exchange.links.dialling import listen_on
 from training.exchange.links.handshake import tls_contexts
 from training.exchange.links.relay import Relay
-from training.exchange.links.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 from training.records.events import WarningEvent
 
 _TICK = 0.1

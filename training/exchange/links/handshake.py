@@ -26,7 +26,7 @@ from training.exchange.links.certificates import member_uri
 from training.exchange.links.connection import Connection
 from training.exchange.links.dialling import keep_alive, unacknowledged
 from training.exchange.links.sealing import SECRET, Cipher, faster_cipher
-from training.exchange.links.unauthenticated import HANDSHAKE_SECONDS
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 
 SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128

@@ -1,4 +1,4 @@
-"""One direction to or from one peer: a connection, and the thread that serves it.
+"""One direction to or from one peer: a connection, and the jobs on it.
 
 Messages of any length follow one another in the order in which they were started. The receiver names the operation
 whose message it wants; messages of other operations that arrive first are kept, up to :data:`MAX_EARLY` bytes.
@@ -7,27 +7,26 @@ whose message it wants; messages of other operations that arrive first are kept,
 from __future__ import annotations
 
 import contextlib
-import queue
-import select
 import socket
 import ssl
 import struct
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 from training.exchange.base import ExchangeError
 from training.exchange.links.connection import Connection
 from training.exchange.links.flow_control import FlowControl
+from training.exchange.links.loop import NOTHING, READABLE, WRITABLE, JobQueue, Loop
 from training.exchange.links.sealing import HEADER, MAX_FRAME, TAG, FrameError, Opener, Sealer, parse_header
 
 MAX_EARLY = 64 << 20
 """Limit of the bytes of messages that arrived before they were asked for."""
 _WAKE = 32 << 10
-"""Bytes of a long message that must have arrived before its thread is woken, instead of once for every packet."""
+"""Bytes of a long message that must have arrived before its loop is woken, instead of once for every packet."""
+_TURN = 16 << 10
+"""Bytes of a frame after which the other links have their turn."""
 _EARLY_OVERHEAD = 512
 """Bytes that keeping a message takes besides its contents: empty ones are not free."""
 MARKS, OPERATIONS = (1 << 12) - 1, 1 << 20
@@ -53,18 +52,18 @@ class PeerLost(ExchangeError):
         self.hung_up = hung_up
 
 
-Job = Callable[[Any], None]
-"""Work on a link, which is its argument."""
 Ended = Callable[[PeerLost | None], None]
 
 
-class _Link:
+class _Link(JobQueue[PeerLost]):
     """What both directions share.
 
     Args:
-        connection: used only by this link from now on, or a function that makes it for the first job.
+        connection: used only by this link from now on, or a function that makes it for the first job, and holds up the
+            whole loop meanwhile.
         peer: rank of the other end; ``names`` are the members' by rank.
         on_error: called when the link fails.
+        loop: default: one of its own.
     """
 
     def __init__(
@@ -73,7 +72,9 @@ class _Link:
         peer: int,
         names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
+        loop: Loop | None = None,
     ) -> None:
+        super().__init__(loop or Loop(f"{type(self).__name__} {peer}"))
         self.peer = peer
         self._names = names
         self.bytes = self.bytes_before = 0
@@ -81,58 +82,17 @@ class _Link:
         self._connection = connection
         self._socket: socket.socket | None = None
         self._cut = False
+        self._on_error = on_error
         if isinstance(connection, Connection):
             self._begin(connection)
-        self._on_error = on_error
-        self._jobs: queue.SimpleQueue[tuple[Job, Ended] | None] = queue.SimpleQueue()
-        self._pending = 0
-        self._closed = False
-        self._lock = threading.Lock()
-        self._turn = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name=f"{type(self).__name__} {peer}", daemon=True)
-        self._thread.start()
-
-    def submit(self, job: Job, done: Ended) -> None:
-        """Run ``job`` after those submitted before; ``done`` is called at its end."""
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._pending += 1
-                self._jobs.put((job, done))
-        if closed:
-            done(self.lost("it was closed"))
-
-    def try_now(self, job: Job) -> bool:
-        """Run a small job in the calling thread if the link is idle; return whether it was.
-
-        Raises:
-            PeerLost: the job failed.
-        """
-        with self._lock:
-            if self._pending or self._closed:
-                return False
-            self._pending = 1
-            self._turn.acquire()
-        try:  # without the lock: on a loss, here or elsewhere, a farewell is submitted
-            error = self._carry_out(job)
-        except BaseException:  # Ctrl-C in the middle of a frame
-            self.cut()
-            raise
-        finally:
-            self._turn.release()
-            with self._lock:
-                self._pending -= 1
-        if error is not None:
-            raise error
-        return True
-
-    @property
-    def idle(self) -> bool:
-        return not self._pending
+        self.loop.add(self)
 
     @property
     def socket(self) -> socket.socket | None:
         return self._socket
+
+    def fileno(self) -> int:
+        return -1 if self._socket is None else self._socket.fileno()
 
     def lost(self, why: str, rank: int | None = None, hung_up: bool = False) -> PeerLost:
         """Return the error for the loss of the peer, or of ``rank``."""
@@ -145,57 +105,46 @@ class _Link:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 _shut(self._socket, socket.SHUT_RDWR)
+        self.loop.wake()
 
     def close(self, seconds: float) -> None:
         """Let submitted jobs end within ``seconds``, and hang up."""
-        with self._lock:
-            self._closed = True
-            self._jobs.put(None)
-        in_own_thread = threading.current_thread() is self._thread
-        if not in_own_thread:
-            self._thread.join(seconds)
+        self.drain(seconds)
         self.cut()
-        free = in_own_thread or self._turn.acquire(timeout=_CUT_SECONDS)  # a job in another thread has noticed the cut
-        if self._socket is not None:
-            self._socket.close()
-        if free and not in_own_thread:
-            self._turn.release()
+        self.drain(_CUT_SECONDS)
+        with self.loop.stopped(_CUT_SECONDS):
+            if self._socket is not None:
+                self._socket.close()
+        self.loop.start()  # which ends with its last link
 
-    def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, done = item
-            with self._turn:
-                error = self._carry_out(job)
-            del item, job  # it holds buffers that may be reused once `done` is called
-            with self._lock:
-                self._pending -= 1
-            done(error)
-            del done  # the next may be long in coming
-
-    def _carry_out(self, job: Job) -> PeerLost | None:
+    def _prepare(self) -> None:
         self.bytes_before = self.bytes
-        try:
-            if self._cut:
-                raise EOFError("it was closed")
-            if self._socket is None:
-                assert not isinstance(self._connection, Connection)
-                self._begin(self._connection())
-            job(self)
-        except PeerLost as error:
-            lost = error
-        except (ConnectionError, ssl.SSLEOFError):
+        if self._cut:
+            raise EOFError("it was closed")
+        if self._socket is None:
+            assert not isinstance(self._connection, Connection)
+            self._begin(self._connection())
+
+    def _refused(self) -> PeerLost:
+        return self.lost("it was closed")
+
+    def _failed(self, problem: BaseException) -> PeerLost:
+        if isinstance(problem, PeerLost):
+            lost = problem
+        elif isinstance(problem, (ConnectionError, ssl.SSLEOFError)):
             lost = self.lost("it closed the connection", hung_up=True)
-        except Exception as error:  # noqa: BLE001 - a link whose thread ends silently would hang the run
-            ended = isinstance(error, (EOFError, OSError)) and not isinstance(error, ssl.SSLError)
-            lost = self.lost(str(error) or type(error).__name__, hung_up=ended)
         else:
-            return None
+            ended = isinstance(problem, (EOFError, OSError)) and not isinstance(problem, ssl.SSLError)
+            lost = self.lost(str(problem) or type(problem).__name__, hung_up=ended)
+        if not isinstance(problem, Exception):  # a frame that was begun cannot be ended
+            self.cut()
         self._on_error(lost)
         return lost
 
     def _begin(self, connection: Connection) -> None:
         """Take over the connection."""
         self._socket = connection.socket
+        self._socket.setblocking(False)
         if self._cut:
             self.cut()
 
@@ -217,20 +166,20 @@ class Outgoing(_Link):
         self._sealer = Sealer(connection.secret, connection.cipher) if connection.sealed else None
         self._flow = FlowControl(connection.socket, connection.round_trip)
 
-    def send(self, operation: int, *buffers: memoryview) -> None:
+    def send(self, operation: int, *buffers: memoryview) -> Iterator[int]:
         """Send one message, the concatenation of ``buffers``."""
         left = sum(map(len, buffers))
         if not left:
-            self._send_frame(operation, memoryview(b""), 0)
+            yield from self._send_frame(operation, memoryview(b""), 0)
         for buffer in buffers:
             start = 0
             while start < len(buffer):
                 frame = buffer[start : start + self._flow.frame]
                 start += len(frame)
                 left -= len(frame)
-                self._send_frame(operation, frame, left)
+                yield from self._send_frame(operation, frame, left)
 
-    def _send_frame(self, operation: int, payload: memoryview, left: int) -> None:
+    def _send_frame(self, operation: int, payload: memoryview, left: int) -> Iterator[int]:
         if (lost := self._farewell) is not None:
             payload = memoryview(_FAREWELL_HEADER.pack(lost.rank) + lost.why.encode()[:_MAX_WHY])
             operation, left = FAREWELL, 0
@@ -241,13 +190,26 @@ class Outgoing(_Link):
             self._counter += 1
         begin = time.perf_counter()
         for piece in pieces:
-            self._socket.sendall(piece)
+            yield from self._write(piece)
         self._flow.note(len(payload), time.perf_counter() - begin)
-        self.bytes += sum(map(len, pieces))
         if lost is not None:
             self._cut = True  # for later jobs; the peer still reads what was sent
             _shut(self._socket, socket.SHUT_WR)  # and is woken, however many bytes it waits for
             raise lost
+        if len(payload) >= _TURN:
+            yield NOTHING
+
+    def _write(self, data: memoryview) -> Iterator[int]:
+        while len(data):
+            try:
+                size = self._socket.send(data)
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                yield WRITABLE
+            except ssl.SSLWantReadError:
+                yield READABLE
+            else:
+                self.bytes += size
+                data = data[size:]
 
 
 class Incoming(_Link):
@@ -266,6 +228,7 @@ class Incoming(_Link):
         names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
         believes: bool = True,
+        loop: Loop | None = None,
     ) -> None:
         self._believes = believes
         self._header = memoryview(bytearray(HEADER.size))
@@ -274,31 +237,15 @@ class Incoming(_Link):
         self._counter = 0
         self._outstanding, self._low_watermark = 0, 1
         """Bytes of the current message known to be outstanding, and bytes that must have arrived for a wake-up."""
-        self._poll: select.poll | None = None
-        super().__init__(connection, peer, names, on_error)
+        super().__init__(connection, peer, names, on_error, loop)
 
     def _begin(self, connection: Connection) -> None:
         super()._begin(connection)
         self._opener = Opener(connection.secret, connection.cipher) if connection.sealed else None
         self._sealed = memoryview(bytearray(MAX_FRAME + TAG if connection.sealed else 0))
-        self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
+        self._in_tls = isinstance(connection.socket, ssl.SSLSocket)
 
-    def wait_readable(self, seconds: float) -> bool:
-        """Wait up to ``seconds``; return whether there is something to receive, or the connection has ended."""
-        if self._early or self._socket is None:
-            return True
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            return True
-        if self._poll is None:
-            poll = select.poll()
-            try:
-                poll.register(self._socket, select.POLLIN)
-            except ValueError:  # closed by another thread: the group has ended
-                return True
-            self._poll = poll
-        return bool(self._poll.poll(1000.0 * seconds))
-
-    def receive(self, operation: int, into: memoryview) -> int:
+    def receive(self, operation: int, into: memoryview) -> Generator[int, None, int]:
         """Wait for the next message of ``operation``; return its length in ``into``.
 
         Raises:
@@ -314,49 +261,51 @@ class Incoming(_Link):
             into[: len(message)] = message
             return len(message)
         while True:
-            arriving, length, left = self._read_header()
+            arriving, length, left = yield from self._read_header()
             if arriving == operation:
                 break
-            self._keep_early(arriving, length, left, operation)
+            yield from self._keep_early(arriving, length, left, operation)
         if length + left > len(into):
-            self._take(length, memoryview(bytearray(length)))  # this authenticates the header
+            yield from self._take(length, memoryview(bytearray(length)))  # this authenticates the header
             raise self._too_long(operation, length + left, len(into))
-        self._take(length, into[:length])
-        return self._read(operation, length, left, into)
+        yield from self._take(length, into[:length])
+        return (yield from self._read(operation, length, left, into))
 
-    def _keep_early(self, operation: int, length: int, left: int, awaited: int) -> None:
+    def _keep_early(self, operation: int, length: int, left: int, awaited: int) -> Iterator[int]:
         first_frame = memoryview(bytearray(length))
-        self._take(length, first_frame)
+        yield from self._take(length, first_frame)
         self.early_bytes += _EARLY_OVERHEAD + length + left
         if self.early_bytes > MAX_EARLY or operation // MARKS == awaited // MARKS:
             raise self.lost("it is doing another operation than this machine")
         message = bytearray(length + left)
         message[:length] = first_frame
-        self._read(operation, length, left, memoryview(message))
+        yield from self._read(operation, length, left, memoryview(message))
         self._early.setdefault(operation, deque()).append(message)
 
-    def _read(self, operation: int, length: int, left: int, into: memoryview) -> int:
+    def _read(self, operation: int, length: int, left: int, into: memoryview) -> Generator[int, None, int]:
         """Read the rest of a message after its first frame."""
         start = length
         while left:
-            expected, (arriving, length, left) = left, self._read_header()
+            expected, (arriving, length, left) = left, (yield from self._read_header())
             if arriving != operation or length + left != expected or not length:
                 raise FrameError("a message was continued by another one")
-            self._take(length, into[start : start + length])
+            yield from self._take(length, into[start : start + length])
             start += length
         return start
 
-    def _take(self, length: int, plaintext: memoryview) -> None:
+    def _take(self, length: int, plaintext: memoryview) -> Iterator[int]:
         """Read the contents of a frame after its header."""
         if self._opener is None:
-            self._fill(plaintext)
-            return
-        sealed = self._sealed[: length + TAG]
-        self._fill(sealed)
-        self._opener.open(self._header, sealed, plaintext)
+            yield from self._fill(plaintext)
+        else:
+            sealed = self._sealed[: length + TAG]
+            yield from self._fill(sealed)
+            self._opener.open(self._header, sealed, plaintext)
+        if length >= _TURN:
+            yield NOTHING
 
-    def _read_header(self) -> tuple[int, int, int]:
-        self._fill(self._header)
+    def _read_header(self) -> Generator[int, None, tuple[int, int, int]]:
+        yield from self._fill(self._header)
         if self._opener is None:
             counter = HEADER.unpack(self._header)[0]
             if counter != self._counter:
@@ -368,26 +317,34 @@ class Incoming(_Link):
             raise FrameError("it left in the middle of an operation")
         if operation == FAREWELL and _FAREWELL_HEADER.size <= length <= _FAREWELL_HEADER.size + _MAX_WHY and not left:
             word = bytearray(length)
-            self._take(length, memoryview(word))
+            yield from self._take(length, memoryview(word))
             why = word[_FAREWELL_HEADER.size :].decode(errors="replace")
             raise self.lost(f"{why} ({self._names[self.peer]} says)", _FAREWELL_HEADER.unpack_from(word)[0])
         return operation, length, left
 
-    def _fill(self, into: memoryview) -> None:
+    def _fill(self, into: memoryview) -> Iterator[int]:
         while len(into):
-            low_watermark = _WAKE if self._flags and self._outstanding >= 2 * _WAKE and sys.platform == "linux" else 1
-            if low_watermark != self._low_watermark:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_watermark)
-                self._low_watermark = low_watermark
-            chunk = (
-                into if low_watermark == 1 else into[:_WAKE]
-            )  # some of it may be there: at least as much is still to come
-            size = self._socket.recv_into(chunk, len(chunk), self._flags)
-            if not size or (self._cut and not self._flags):  # a closed SSLSocket would go on reading ciphertext
-                raise EOFError("it closed the connection")
-            self.bytes += size
-            self._outstanding -= size
-            into = into[size:]
+            try:
+                size = self._socket.recv_into(into)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._set_low_watermark()
+                yield READABLE
+            except ssl.SSLWantWriteError:
+                yield WRITABLE
+            else:
+                if not size or (self._cut and self._in_tls):  # a closed SSLSocket would go on reading ciphertext
+                    raise EOFError("it closed the connection")
+                self.bytes += size
+                self._outstanding -= size
+                into = into[size:]
+
+    def _set_low_watermark(self) -> None:
+        """Set how many bytes must arrive for a wake-up: no more than are still to come."""
+        many = not self._in_tls and self._outstanding >= 2 * _WAKE and sys.platform == "linux"
+        low_watermark = _WAKE if many else 1
+        if low_watermark != self._low_watermark:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_watermark)
+            self._low_watermark = low_watermark
 
     def _too_long(self, operation: int, size: int, capacity: int) -> PeerLost:
         return self.lost(f"it sent {size} bytes for operation {operation // MARKS} where {capacity} belong")

@@ -29,7 +29,7 @@ from training.exchange.links.handshake import (
     Identity,
     Key,
 )
-from training.exchange.links.unauthenticated import UnauthenticatedConnections
+from training.exchange.unauthenticated import UnauthenticatedConnections
 
 __all__ = ["Address", "ConnectTimeouts", "Identity", "Listener"]
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from training.exchange.links.dialling import Address, first_to_answer, keep_alive, listen_on
-from training.exchange.links.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 
 _NONCE = 16
 _CLAIM = struct.Struct("<B32s32s")

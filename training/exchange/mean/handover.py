@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from training.exchange.links.listener import Listener
 from training.exchange.mean.mesh import Mesh
 from training.exchange.mean.operation_log import OperationLog
 from training.exchange.mean.outcomes import OperationResult, gather_buffer
+from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 
 _SIZE = struct.Struct("<Q")
@@ -180,9 +181,9 @@ class JoinStateServer:
         except ExchangeError:
             return
 
-        def send(link: Outgoing) -> None:
+        def send(link: Outgoing) -> Iterator[int]:
             for chunk in (_SIZE.pack(len(data)), data):
-                link.send(TAG, memoryview(chunk))
+                yield from link.send(TAG, memoryview(chunk))
 
         link = Outgoing(connection, rank, {rank: peer.name}, lambda lost: None)
         link.submit(send, lambda error: None)
@@ -220,11 +221,13 @@ def channel_of(order: StateOrder) -> str:
 
 
 def _receive_exactly(link: Incoming, into: memoryview) -> None:
-    def receive(incoming: Incoming) -> None:
-        if incoming.receive(TAG, into) != len(into):
+    def receive(incoming: Incoming) -> Iterator[int]:
+        if (yield from incoming.receive(TAG, into)) != len(into):
             raise incoming.lost("it sent less than it announced")
 
-    link.try_now(receive)
+    transfer = PendingTransfer(1)
+    transfer.add(link, receive)
+    transfer.submit().wait()
 
 
 def _check_size(size: int, max_bytes: int) -> int:

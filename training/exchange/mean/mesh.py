@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from training.exchange.links.connection import Connection
 from training.exchange.links.dialling import interface_at
 from training.exchange.links.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.links.listener import Address, Listener
+from training.exchange.links.loop import Loop
 from training.exchange.mean.reduction import BufferPool, OwnedShard, Reduction
 from training.exchange.mean.transfer import Done, PendingTransfer
 from training.records.events import PeerPath
@@ -52,6 +53,7 @@ class Mesh:
         coordinator."""
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
+        self._loop: Loop | None = None
         self.started = 0
         self._lock = threading.Lock()
         self._shards: dict[int, OwnedShard] = {}
@@ -89,10 +91,11 @@ class Mesh:
         mesh._on_lost = on_lost
         peers = {peer: addresses[peer] for peer in mesh.peers}
         out, into = listener.connect(channel, peers, time.monotonic() + seconds, member_names, relay, is_wanted)
+        mesh._loop = loop = Loop("links") if mesh.peers else None
         for peer in mesh.peers:
             mesh.routes[peer] = _peer_path(out[peer], peer)
-            mesh._out[peer] = Outgoing(out[peer], peer, member_names, mesh.break_off)
-            mesh._in[peer] = Incoming(into[peer], peer, member_names, mesh.break_off, believes=on_lost is None)
+            mesh._in[peer] = Incoming(into[peer], peer, member_names, mesh.break_off, on_lost is None, loop)
+            mesh._out[peer] = Outgoing(out[peer], peer, member_names, mesh.break_off, loop)
         return mesh
 
     @property
@@ -115,48 +118,33 @@ class Mesh:
         receives: Mapping[int, Sequence[memoryview]],
         on_done: Done | None = None,
         mark: int = 0,
+        start: bool = True,
     ) -> PendingTransfer:
         """Send buffers to some members and receive others' into buffers of the same size.
 
         The buffers belong to the operation until it is complete. All members take part, possibly with nothing.
 
         Args:
+            start: ``False``: this thread drives it at once (:meth:`PendingTransfer.drive`).
             mark: below :data:`~training.exchange.links.link.MARKS`, identifies what is exchanged: where a peer's
                 differs, its connection ends before one is mistaken for the other.
         """
-        return self._exchange(self._next(mark), sends, receives, on_done)
+        return self._exchange(self._next(mark), sends, receives, on_done).submit(start)
 
     def send(self, peer: int, tag: int, data: memoryview) -> PendingTransfer:
         """Send one message to a member, which asks for ``tag``; independent of this mesh's other operations."""
-        return self._exchange(tag * MARKS, {peer: [data]}, {}, None)
+        return self._exchange(tag * MARKS, {peer: [data]}, {}, None).submit()
 
     def receive(self, peer: int, tag: int, into: memoryview) -> PendingTransfer:
         """Receive a message that a member sends with ``tag``."""
-        return self._exchange(tag * MARKS, {}, {peer: [into]}, None)
+        return self._exchange(tag * MARKS, {}, {peer: [into]}, None).submit()
 
-    def exchange_now(self, data: memoryview, buffers: Mapping[int, memoryview], mark: int = 0) -> bool:
-        """Send ``data``, which is small, to all members, and receive as much from each, in this thread.
-
-        Returns:
-            Whether that was done: not while another operation is in flight.
-        """
-        if not all(link.idle for link in self.links()):
-            return False
-        number = self._next(mark)
-        for peer in self.peers:
-            if not self._out[peer].try_now(lambda link: link.send(number, data)):
-                self._out[peer].submit(lambda link: link.send(number, data), lambda error: None)
-        for peer in self.peers:
-            receive = _receiver(number, [buffers[peer]])
-            if not self._in[peer].try_now(receive):
-                operation = PendingTransfer(1)
-                self._in[peer].submit(receive, operation.part_ended)
-                operation.wait()
-        return True
-
-    def reduce(self, reduction: Reduction, on_done: Done | None = None, mark: int = 0) -> PendingTransfer:
-        """Start a reduction; ``reduction`` has its outcome when the operation is complete."""
-        return self.prepare(reduction, on_done, mark).submit()
+    def reduce(
+        self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, start: bool = True
+    ) -> PendingTransfer:
+        """Start a reduction; ``reduction`` has its outcome when the operation is complete. For ``start`` see
+        :meth:`exchange`."""
+        return self.prepare(reduction, on_done, mark).submit(start)
 
     def prepare(
         self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, number: int | None = None
@@ -182,21 +170,23 @@ class Mesh:
             if on_done is not None:
                 on_done(error)
 
-        def sender(peer: int) -> Callable[[Outgoing], None]:
-            def send(link: Outgoing) -> None:
+        def sender(peer: int) -> Callable[[Outgoing], Iterator[int]]:
+            def send(link: Outgoing) -> Iterator[int]:
                 for piece in range(reduction.pieces[peer]):
-                    link.send(number, *reduction.contribution(peer, piece))
+                    yield from link.send(number, *reduction.contribution(peer, piece))
                 for piece in own_pieces:
-                    link.send(number, shard.outcome(piece))
+                    yield from link.send(number, (yield from shard.outcome(piece)))
 
             return send
 
-        def receiver(peer: int) -> Callable[[Incoming], None]:
-            def receive(link: Incoming) -> None:
+        def receiver(peer: int) -> Callable[[Incoming], Iterator[int]]:
+            def receive(link: Incoming) -> Iterator[int]:
                 for piece in own_pieces:
-                    shard.arrived(peer, piece, link.receive(number, reduction.contribution_buffer(peer, piece)))
+                    size = yield from link.receive(number, reduction.contribution_buffer(peer, piece))
+                    shard.arrived(peer, piece, size)
                 for piece in range(reduction.pieces[peer]):
-                    reduction.take(peer, piece, link.receive(number, reduction.outcome_buffer(peer, piece)))
+                    size = yield from link.receive(number, reduction.outcome_buffer(peer, piece))
+                    reduction.take(peer, piece, size)
 
             return receive
 
@@ -219,10 +209,10 @@ class Mesh:
                 return
             self.lost = lost
             shards = list(self._shards.values())
-        for peer in self.peers if self._on_lost is None else ():
-            self._out[peer].say_farewell(lost)
         for shard in shards:
             shard.fail()
+        for peer in self.peers if self._on_lost is None else ():
+            self._out[peer].say_farewell(lost)
         if self._on_lost is not None:
             self._cut()
             return self._on_lost(lost)
@@ -242,7 +232,7 @@ class Mesh:
             shards = list(self._shards.values())
         for shard in shards:
             shard.fail()
-        self._cut()
+        self._cut()  # which has the links look for changes
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Let operations in flight end, and hang up. Idempotent."""
@@ -252,7 +242,11 @@ class Mesh:
             self._closed = True
         deadline = time.monotonic() + seconds
         for link in self.links():
-            link.close(max(0.0, deadline - time.monotonic()))
+            link.drain(max(0.0, deadline - time.monotonic()))
+        for link in self.links():
+            link.cut()
+        for link in self.links():
+            link.close(0.0)
 
     def _cut(self) -> None:
         for link in self.links():
@@ -305,14 +299,16 @@ class Mesh:
         number = self._next(mark, number)
         operation = PendingTransfer(2 * len(buffers), self._in_turn(on_done), lambda: self.lost)
 
-        def receiver(peer: int) -> Callable[[Incoming], None]:
-            return lambda link: on_received(peer, link.receive(number, buffers[peer]))
+        def receiver(peer: int) -> Callable[[Incoming], Iterator[int]]:
+            def receive(link: Incoming) -> Iterator[int]:
+                on_received(peer, (yield from link.receive(number, buffers[peer])))
+
+            return receive
 
         for peer in buffers:
-            # Members that both send before they receive would block each other if data exceeded the socket buffers.
-            operation.add(self._out[peer], _sender(number, [data]), len(data) <= SMALL)
+            operation.add(self._out[peer], _sender(number, [data]))
         for peer in buffers:
-            operation.add(self._in[peer], receiver(peer), True)
+            operation.add(self._in[peer], receiver(peer))
         return operation
 
     def _exchange(
@@ -324,24 +320,24 @@ class Mesh:
     ) -> PendingTransfer:
         operation = PendingTransfer(len(sends) + len(receives), on_done, lambda: self.lost)
         for peer, buffers in sends.items():
-            self._out[peer].submit(_sender(number, buffers), operation.part_ended)
+            operation.add(self._out[peer], _sender(number, buffers))
         for peer, buffers in receives.items():
-            self._in[peer].submit(_receiver(number, buffers), operation.part_ended)
+            operation.add(self._in[peer], _receiver(number, buffers))
         return operation
 
 
-def _sender(number: int, buffers: Sequence[memoryview]) -> Callable[[Outgoing], None]:
-    def send(link: Outgoing) -> None:
+def _sender(number: int, buffers: Sequence[memoryview]) -> Callable[[Outgoing], Iterator[int]]:
+    def send(link: Outgoing) -> Iterator[int]:
         for buffer in buffers:
-            link.send(number, buffer)
+            yield from link.send(number, buffer)
 
     return send
 
 
-def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming], None]:
-    def receive(link: Incoming) -> None:
+def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming], Iterator[int]]:
+    def receive(link: Incoming) -> Iterator[int]:
         for buffer in buffers:
-            size = link.receive(number, buffer)
+            size = yield from link.receive(number, buffer)
             if size != len(buffer):
                 raise link.lost(f"it sent {size} bytes where {len(buffer)} belong")
 

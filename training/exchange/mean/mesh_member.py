@@ -36,9 +36,8 @@ from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.residuals import MeanResiduals, Residual
 from training.records.events import MOST_WAYS
 
-_FORM_SECONDS, _LEAVE_SECONDS, _RUN_HERE_SECONDS = 20.0, 15.0, 0.02
-"""Seconds to connect a mesh; until the others have a leaving member's results; and for which a thread that waits for an
-operation carries it out itself."""
+_FORM_SECONDS, _LEAVE_SECONDS = 20.0, 15.0
+"""Seconds to connect a mesh, and until the others have a leaving member's results."""
 R = TypeVar("R")
 
 
@@ -169,20 +168,20 @@ class MeshMember(Exchange):
         if ended is not None:
             operation.finish(ended)
         for transfer in begun:
-            transfer.carry_out(_RUN_HERE_SECONDS) if waits else transfer.submit()
-        self._client.notify()
+            transfer.submit(start=not waits)
+        self._client.notify(urgent=False)
         return operation
 
     def _begin(self) -> list[PendingTransfer]:
         """Prepare, in order, the operations that can start on the current mesh; the lock is held."""
         begun = []
         for operation in self._log.pending(self._begun):
-            if self.mesh is not None:
-                self.mesh.full = self._log.full
             if self.mesh is None or self._state_server.must_wait(operation.number):
                 break
-            self._begun = operation.number
-            begun.append(operation.begin(self.mesh, functools.partial(self._on_operation_end, self.mesh, operation)))
+            self.mesh.full, self._begun = self._log.full, operation.number
+            on_end = functools.partial(self._on_operation_end, self.mesh, operation)
+            operation.transfer = operation.begin(self.mesh, on_end)
+            begun.append(operation.transfer)
         return begun
 
     def _on_operation_end(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
@@ -204,7 +203,7 @@ class MeshMember(Exchange):
             self._log.forget(self._status.settled)
             if self.mesh is not mesh:  # the keeper waits for this
                 self._changed.notify_all()
-        self._client.notify()
+        self._client.notify(urgent=False)
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
 

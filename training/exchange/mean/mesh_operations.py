@@ -121,6 +121,8 @@ class MeshOperation(ABC, Generic[R]):
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._error: ExchangeError | None = None
+        self.transfer: PendingTransfer | None = None
+        """Its transfer on the current mesh, which a thread that waits for it may drive."""
         self._is_timed = this_thread.is_timed
         if self._is_timed:
             meter.count(1)
@@ -129,7 +131,7 @@ class MeshOperation(ABC, Generic[R]):
         """Block until the result is there; see :class:`training.exchange.base.Pending`."""
         if not self._settled.is_set():
             start = time.perf_counter()
-            is_settled = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
+            is_settled = self._meter.wait(self._settles) if timeout is None else self._settles(timeout)
             if self._is_timed:
                 self._meter.add_wait(time.perf_counter() - start)
             if not is_settled:
@@ -137,6 +139,13 @@ class MeshOperation(ABC, Generic[R]):
         if self._error is not None:
             raise type(self._error)(str(self._error))
         return self._result()
+
+    def _settles(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the result."""
+        deadline = time.monotonic() + seconds
+        if self.transfer is not None:
+            self.transfer.drive(self._settled.is_set, seconds)
+        return self._settled.wait(max(0.0, deadline - time.monotonic()))
 
     def done(self) -> bool:
         return self._settled.is_set()

@@ -115,6 +115,12 @@ class _MeanBase:
         """Keep what encoding this member's share of the mean lost, now that the mean is final."""
         self._residuals.settle(self._contribution.stream, self._pending_residuals)
 
+    def _note_settled(self) -> None:
+        """Note which results all members have; call it when all contributions have arrived. What is kept of them for
+        others can be used again."""
+        if len(self.members) == len(self._mesh.members):
+            self._mesh.on_settled(min(metadata.full for metadata in self._metadata.values()))
+
     def _open(self, rank: int, message: memoryview) -> memoryview:
         """Read the metadata of a contribution, and return its encoded values."""
         split = len(message) - len(self._tail)
@@ -258,8 +264,8 @@ class OwnedMean(_MeanBase, Reduction):
                 message = self._buffers.pop((rank, piece))[: sizes[rank]]
                 data = message if piece else self._open(rank, message)
             decoded[rank] = self._decode(rank, data, stop - start)
-        if not piece and not self._small and len(self.members) == len(self._mesh.members):
-            self._mesh.on_settled(min(metadata.full for metadata in self._metadata.values()))
+        if not piece:
+            self._note_settled()
         outcome = self._outcome(start, stop, decoded, self.outcome_buffer(self._mesh.rank, piece))
         self.take(self._mesh.rank, piece, len(outcome))
         return outcome
@@ -309,6 +315,7 @@ class OneRoundMean(_MeanBase):
 
     def outcome(self) -> OperationResult:
         """Return the mean in the form that can be handed on; call it when all contributions have arrived."""
+        self._note_settled()
         buffer = memoryview(bytearray(self._outcome_size(self._elements)))
         return OperationResult(
             self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, buffer)),)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.exchange.base import ExchangeError
+from training.exchange.links.loop import ANYTHING
 from training.lazy import np
 
 if TYPE_CHECKING:
@@ -92,38 +93,31 @@ class BufferPool:
 
 
 class OwnedShard:
-    """This member's shard of a reduction in flight: which pieces have been reduced."""
+    """This member's shard of a reduction in flight: which pieces have been reduced. Only the thread that drives the
+    links uses it, but for :meth:`fail`."""
 
     def __init__(self, reduction: Reduction, rank: int) -> None:
         self._reduction = reduction
-        self._count = reduction.pieces[rank]
-        self._missing = [len(reduction.pieces) - 1] * self._count
-        self._sizes: list[dict[int, int]] = [{} for _ in range(self._count)]
+        count = reduction.pieces[rank]
+        self._missing = [len(reduction.pieces) - 1] * count
+        self._sizes: list[dict[int, int]] = [{} for _ in range(count)]
         self._outcomes: dict[int, memoryview] = {}
-        self._changed = threading.Condition()
         self._failed = False
 
     def arrived(self, peer: int, piece: int, size: int) -> None:
-        """Record a contribution; the thread that brings the last one of a piece reduces it."""
-        with self._changed:
-            self._sizes[piece][peer] = size
-            self._missing[piece] -= 1
-            if self._missing[piece]:
-                return
-        outcome = self._reduction.reduce_piece(piece, self._sizes[piece])
-        with self._changed:
-            self._outcomes[piece] = outcome
-            self._changed.notify_all()
+        """Record a contribution; the last one of a piece reduces it."""
+        self._sizes[piece][peer] = size
+        self._missing[piece] -= 1
+        if not self._missing[piece]:
+            self._outcomes[piece] = self._reduction.reduce_piece(piece, self._sizes[piece])
 
-    def outcome(self, piece: int) -> memoryview:
+    def outcome(self, piece: int) -> Generator[int, None, memoryview]:
         """Wait until a piece has been reduced."""
-        with self._changed:
-            self._changed.wait_for(lambda: piece in self._outcomes or self._failed)
-            if piece not in self._outcomes:
+        while piece not in self._outcomes:
+            if self._failed:
                 raise ExchangeError("the operation was broken off")
-            return self._outcomes[piece]
+            yield ANYTHING
+        return self._outcomes[piece]
 
     def fail(self) -> None:
-        with self._changed:
-            self._failed = True
-            self._changed.notify_all()
+        self._failed = True

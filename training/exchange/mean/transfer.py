@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections.abc import Callable
-from typing import Any
 
 from training.exchange.base import ExchangeTimeout
-from training.exchange.links.link import Incoming, Outgoing, PeerLost
+from training.exchange.links.link import Incoming, Outgoing
+from training.exchange.links.loop import Job, Loop
 
 Done = Callable[[Exception | None], None]
 
@@ -26,7 +26,8 @@ class PendingTransfer:
         self, part_count: int, on_done: Done | None = None, blame: Callable[[], Exception | None] = lambda: None
     ) -> None:
         self.error: Exception | None = None
-        self._jobs: list[tuple[Outgoing | Incoming, Callable[[Any], None], bool]] = []
+        self._jobs: list[tuple[Outgoing | Incoming, Job]] = []
+        self._loop: Loop | None = None
         self._blame = blame
         self._left = part_count
         self._lock = threading.Lock()
@@ -35,40 +36,29 @@ class PendingTransfer:
         if not part_count:
             self._finish()
 
-    def add(self, link: Outgoing | Incoming, job: Callable[[Any], None], small: bool = False) -> None:
-        """Add one part; ``small``: it blocks at most, if it receives, for the peer."""
-        self._jobs.append((link, job, small))
+    def add(self, link: Outgoing | Incoming, job: Job) -> None:
+        """Add one part."""
+        self._jobs.append((link, job))
+        self._loop = link.loop
 
-    def submit(self) -> PendingTransfer:
-        """Have the links' threads run all parts that have not run yet."""
+    def submit(self, start: bool = True) -> PendingTransfer:
+        """Have the links run all parts.
+
+        Args:
+            start: ``False``: this thread drives the links at once (:meth:`drive`).
+        """
         while self._jobs:
-            link, job, _ = self._jobs.pop(0)
-            link.submit(job, self.part_ended)
+            link, job = self._jobs.pop(0)
+            link.submit(job, self.part_ended, start=False)
+        if start and self._loop is not None:
+            self._loop.start()
         return self
 
-    def carry_out(self, seconds: float) -> None:
-        """Run parts in this thread as long as the links are idle and the peers respond within ``seconds``: handing a
-        few bytes over to threads costs more than transferring them. The links' threads run the rest."""
-        until = time.monotonic() + seconds
-        try:
-            while self._jobs:
-                link, job, small = self._jobs[0]
-                seconds_left = max(0.0, until - time.monotonic())
-                if isinstance(link, Incoming) and not (link.idle and link.wait_readable(seconds_left)):
-                    break
-                error: Exception | None = None
-                try:
-                    done = small and link.try_now(job)
-                except PeerLost as lost:
-                    done, error = True, lost
-                del self._jobs[0]
-                if not done:
-                    link.submit(job, self.part_ended)
-                del job  # as the links do
-                if done:
-                    self.part_ended(error)
-        finally:
-            self.submit()
+    def drive(self, until: Callable[[], bool] | None = None, seconds: float = math.inf) -> None:
+        """Carry it out in this thread, unless another one does that: until ``until()``, by default until it is
+        complete, for up to ``seconds``, or until there is nothing more to do."""
+        if self._loop is not None:
+            self._loop.drive(until or self._ended.is_set, seconds)
 
     def part_ended(self, error: Exception | None) -> None:
         with self._lock:

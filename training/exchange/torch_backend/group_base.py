@@ -12,7 +12,7 @@ import secrets
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -230,8 +230,8 @@ class GroupBase(dist.ProcessGroup):
         work.sender = src
         into = view(receive_buffer(tensor, work))
 
-        def receive(link: Incoming, operation: int) -> None:
-            size = link.receive(operation, into)
+        def receive(link: Incoming, operation: int) -> Iterator[int]:
+            size = yield from link.receive(operation, into)
             if size != len(into):
                 raise ValueError(f"it sent {size} bytes with tag {tag} where {len(into)} belong")
 
@@ -248,7 +248,7 @@ class GroupBase(dist.ProcessGroup):
         return check_single(operation, tensors)
 
     def _submit(
-        self, number: int, kind: Any, tag: int, work: MusterWork, job: Callable[[Any, int], None]
+        self, number: int, kind: Any, tag: int, work: MusterWork, job: Callable[[Any, int], Iterator[int]]
     ) -> MusterWork:
         assert self.pairs is not None  # a single member has no peer to name
         mark = zlib.crc32(str(work.result()[0].dtype).encode()) % MARKS

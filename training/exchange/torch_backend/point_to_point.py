@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from training.exchange.base import ExchangeError
@@ -50,7 +50,7 @@ class PointToPointLinks:
         self._over = threading.Event()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def submit(self, peer: int, kind: type[Link], job: Callable[[Link], None], done: Ended) -> None:
+    def submit(self, peer: int, kind: type[Link], job: Callable[[Link], Iterator[int]], done: Ended) -> None:
         """Run ``job`` on the link to or from ``peer``; ``done`` is called at its end.
 
         Raises:

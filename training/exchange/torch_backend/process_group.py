@@ -37,9 +37,9 @@ import torch
 import torch.distributed as dist
 
 import training.exchange.torch_backend.mps  # noqa: F401 - gives torch.mps what it lacks
-from training.exchange.links.link import PeerLost
 from training.exchange.links.listener import Identity, Listener
 from training.exchange.mean.mesh import SMALL, Mesh
+from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.torch_backend.arguments import (
     InvalidArgument,
     check_alike,
@@ -123,16 +123,20 @@ class MusterGroup(GroupBase):
         return work
 
     def _all_reduce(self, values: torch.Tensor, reducer: Reducer, work: MusterWork, now: bool) -> None:
-        if self._mesh is None:
-            work.part_ended(None)
-        elif values.numel() * values.element_size() <= SMALL:
-            self._all_reduce_small(self._mesh, values, reducer, work, now)
+        """Start it; ``now``: carry it out in this thread. An asynchronous caller must not wait for other members."""
+        mesh = self._mesh
+        if mesh is None:
+            return work.part_ended(None)
+        if values.numel() * values.element_size() <= SMALL:
+            transfer = self._all_reduce_small(mesh, values, reducer, work, not now)
         else:
-            self._mesh.reduce(TensorReduction(values, self._mesh, reducer), work.part_ended, work.mark)
+            transfer = mesh.reduce(TensorReduction(values, mesh, reducer), work.part_ended, work.mark, not now)
+        if now:
+            transfer.drive()
 
     def _all_reduce_small(
-        self, mesh: Mesh, values: torch.Tensor, reducer: Reducer, work: MusterWork, now: bool
-    ) -> None:
+        self, mesh: Mesh, values: torch.Tensor, reducer: Reducer, work: MusterWork, start: bool
+    ) -> PendingTransfer:
         contribution = values.clone()
         buffers = {peer: torch.empty_like(contribution) for peer in self._peers}
 
@@ -141,18 +145,9 @@ class MusterGroup(GroupBase):
             reducer.reduce(terms, 0, values)
 
         work.deliver_first(reduce)
-        views = {self._world[peer]: view(room) for peer, room in buffers.items()}
-        if now:  # in this thread; an asynchronous caller must not wait for other members here
-            try:
-                now = mesh.exchange_now(view(contribution), views, work.mark)
-            except PeerLost as error:
-                work.part_ended(mesh.lost or error)
-                return
-        if now:
-            work.part_ended(None)
-            return
-        receives = {peer: [view] for peer, view in views.items()}
-        mesh.exchange({peer: [view(contribution)] for peer in views}, receives, work.part_ended, work.mark)
+        receives = {self._world[peer]: [view(buffer)] for peer, buffer in buffers.items()}
+        sends = {peer: [view(contribution)] for peer in receives}
+        return mesh.exchange(sends, receives, work.part_ended, work.mark, start)
 
     def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
         opts, tensors = options_of(dist.ReduceOptions, args, kwargs), tensor_list(tensors)
