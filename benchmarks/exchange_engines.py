@@ -2,12 +2,14 @@
 coordinator (each encrypted and in clear; a run with `transport = tls` too), and a stock gloo all-reduce.
 
     .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 100 1000 10000 40000 400000]
-                                                    [--codec fp32] [--json FILE]
+                                                    [--codec fp32] [--engines mesh run gloo] [--busy 4]
+                                                    [--json FILE]
 
 Members are processes on this machine and talk over loopback, one thread each, so everything shares the processors. The
 engines take turns on every payload within one run: the load of the machine is the same for all, and the ratios mean
-more than the seconds. A stock all-reduce neither encrypts nor weighs, and needs all members alive.
-About six minutes.
+more than the seconds. A stock all-reduce neither encrypts nor weighs, and needs all members alive. ``--busy`` runs so
+many loops beside them that want a whole processor each, as training does. *Switches* are the times that threads of all
+members wait, for one another or for the network. About six minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -94,12 +97,13 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, codec
         values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
         mean(f"{number}/first", values)
         seconds = []
-        worked = time.process_time()
+        worked, waits = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         for repeat in range(repeats):
             start = time.perf_counter()
             mean(f"{number}/{repeat}", values)
             seconds.append(time.perf_counter() - start)
-        print(json.dumps([seconds, (time.process_time() - worked) / repeats]), flush=True)
+        waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - waits
+        print(json.dumps([seconds, (time.process_time() - worked) / repeats, waits / repeats]), flush=True)
     os._exit(0)  # without the engines' good-byes
 
 
@@ -128,15 +132,18 @@ class Members:
         for process in self._processes:
             self._answer(process)
 
-    def measure(self, elements: int, repeats: int) -> tuple[float, float]:
-        """Return the median over the repeats of the slowest member's seconds, and all members' processor seconds."""
+    def measure(self, elements: int, repeats: int) -> tuple[float, float, float]:
+        """Return the median over the repeats of the slowest member's seconds, and all members' processor seconds and
+        switches for one mean."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{elements} {repeats}\n")
             process.stdin.flush()
-        answers: list[tuple[list[float], float]] = [json.loads(self._answer(process)) for process in self._processes]
-        slowest = statistics.median(max(one) for one in zip(*(seconds for seconds, _ in answers)))
-        return slowest, sum(worked for _, worked in answers)
+        answers: list[tuple[list[float], float, float]] = [
+            json.loads(self._answer(process)) for process in self._processes
+        ]
+        slowest = statistics.median(max(one) for one in zip(*(seconds for seconds, _, _ in answers)))
+        return slowest, sum(worked for _, worked, _ in answers), sum(waits for _, _, waits in answers)
 
     def close(self) -> None:
         for process in self._processes:
@@ -187,44 +194,62 @@ def coordinator(config: dict[str, Any], folder: Path) -> Iterator[int]:
         process.communicate()
 
 
-def measure(world: int, sizes: list[int], codec: str, seconds: float) -> list[dict[str, Any]]:
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep so many processors busy, if there are that many."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def measure(
+    world: int, sizes: list[int], codec: str, seconds: float, engines: Sequence[str], busy: int
+) -> list[dict[str, Any]]:
     """Return a row for every payload; engines take turns."""
     rows = []
     with ExitStack() as stack:
         members = {}
-        for engine in ENGINES:
+        for engine in engines:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             address = stack.enter_context(served(engine, world, max(sizes) // 4, folder))
             members[engine] = Members(engine, world, address, folder, codec)
             stack.callback(members[engine].close)
+        stack.enter_context(busy_loops(busy))
         for size in sizes:
             if size * world > LARGEST_MEMBERS_TIMES_BYTES:
                 continue
             repeats = max(3, min(200, int(seconds * 4e8 / (size * world + 4e5))))
             row: dict[str, Any] = {"members": world, "bytes": size, "repeats": repeats}
-            for engine in ENGINES:
-                row[engine], row[f"{engine}, processor"] = members[engine].measure(size // 4, repeats)
+            for engine in engines:
+                figures = members[engine].measure(size // 4, repeats)
+                row |= zip((engine, f"{engine}, processor", f"{engine}, switches"), figures)
             rows.append(row)
             print(json.dumps(row), file=sys.stderr)
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a Markdown table."""
+def table(rows: list[dict[str, Any]], engines: Sequence[str]) -> str:
+    """Return the rows as a Markdown table; ratios are to gloo where it takes part."""
+    others = [engine for engine in engines if engine != "gloo"] if "gloo" in engines else []
     head = [
         "members",
         "payload",
-        *(f"{engine}, ms" for engine in ENGINES),
-        "mesh / gloo",
-        "run / gloo",
-        "processor, mesh / gloo",
+        *(f"{engine}, ms" for engine in engines),
+        *(f"{engine} / gloo" for engine in others),
+        *(f"processor, {engine} / gloo" for engine in others),
+        *(f"switches, {engine}" for engine in engines),
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
     for row in rows:
         payload = f"{row['bytes'] / 1e6:g} MB" if row["bytes"] >= 1e6 else f"{row['bytes'] / 1e3:g} kB"
-        cells = [str(row["members"]), payload, *(f"{1e3 * row[engine]:.2f}" for engine in ENGINES)]
-        cells += [f"{row[engine] / row['gloo']:.2f}" for engine in ("mesh", "run")]
-        cells += [f"{row['mesh, processor'] / row['gloo, processor']:.2f}"]
+        cells = [str(row["members"]), payload, *(f"{1e3 * row[engine]:.2f}" for engine in engines)]
+        cells += [f"{row[engine] / row['gloo']:.2f}" for engine in others]
+        cells += [f"{row[f'{engine}, processor'] / row['gloo, processor']:.2f}" for engine in others]
+        cells += [f"{row[f'{engine}, switches']:.0f}" for engine in engines]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -239,11 +264,14 @@ def main() -> None:
     parser.add_argument("--kilobytes", type=int, nargs="+", default=[4, 100, 1000, 10_000, 40_000, 400_000])
     parser.add_argument("--codec", default="fp32", help="of a run; the others always send fp32")
     parser.add_argument("--seconds", type=float, default=3.0, help="about as long for one engine and payload")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--busy", type=int, default=0, help="loops beside the members")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     sizes = [1000 * size for size in arguments.kilobytes]
-    rows = [row for world in arguments.members for row in measure(world, sizes, arguments.codec, arguments.seconds)]
-    print(table(rows))
+    settings = arguments.codec, arguments.seconds, arguments.engines, arguments.busy
+    rows = [row for world in arguments.members for row in measure(world, sizes, *settings)]
+    print(table(rows, arguments.engines))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"codec": arguments.codec, "rows": rows}, indent=2) + "\n")
 
