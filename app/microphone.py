@@ -13,7 +13,10 @@ from app.console import say
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
-    from training.tasks.speech.sound_file import Samples
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Samples = NDArray[np.float32]
 
 RATE = 16_000
 MOST_SECONDS = 3600.0

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from app.console import command_about, command_line, relative_path, visible
-from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
+from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document
 from app.run_view.metrics import metric_label, metrics_of, simulated_text, unfinished_text
 from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState
+from app.run_view.showcase import showcase_lines
+from app.task_results import results_of
 from distributed.planning.feedback import planning_in
 from profiles.declarations import trait_of
 from profiles.errors import counted
@@ -91,7 +93,7 @@ def completed_lines(ended: EndedRun) -> list[str]:
         lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
     if data := data_text(ended.state, whole_run=True):
         lines.append(f"data    {data}; {MORE_DATA}")
-    lines += run_lines(ended.run_dir)
+    lines += [*results_of(ended.plan.profile.model.task).lines(ended.run_dir), *showcase_lines(ended.run_dir)]
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")
     if ended.model is None:

@@ -135,7 +135,7 @@ def heard_by_trained(model: Path) -> list[SuspectClip]:
 
 def heard_in_turns(model: Path, folds: int, rounds: int) -> list[SuspectClip]:
     """Return what models hear that were not trained on what they judge."""
-    from app.cli.data.transcripts import judge_in_turns
+    from speech.commands.transcripts import judge_in_turns
     from training.records.runs import summarise
 
     how = ("cpu", 16, report)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOMS = ("app", "distributed", "training", "profiles", "muster")
+ROOMS = ("app", "distributed", "training", "speech", "profiles", "muster")
 FACE = ("wizard.py", "cli_typer.py")
 EMPTY_NAMES = frozenset(
     "found said told own one other known kept given there here how what who where when then wanted made way ways place "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from profiles.bootstrap import silence_interrupts
 
-_PACKAGES = ("app", "distributed", "profiles", "training")
+_PACKAGES = ("app", "distributed", "profiles", "speech", "training")
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 """Locations of Muster's files and of the user's: in a checkout next to the code; when installed, in the package and the
-user's folders."""
+user's folders. And what packages add to Muster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from configparser import ConfigParser
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 DISTRIBUTION = "muster-train"
@@ -20,6 +22,8 @@ IS_CHECKOUT = (TOP / "config.ini").is_file()
 """Whether this is a clone of the sources rather than an installed package."""
 SHARED = TOP if IS_CHECKOUT else TOP / "muster" / "shared"
 """``config.ini``, the examples and the list of tested packages."""
+PLUGINS_FILE = "entry_points.txt"
+"""File in a package beside ours that names what it adds to Muster."""
 PROGRAM = ("python3", "cli_typer.py") if IS_CHECKOUT else ("muster",)
 """Words typed before a command; in a checkout, in its folder."""
 DEMO = "make demo" if IS_CHECKOUT else "muster train demo"
@@ -105,3 +109,19 @@ def installation_digest() -> str:
 
 def _record() -> Path:
     return user_folder("cache") / "training.json"
+
+
+@cache
+def plugins(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group by which packages add to Muster, without loading them.
+
+    An installed package names them in its metadata. A package that lies beside ours names them in its own folder, in
+    the same format: a clone may have older metadata, and on other machines nothing is installed.
+    """
+    points = list(entry_points(group=group))
+    for file in sorted(TOP.glob(f"*/{PLUGINS_FILE}")):
+        if (file.parent / "__init__.py").is_file():  # else it is the metadata of an installed package
+            named = ConfigParser(delimiters=("=",))
+            named.read(file, encoding="utf-8")
+            points += (EntryPoint(*item, group) for item in (named.items(group) if named.has_section(group) else ()))
+    return tuple({(point.name, point.value): point for point in points}.values())

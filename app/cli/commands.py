@@ -8,31 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 from app.cli.arguments import HELP_OPTIONS, new_app
-from profiles.installation import IS_CHECKOUT, can_train
-
-
-@dataclass(frozen=True)
-class CommandEntry:
-    """A command, or a group of commands."""
-
-    module: str
-    """Module in ``app.cli``, where the function has the command's key as its name."""
-    about: str
-    group: str = ""
-    """Group that it belongs to, as in ``machines check``; empty: none."""
-    name: str = ""
-    """Name in its group, or on its own; empty: its key."""
-    trains: bool = False
-    """Whether it needs the training packages on this computer."""
-    wraps_command: bool = False
-    """Whether its first argument begins another command line, with options of its own."""
-
+from app.cli.command_entry import CommandEntry
+from profiles.installation import IS_CHECKOUT, can_train, plugins
 
 GROUPS = {
     "runs": "Watch, control, compare and clean runs.",
@@ -42,140 +24,109 @@ GROUPS = {
 }
 _FIRST = ("train", "launch", *GROUPS)
 """Entries of the top-level help."""
-COMMANDS = {
+COMMANDS: dict[str, CommandEntry] = {
+    **{key: entry for point in plugins("muster.commands") for key, entry in point.load().items()},
     "distributed-train": CommandEntry(
-        "train.command", "Train a model on this machine or on several, with live progress.", name="train", trains=True
+        ".train.command",
+        "Train a model on this machine or on several, with live progress.",
+        name="train",
+        trains=True,
     ),
     "launch": CommandEntry(
-        "train.launch",
+        ".train.launch",
         "Run your own PyTorch training script on several machines, as torchrun does on a cluster.",
         trains=True,
         wraps_command=True,
     ),
-    "runs": CommandEntry("runs.listing", GROUPS["runs"]),
+    "runs": CommandEntry(".runs.listing", GROUPS["runs"]),
     "attach": CommandEntry(
-        "runs.attach",
+        ".runs.attach",
         "Watch a run in the background, from any number of terminals; shows the dashboard on a terminal.",
         "runs",
     ),
-    "logs": CommandEntry("runs.attach", "Show what the processes of a run have logged.", "runs"),
-    "ask": CommandEntry("runs.ask", "Pause or resume a live run, write a snapshot, add or drop a machine.", "runs"),
+    "logs": CommandEntry(".runs.attach", "Show what the processes of a run have logged.", "runs"),
+    "ask": CommandEntry(".runs.ask", "Pause or resume a live run, write a snapshot, add or drop a machine.", "runs"),
     "stop": CommandEntry(
-        "runs.ask",
+        ".runs.ask",
         "Stop a run in the background, and check that nothing of it is left running on any machine.",
         "runs",
     ),
     "report": CommandEntry(
-        "runs.listing", "Write a report of a run: one HTML file with its charts, machines, traffic and result.", "runs"
+        ".runs.listing",
+        "Write a report of a run: one HTML file with its charts, machines, traffic and result.",
+        "runs",
     ),
-    "replay": CommandEntry("runs.attach", "Replay a finished run, in its own time or faster.", "runs"),
+    "replay": CommandEntry(".runs.attach", "Replay a finished run, in its own time or faster.", "runs"),
     "track": CommandEntry(
-        "runs.listing",
+        ".runs.listing",
         "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.",
         "runs",
     ),
-    "web": CommandEntry("runs.listing", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
-    "transcribe": CommandEntry("model.transcribe", "Transcribe sound files.", "model", trains=True),
+    "web": CommandEntry(".runs.listing", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
     "generate": CommandEntry(
-        "model.generate", "Let a language model answer a prompt, or go on from a text.", "model", trains=True
+        ".model.generate", "Let a language model answer a prompt, or go on from a text.", "model", trains=True
     ),
-    "chat": CommandEntry("model.generate", "Talk with a language model.", "model", trains=True),
+    "chat": CommandEntry(".model.generate", "Talk with a language model.", "model", trains=True),
     "evaluate": CommandEntry(
-        "model.evaluate",
+        ".model.evaluate",
         "Measure WER and CER of a model on a data set; of a language model loss and perplexity.",
         "model",
         trains=True,
     ),
     "compare": CommandEntry(
-        "train.compare",
+        ".train.compare",
         "Show whether B transcribes better than A, with a 95 % interval; or which strategy suits a profile.",
         "model",
         trains=True,
     ),
-    "export": CommandEntry(
-        "model.evaluate",
-        "Convert a trained model for other programs, and check that it still transcribes the same.",
-        "model",
-        trains=True,
-    ),
-    "prepare": CommandEntry(
-        "data.recordings",
-        "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
-        "data",
-        trains=True,
-    ),
-    "segment": CommandEntry(
-        "data.recordings",
-        "Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it.",
-        "data",
-        trains=True,
-    ),
-    "patches": CommandEntry(
-        "data.transcripts",
-        "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
-        "data",
-        trains=True,
-    ),
-    "blacklist": CommandEntry(
-        "data.transcripts",
-        "List training samples whose transcript is contradicted by a model that never trained on them.",
-        "data",
-        trains=True,
-    ),
-    "pseudo-label": CommandEntry(
-        "data.transcripts",
-        "Let a model write transcripts of recordings into pseudo.csv; continues where it was interrupted.",
-        "data",
-        trains=True,
-    ),
     "discover": CommandEntry(
-        "machines.discover",
+        ".machines.discover",
         "List the machines on this network and those this computer knows, and show which of them answer.",
         "machines",
     ),
     "announce": CommandEntry(
-        "machines.discover",
+        ".machines.discover",
         "Announce this machine on the network until Ctrl-C. Macs with Remote Login announce themselves.",
         "machines",
     ),
     "access": CommandEntry(
-        "machines.access",
+        ".machines.access",
         "Check whether machines accept the login, or why not; a password, given once, installs a key.",
         "machines",
     ),
     "distributed-check": CommandEntry(
-        "machines.check",
+        ".machines.check",
         "Check whether all machines are ready to train, and fix what is safe to fix.",
         "machines",
         "check",
     ),
     "doctor": CommandEntry(
-        "machines.doctor", "Check whether this computer can train: everything, or what you name.", "machines"
+        ".machines.doctor", "Check whether this computer can train: everything, or what you name.", "machines"
     ),
     "measure": CommandEntry(
-        "train.measure",
+        ".train.measure",
         "Measure machines with a short run of the job, and the links between them.",
         "machines",
         trains=True,
     ),
     "plan": CommandEntry(
-        "train.measure",
+        ".train.measure",
         "Predict every way to train a profile on these machines; show the best one and why.",
         "machines",
         trains=True,
     ),
     "clean": CommandEntry(
-        "machines.check",
+        ".machines.check",
         "Remove Muster from machines again, after showing what would go; live runs are not touched.",
         "machines",
     ),
-    "setup": CommandEntry("setup", "Install on this computer what trains: PyTorch and other packages.", "machines"),
-    "profiles": CommandEntry("profiles", "List, show and check profiles."),
+    "setup": CommandEntry(".setup", "Install on this computer what trains: PyTorch and other packages.", "machines"),
+    "profiles": CommandEntry(".profiles", "List, show and check profiles."),
     "demo-run": CommandEntry(
-        "runs.attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."
+        ".runs.attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."
     ),
 }
-"""Commands by the name that works without a group."""
+"""Commands by the name that works without a group; plug-ins name theirs in entry points ``muster.commands``."""
 SCREENS = {
     "wizard": "Open the guided set-up: machines, job, the fastest way to train, a live dashboard.",
     "tour": "Open the guided set-up with recorded machines; nothing is changed, no network is needed.",
@@ -249,7 +200,7 @@ def _add(app: typer.Typer, name: str, key: str) -> None:
 
 def _function(key: str) -> Any:
     function: Callable[..., Any] | typer.Typer = getattr(
-        importlib.import_module(f"app.cli.{COMMANDS[key].module}"), key.replace("-", "_")
+        importlib.import_module(COMMANDS[key].module, "app.cli"), key.replace("-", "_")
     )
     if COMMANDS[key].trains and not can_train():
         from app.cli.handover import handed_over  # only in a light core

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.run_view.figures import predictions_in
 from app.run_view.member_state import MemberTotals
 from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_series import RUN
@@ -21,7 +20,6 @@ from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.runs import RunSummary, finished_model, size_of, summarise
-from training.tasks.outputs.predictions import Prediction
 from training.tasks.outputs.showcase import Showcase
 
 
@@ -41,8 +39,6 @@ class Evidence:
     metrics: Mapping[str, Any]
     model: Path | None
     model_bytes: int
-    predictions: tuple[list[Prediction], list[Prediction]]
-    """Predictions before the first step and of the newest evaluation; empty: not kept."""
     showcase: Showcase | None
 
     @property
@@ -94,6 +90,5 @@ def read_evidence(path: Path) -> Evidence:
         metrics=metrics,
         model=model,
         model_bytes=size_of(model) if model else 0,
-        predictions=predictions_in(path),
         showcase=showcase_in(path),
     )

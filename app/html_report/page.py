@@ -18,9 +18,10 @@ from pathlib import Path
 from app.html_report import sections
 from app.html_report.charts import ReportChart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
-from app.html_report.recordings import recordings, showcase
 from app.html_report.sections import text
+from app.html_report.showcase import showcase
 from app.run_view.run_series import OF_EXCHANGES
+from app.task_results import results_of
 from training.records.plan import finite, utc_now
 from training.records.run_files import explain_errors, write_atomically
 
@@ -122,7 +123,7 @@ def body(evidence: Evidence, charts: list[ReportChart]) -> str:
     titled_sections = (
         ("Result", sections.result(evidence)),
         ("Before and after", showcase(evidence.showcase)),
-        ("Recordings", f'<div class="ranked">{ranked}</div>' if (ranked := recordings(evidence)) else ""),
+        *results_of(evidence.metadata.task).report_sections(evidence.path, evidence.plan),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),
         ("Network", f'{sections.network(evidence)}<div class="charts">{shown("bytes", "syncs")}</div>{in_detail}'),

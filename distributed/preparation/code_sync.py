@@ -23,7 +23,7 @@ import platformdirs
 
 from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
-from profiles.installation import TOP
+from profiles.installation import PLUGINS_FILE, TOP
 from profiles.locations import with_files
 from profiles.quantities import bytes_text
 from profiles.schema import Profile
@@ -42,7 +42,7 @@ MOST_FILES, MOST_BYTES = 2000, 20_000_000
 """Limits on a user's Python files in one run."""
 MOST_LAUNCHED = 1_000_000_000
 """Limit on the folder of a launched script, in bytes."""
-_CODE = ("muster", "profiles", "training")
+_CODE = ("muster", "profiles", "speech", "training")
 _PUBLIC_API = ("distributed/__init__.py", "distributed/network_trainer.py")
 """Modules that a user's script may import at its top; they import the machine and SSH modules inside functions only."""
 _CODE_SUFFIXES = frozenset({".py", ".pyi"})
@@ -82,8 +82,8 @@ def collect(plan: RunPlan) -> Inputs:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
     """
     profile = plan.profile
-    own_files = (path for package in _CODE for path in sorted((REPOSITORY / package).rglob("*.py*")))
-    files = (path for path in own_files if path.suffix in _CODE_SUFFIXES)
+    own_files = chain.from_iterable(sorted((REPOSITORY / package).rglob("*")) for package in _CODE)
+    files = filter(_is_code, own_files)
     trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _PUBLIC_API)), REPOSITORY)}
     if plan.launch is not None:
         top = Path(plan.launch.folder)
@@ -127,6 +127,10 @@ def collect(plan: RunPlan) -> Inputs:
     model = profile.model.model_copy(update={"model_path": model_path, **auxiliary_paths})
     updates = {"data": data, "model": model, "training": training, "strategy": strategy}
     return Inputs(trees, plan.model_copy(update={"profile": profile.model_copy(update=updates)}))
+
+
+def _is_code(path: Path) -> bool:
+    return path.suffix in _CODE_SUFFIXES or path.name == PLUGINS_FILE
 
 
 def launched_files(folder: Path) -> list[Path]:

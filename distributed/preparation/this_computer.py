@@ -14,7 +14,7 @@ from pathlib import Path
 from distributed.machine.link import CACHE
 from profiles.installation import DISTRIBUTION, TOP, installation_digest, record_training_environment
 
-_PACKAGES = ("app", "distributed", "profiles", "training", "muster")
+_PACKAGES = ("app", "distributed", "profiles", "speech", "training", "muster")
 
 
 def train_with(python: str) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.cli.model.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
 from app.microphone import RATE, hear_microphone, recorded
 from profiles.errors import BadInput
+from speech.commands.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
 from training.tasks.whisper.decoding import TimedText
 from training.tasks.whisper.transcription import TranscriptionResult
 

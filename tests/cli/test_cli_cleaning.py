@@ -87,7 +87,7 @@ def test_trainings_are_told_with_their_cost_and_begun_only_by_consent(run: str, 
 def test_folds_are_trained_in_turns_and_not_again(
     run: str, speech: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.cli.data import transcripts
+    from speech.commands import transcripts
 
     rows = [f"clip{number},audio/clip{number}.wav,one" for number in range(4)]
     (speech / "train.csv").write_text("\n".join(["id,audio_path,text", *rows]) + "\n")

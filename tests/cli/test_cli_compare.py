@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.run_view.figures import difference_lines
+from speech.report.figures import difference_lines
 from tests.report.report_runs import write_run
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 from training.tasks.scoring.error_analysis import WerDifference
@@ -55,7 +55,7 @@ def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
 
 
 def test_start_and_end_of_a_run(capsys: Capture) -> None:
-    run = write_run(Path("output"), [])
+    run = write_run(Path("output"), [], task="whisper")
     assert main(["compare", "p"]) == 2
     assert "has no predictions from before and after training" in capsys.readouterr().err
     written(run / FOLDER / BEFORE, ["open store"] * 12)

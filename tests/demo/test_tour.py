@@ -15,8 +15,8 @@ from training.records.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 COPIED = (
-    "app", "distributed", "profiles", "training", "config.ini", "cli_typer.py", "wizard.py", "constraints.txt",
-    "requirements.lock",
+    "app", "distributed", "profiles", "speech", "training", "config.ini", "cli_typer.py", "wizard.py",
+    "constraints.txt", "requirements.lock",
 )  # fmt: skip
 pytestmark = [
     pytest.mark.slow,

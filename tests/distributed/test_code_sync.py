@@ -44,8 +44,8 @@ def test_the_plan_names_what_is_there(inputs: Inputs) -> None:
 
 
 def test_every_module_of_the_core_travels_whatever_its_folder_is_called(inputs: Inputs) -> None:
-    modules = {str(path.relative_to(TOP)) for path in (TOP / "training").rglob("*.py")}
-    assert modules <= inputs.trees["inputs/code"].files.keys()
+    modules = {str(path.relative_to(TOP)) for room in ("training", "speech") for path in (TOP / room).rglob("*.py")}
+    assert {*modules, "speech/entry_points.txt"} <= inputs.trees["inputs/code"].files.keys()
 
 
 def test_an_optimizer_of_ones_own_travels_beside_the_job(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ from distributed.preparation.preflight import Facts
 from distributed.preparation.transfer import MissingFiles, Tree, send_trees
 from profiles.files.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
+from speech.inputs.model_size import whisper_size
 from training.tasks.inputs.model_size import ModelSize, decoder_size, size_of
 from training.tasks.published_models import model_folder
 from training.tasks.registry import size_for
-from training.tasks.speech.whisper_size import whisper_size
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = Facts((3, 11, 7), "2.13.0", (), 0.0, 10**12, True, "/r", "Linux", 0, "eth0", "key")

@@ -27,7 +27,7 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-@pytest.mark.parametrize("package", ["app", "distributed", "profiles", "training"])
+@pytest.mark.parametrize("package", ["app", "distributed", "profiles", "speech", "training"])
 def test_no_text_names_a_program_that_an_installation_lacks(package: str) -> None:
     files = (path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE)
     assert [(path.name, text) for path in files for text in texts(path) if TYPED.search(text)] == []

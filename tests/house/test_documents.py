@@ -152,7 +152,7 @@ def test_targets_modules_and_scripts_that_are_typed_are_there(page: Path) -> Non
 
 def test_commands_in_hints_are_there() -> None:
     """What messages and screens tell a person to type."""
-    for path in (ROOT / room for room in ("app", "distributed", "training", "profiles")):
+    for path in (ROOT / room for room in ("app", "distributed", "training", "profiles", "speech")):
         for file in path.rglob("*.py"):
             for name in re.findall(r"(?<!``)cli_typer\.py ([a-z][a-z-]+)", file.read_text()):
                 assert name in _commands().commands, (str(file), name)

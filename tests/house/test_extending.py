@@ -193,7 +193,7 @@ def test_nobody_but_its_file_knows_a_strategy_by_name() -> None:
     root, names = PAGE.parents[1], set(strategy_registry.strategies()) - {"demo"}  # which is a profile as well
     knowing = [
         f"{path.relative_to(root)}:{node.lineno}"
-        for room in ("profiles", "training", "distributed", "app")
+        for room in ("profiles", "training", "distributed", "app", "speech")
         for path in (root / room).rglob("*.py")
         if path.parent.name != "strategies" and any(name in path.read_text() for name in names)
         for node in ast.walk(ast.parse(path.read_text()))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("profiles", "training", "distributed", "app")
+ROOMS = ("profiles", "training", "distributed", "app", "speech")
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400
 MOST_FILES = 12

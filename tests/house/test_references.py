@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("profiles", "training", "distributed", "app", "tests", "benchmarks")
+ROOMS = ("profiles", "training", "distributed", "app", "speech", "tests", "benchmarks")
 ENTRIES = ("cli_typer", "wizard")
 ELSEWHERE = ("configparser", "torch")
 """Modules of others that are named; what is in them is not looked for."""

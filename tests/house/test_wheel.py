@@ -42,7 +42,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("bare")
     sources = top / "sources"
     ignored = shutil.ignore_patterns("__pycache__", "saved")
-    for folder in ("app", "distributed", "examples", "muster", "profiles", "training"):
+    for folder in ("app", "distributed", "examples", "muster", "profiles", "speech", "training"):
         shutil.copytree(ROOT / folder, sources / folder, ignore=ignored)
     for file in (path for path in ROOT.iterdir() if path.is_file()):
         shutil.copy(file, sources)

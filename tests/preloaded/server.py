@@ -60,7 +60,7 @@ _OF_TESTS = (
 )
 """What besides them pytest's workers load, who are copies too."""
 _PROJECT = Path(__file__).resolve().parents[2]
-_OURS = ("profiles", "training", "distributed", "app")
+_OURS = ("profiles", "training", "distributed", "app", "speech")
 _ONCE = ("training.exchange.torch_backend.process_group", "training.exchange.torch_backend.group_base")
 """What leaves something in torch, or for the end of the process, as soon as it is loaded."""
 _OPTIONAL = ("training.export.coreml_model", "training.export.ctranslate2_model")

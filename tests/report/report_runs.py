@@ -14,10 +14,16 @@ from training.run.local_plan import plan_local_run
 
 
 def write_run(
-    output: Path, events: Iterable[Event], *, name: str = "p", status: Status = "completed", **metadata: Any
+    output: Path,
+    events: Iterable[Event],
+    *,
+    name: str = "p",
+    task: str = "custom",
+    status: Status = "completed",
+    **metadata: Any,
 ) -> Path:
     """Write a run of two workers that has ended."""
-    options = {"task": "custom", "model_path": "a.b:c", "strategy": "allreduce"}
+    options = {"task": task, "model_path": "a.b:c", "strategy": "allreduce"}
     plan = plan_local_run(profile_from_options(name, options), 2)
     with RunFolder.create(output, plan, ["cli_typer.py", "distributed-train", name]) as folder:
         folder.append(RunEvent(status="starting", time=0))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.html_report import recordings
 from app.html_report.evidence import read_evidence
+from speech.report import recordings
 from tests.report.report_runs import write_run
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 from training.tasks.speech.audio import MP3_RATE
@@ -28,7 +28,7 @@ def section(tmp_path: Path, before: list[Prediction], after: list[Prediction]) -
     run = write_run(tmp_path, [])
     write_predictions(run / FOLDER / BEFORE, before)
     write_predictions(run / FOLDER / NAME, after)
-    return recordings.recordings(read_evidence(run))
+    return recordings.recordings(run, read_evidence(run).plan)
 
 
 def test_differing_words_are_marked_and_mended_ones_too() -> None:
@@ -61,4 +61,4 @@ def test_why_there_is_no_sound(tmp_path: Path) -> None:
 
 
 def test_a_run_without_texts_has_no_such_section(tmp_path: Path) -> None:
-    assert recordings.recordings(read_evidence(write_run(tmp_path, []))) == ""
+    assert recordings.recordings(write_run(tmp_path, []), None) == ""

@@ -11,8 +11,8 @@ from sound_kinds import voice, write
 
 from profiles.files.resolve import profile_from_options
 from profiles.schema import DataSettings
+from speech.inputs.data_findings import Longest, longest_clip
 from training.tasks.registry import size_for
-from training.tasks.speech.data_findings import Longest, longest_clip
 
 SCRATCH = Path(__file__).parents[2] / "examples" / "scratch_whisper"
 

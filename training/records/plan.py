@@ -288,6 +288,12 @@ class RunMetadata(BaseModel):
     earlier: Earlier | None = None
     """Of a run that is being resumed, until it trains again: what is restored if it never does."""
 
+    @property
+    def task(self) -> str:
+        """Name of the task that was trained; empty if it is not recorded."""
+        model = self.config.get("model")
+        return str(model.get("task", "")) if isinstance(model, dict) else ""
+
 
 SCRIPT = "script"
 """Name of the strategy of a launched script, which has its own."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from profiles.errors import BadInput
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("app", "distributed", "profiles", "training")
+PACKAGES = ("app", "distributed", "profiles", "speech", "training")
 _parsing = threading.Lock()
 
 

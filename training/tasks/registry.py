@@ -1,4 +1,7 @@
-"""Tasks by name: every module of ``kinds`` registers one. A task's code is imported on use, as that takes seconds."""
+"""Tasks by name, registered by the modules of ``kinds`` and of plug-ins (entry points ``muster.tasks``).
+
+A task's code is imported on use, as that takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from profiles.declarations import Section, Trait, declare, import_all, owners, withdraw
-from profiles.errors import BadInput
+from profiles.errors import BadInput, where_it_failed
+from profiles.installation import plugins
 from profiles.schema import Profile
 from training.tasks.base import Task
 from training.tasks.inputs.base import TaskInputs
 from training.tasks.inputs.model_size import ModelSize
 
+ENTRY_POINTS = "muster.tasks"
+"""The group in which a package names modules that register tasks."""
 _factories: dict[str, Callable[[Profile], Task]] = {}
 _inputs: dict[str, Callable[[], TaskInputs]] = {}
 
@@ -49,12 +55,18 @@ def forget(name: str) -> None:
 
 
 def load() -> None:
-    """Import every module of ``kinds``.
+    """Import every module that registers tasks.
 
     Raises:
         BadInput: one of them cannot be imported.
     """
     import_all(Path(__file__).parent / "kinds", f"{__package__}.kinds")
+    for point in plugins(ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:  # user code may raise anything
+            problem = f"package {point.module}: its task '{point.name}' cannot be used: {where_it_failed(error)}"
+            raise BadInput(problem, "repair the package, or remove it") from error
 
 
 def inputs_of(task: str) -> TaskInputs:

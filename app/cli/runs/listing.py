@@ -21,11 +21,12 @@ from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Status
 from app.cli.terminal import answer, confirmed
 from app.console import command_about, command_line, profile_text, say, show, show_json, show_line, visible
 from app.report import evaluation_lines
-from app.run_view.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
+from app.run_view.figures import start_line, state_document
 from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
 from app.run_view.run_state import RunState, state_of
-from app.run_view.showcase import showcase_document
+from app.run_view.showcase import showcase_document, showcase_lines
+from app.task_results import results_of
 from distributed.planning.feedback import planning_in
 from distributed.planning.run_time import promised_time, took_text
 from profiles.errors import BadInput, ExitCode, counted
@@ -94,7 +95,7 @@ def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = Fal
     summary, state = summarise(path), state_of(folder)
     if not as_json:
         return answer(False, {}, _details(summary, folder, state))
-    breakdown = breakdown_document(predictions_in(path)[1])
+    breakdown = results_of(folder.metadata.task).document(path)
     promised = promised_time(planning_in(path))
     figures = {"state": state_document(state), "breakdown": breakdown, "bytes": size_of(path)}
     figures["promised"] = promised.document() if promised else None
@@ -241,7 +242,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         lines.append(f"start     {start_times}")
     lines += [f"path      {line}" for line in pair_lines(state.members, lambda rank: state.name(rank, {}), _MOST_WAYS)]
     lines += evaluation_lines(state)
-    lines += run_lines(run.path)
+    lines += [*results_of(metadata.task).lines(run.path), *showcase_lines(run.path)]
     lines += [f"warning   {notice.text}" for notice in state.warnings[-10:]]
     if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from app.cli.arguments import OUTPUT, Json, Output
-from app.cli.model.evaluate import Seed, compare_texts
+from app.cli.model.evaluate import Seed
 from app.cli.terminal import answer
 from app.cli.train.command import merged_overrides
 from app.cli.train.start import TrainRequest, profile_of
@@ -22,6 +22,7 @@ from app.cli.train.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, rank_strategies, read_run
 from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
+from app.task_results import results_of
 from distributed.planning.memory.fitting import fit
 from distributed.preparation.preflight import local_memory_budgets
 from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
@@ -30,7 +31,7 @@ from profiles.files.library import check_name
 from profiles.files.resolve import load_profile, save_profile
 from profiles.options import has_effect
 from profiles.quantities import bytes_text
-from profiles.schema import Profile
+from profiles.schema import DEFAULT_TASK, Profile
 from training.hardware.resources import whole_cores
 from training.records.run_folder import RunFolder
 from training.records.runs import size_of
@@ -92,7 +93,7 @@ def compare(
         raise BadInput("these options compare strategies", "name them with --strategies allreduce,diloco")
     if not named:
         raise BadInput("nothing to compare was named", f"{command_line('compare', '--help')} shows what can be")
-    return compare_texts(named, seed, output, as_json)
+    return results_of(DEFAULT_TASK).compare(named, seed, output, as_json)
 
 
 @dataclass(frozen=True)

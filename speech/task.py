@@ -7,7 +7,7 @@ from training.lazy import lazy
 from training.tasks.base import Task
 from training.tasks.registry import register
 
-_code = lazy("training.tasks.speech.speech_inputs")
+_code = lazy("speech.inputs.task_inputs")
 _SUMMARY = "speech to text with a Whisper: recordings and their transcripts"
 
 

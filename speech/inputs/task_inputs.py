@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
+from speech.inputs import data_findings
 from training.tasks.data_files.tables import Table
 from training.tasks.inputs.base import Substitute, TaskInputs
 from training.tasks.inputs.model_size import ModelSize
-from training.tasks.speech import data_findings
 from training.tasks.speech.patches import FOLDER as PATCHES
 from training.tasks.speech.speech_clips import COLUMNS, PUBLISHED_WINDOW, find_text_column
 from training.tasks.speech.speech_dataset import files_of_table
@@ -45,6 +45,6 @@ class SpeechInputs(TaskInputs):
             yield table.parent / PATCHES
 
     def model_size(self, profile: Profile) -> ModelSize | None:
-        from training.tasks.speech.whisper_size import size_for
+        from speech.inputs.model_size import size_for
 
         return size_for(profile)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from profiles.schema import Profile
+from speech.inputs.data_findings import Longest, longest_clip
 from training.tasks.inputs.model_size import (
     ModelSize,
     integer_in,
@@ -16,7 +17,6 @@ from training.tasks.inputs.model_size import (
     working_activations,
 )
 from training.tasks.published_models import model_folder
-from training.tasks.speech.data_findings import Longest, longest_clip
 
 _WINDOW_SECONDS = 30
 """Window of a Whisper whose feature extractor does not state it."""

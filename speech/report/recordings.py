@@ -1,5 +1,4 @@
-"""A model on held-out data: samples before and after training, error rates by group, confusions, and the ten worst
-recordings with their sound.
+"""A model on held-out recordings, for the report: error rates by group, confusions, and the ten worst with their sound.
 
 The sound is in the page, as MP3, which every browser plays; it is cut and bounded, so that the page can be mailed.
 """
@@ -10,16 +9,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
-from app.run_view.figures import GROUPINGS, changed_lines
+from app.html_report.showcase import player
 from app.run_view.metrics import metric_text
-from app.run_view.showcase import TextPiece, change_of
-from app.run_view.showcase import rows as texts_of
 from profiles.errors import BadInput
+from speech.report.figures import GROUPINGS, changed_lines, predictions_in
 from training.records.plan import RunPlan
 from training.tasks.outputs.predictions import Prediction
-from training.tasks.outputs.showcase import Sample, Showcase
 from training.tasks.scoring.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
 from training.tasks.speech.speech_clips import FileSource
 from training.tasks.speech.speech_dataset import read_speech
@@ -30,37 +26,11 @@ LONGEST = 30.0
 MOST_SOUND = 300_000
 """Bytes of sound in this section, so that a page stays below 2 MB."""
 _SHOWN_PARTS = 60
-_MARKS = {"": "{}", "wrong": "<mark>{}</mark>", "left out": "<del>{}</del>"}
-_NOTE = (
-    "<mark>Marked</mark> words were not said, <del>struck</del> ones were left out. Texts are as the WER counts them."
-)
 
 
-def showcase(document: Showcase | None) -> str:
-    """Return the section of samples before and after training; empty where a run has none."""
-    if document is None or not document.samples:
-        return ""
-    note = f" {_NOTE}" if document.kind == "speech" else ""
-    shown = "".join(_sample(document.kind, sample) for sample in document.samples)
-    return f'<p>{text(document.rule)}{note}</p><div class="samples">{shown}</div>'
-
-
-def _sample(kind: str, sample: Sample) -> str:
-    figures = change_of(kind, sample).replace("->", "→")
-    about = " · ".join(text(field) for field in (sample.id, figures) if field)
-    sound = player(sample.sound) if sample.sound else f"<p>{text(sample.soundless)}</p>" if sample.soundless else ""
-    texts = "".join(f"<dt>{name}</dt><dd>{_words(pieces)}</dd>" for name, pieces in texts_of(kind, sample))
-    heading = f"<h3>{text(sample.why)}</h3>" if sample.why else ""
-    return f"<div>{heading}<p>{about}</p>{sound}<dl>{texts}</dl></div>"
-
-
-def _words(pieces: list[TextPiece]) -> str:
-    return " ".join(_MARKS[mark].format(text(words)) for words, mark in pieces)
-
-
-def recordings(evidence: Evidence) -> str:
+def recordings(run_dir: Path, plan: RunPlan | None) -> str:
     """Return the section of the error analysis; empty where no predictions were kept."""
-    before, after = evidence.predictions
+    before, after = predictions_in(run_dir)
     if not after:
         return ""
     shown = [f"<p>{text(line)}</p>" for line in changed_lines(before, after)]
@@ -76,7 +46,7 @@ def recordings(evidence: Evidence) -> str:
             for confusion in confused
         ]
         shown.append(f"<h3>Words heard as others</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
-    return "".join(shown) + _worst(evidence, before, after)
+    return "".join(shown) + _worst(plan, before, after)
 
 
 def _groups_table(grouping: str, groups: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice]) -> str:
@@ -89,12 +59,12 @@ def _groups_table(grouping: str, groups: Sequence[EvaluationSlice], before: Mapp
     return table(header, rows, numbers=range(1, 6))
 
 
-def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Prediction]) -> str:
+def _worst(plan: RunPlan | None, before: Sequence[Prediction], after: Sequence[Prediction]) -> str:
     chosen = worst_clips(after, WORST)
     if not chosen:
         return "<h3>The worst</h3><p>No recording has an error.</p>"
     earlier = {prediction.id: prediction for prediction in before}
-    sounds = players(chosen, evidence.plan)
+    sounds = players(chosen, plan)
     rows = "".join(
         f"<tr><td>{text(prediction.id)}<br>{text(prediction.speaker)}</td><td>{sound}</td><td>{text(prediction.reference)}</td>"
         f"<td>{marked(earlier[prediction.id]) if prediction.id in earlier else '-'}</td>"
@@ -140,11 +110,6 @@ def players(chosen: Sequence[Prediction], plan: RunPlan | None, max_bytes: int =
         else:
             elements.append(player(base64.b64encode(sound).decode()))
     return elements
-
-
-def player(sound: str) -> str:
-    """Return an audio element for an MP3 in base64."""
-    return f'<audio controls preload="metadata" src="data:audio/mpeg;base64,{sound}"></audio>'
 
 
 def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path]:

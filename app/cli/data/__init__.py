@@ -1,1 +1,0 @@
-"""Commands that prepare and correct data sets."""

@@ -1,0 +1,71 @@
+"""Seam between what shows results and a task that has more to say of them than metrics.
+
+A plug-in names its :class:`TaskResults` in the entry points ``muster.results``, by the name of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiles.errors import BadInput, ExitCode
+from profiles.installation import plugins
+from training.records.plan import RunPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """Options of the command ``evaluate``."""
+
+    model: Path
+    against: Path | None
+    dataset: str
+    split: str
+    predictions: Path | None
+    seed: int
+    language: str
+    prompt: str
+    timestamps: bool | None
+    mixed_precision: str
+    device: str
+    as_json: bool
+
+
+class TaskResults:
+    """Results of a task's models; this base is for a task that has nothing to add to its metrics."""
+
+    def lines(self, run_dir: Path) -> Sequence[str]:
+        """Return what a run changed, as lines for a terminal."""
+        return ()
+
+    def document(self, run_dir: Path) -> dict[str, Any] | None:
+        """Return the analysis of a run's newest evaluation as a JSON document."""
+        return None
+
+    def report_sections(self, run_dir: Path, plan: RunPlan | None) -> Iterable[tuple[str, str]]:
+        """Return titles and HTML of sections of the report; a section whose HTML is empty is left out."""
+        return ()
+
+    def evaluate(self, request: EvaluationRequest) -> ExitCode:
+        """Evaluate a model on a data set, and show how it does.
+
+        Raises:
+            BadInput: the model or the data cannot be used.
+        """
+        raise BadInput(f"{request.model}: no installed task evaluates such a model", "name a model of this program")
+
+    def compare(self, references: Sequence[str], seed: int, output: Path, as_json: bool) -> ExitCode:
+        """Compare predictions of two runs or files, or of one run before and after training, and show the difference.
+
+        Raises:
+            BadInput: one of them has no predictions.
+        """
+        raise BadInput("no installed task compares models", "compare strategies: --strategies")
+
+
+def results_of(task: str) -> TaskResults:
+    """Return the results of a task; the base for a task without any of its own."""
+    classes: list[type[TaskResults]] = [point.load() for point in plugins("muster.results") if point.name == task]
+    return next(iter(classes), TaskResults)()

@@ -1,0 +1,1 @@
+"""What programs that do not train know of recordings and of a Whisper."""

@@ -1,0 +1,1 @@
+"""What a run of speech recognition shows beyond metrics: errors by group, words, recordings."""
