@@ -28,7 +28,7 @@ case "$MUSTER_TESTS_COLD$*" in
 "-m training.exchange.group.coordinator_main"*) ;;
 "-m training."*|"-m distributed."*|"-m app."*|"-m tests.counting."*|\\
 *"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
-"-c import ctypes, importlib"*|"-c import sys,types,zlib"*" facts"|\\
+"-c import ctypes, importlib"*|*" readhealth"|\\
 {project}/cli_typer.py*|{project}/wizard.py*|{project}/examples/*.py*|{project}/docs/*.py*|{project}/tests/*_process.py*|\\
 /*/training/script/script_start.py*|/*/pytest-of-*/script/*.py*|/*/pytest-of-*/wizard.py*)
     exec {python} -IS {client} {socket} "$@" ;;
