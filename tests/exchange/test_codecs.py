@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, all_finite, chunk_bounds, codec_by_name, roundtrip
 
 NAMES = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.25"]
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=0, max_size=100)
@@ -232,3 +232,17 @@ def test_names() -> None:
     for bad in ("topk", "topk:0", "topk:1.5", "topk:nan", "topk:x"):
         with pytest.raises(BadInput, match="write for example"):
             codec_by_name(bad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("index", [0, 40, 4099])
+def test_a_single_number_that_is_not_finite_shows(bad: float, index: int) -> None:
+    values = torch.randn(4100)
+    assert all_finite(values)
+    values[index] = bad
+    values[7] = -bad  # with which the sum of infinities is no infinity
+    assert not all_finite(values)
+
+
+def test_numbers_whose_sum_overflows_are_finite() -> None:
+    assert all_finite(torch.full((1000,), 3e38)) and all_finite(torch.empty(0))

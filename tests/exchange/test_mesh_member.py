@@ -26,7 +26,7 @@ from training.exchange.group.coordinator_server import Coordinator
 from training.exchange.group.coordinator_state import Member
 from training.exchange.group.group_membership import GroupMembership
 from training.exchange.links.dialling import SMALL_SEGMENT
-from training.exchange.mean import mesh_operations
+from training.exchange.mean import mesh_operations, owners
 from training.exchange.mean.broadcast import broadcast, broadcasts
 from training.exchange.mean.mesh_member import MeshMember
 from training.exchange.mean.mesh_operations import MeshMean
@@ -65,6 +65,32 @@ def test_contribution_is_copied_at_once(tmp_path: Path) -> None:
             pending = running.connect_all()[0].start_mean("x", values, 1.0, codec_by_name(codec))
             values.zero_()
             assert bool((pending.wait(60).mean == 1.0).all())
+
+
+@pytest.mark.parametrize("elements", [10, 200_000])
+def test_a_caller_that_stops_waiting_may_change_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elements: int
+) -> None:
+    """They are not copied while it waits, and others need them still."""
+    values = torch.full((elements,), 4.0)
+    with lab(tmp_path, 2) as running:
+        one, other = running.connect_all()
+        with monkeypatch.context() as patch:
+            patch.setattr(mesh_operations, "STANDSTILL", 0.2)
+            with pytest.raises(ExchangeTimeout):
+                one.mean("x", values, 1.0, FP32)
+        values.zero_()
+        result = other.mean("x", torch.zeros(elements), 1.0, FP32)
+    assert set(result.mean.tolist()) == {2.0} and result.members == (0, 1)
+
+
+def test_a_mean_leaves_the_callers_values_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "AT_ONCE", 1000)
+    with lab(tmp_path, 2) as running, ThreadPoolExecutor(2) as pool:
+        vectors = [torch.full((200_000,), float(rank)) for rank in range(2)]
+        results = list(pool.map(lambda m: m.mean("x", vectors[m.rank], 1.0, FP32), running.connect_all()))
+    assert [vector[0].item() for vector in vectors] == [0.0, 1.0]
+    assert all(set(result.mean.tolist()) == {0.5} for result in results)
 
 
 def test_many_operations_overlap(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ class Contribution:
     group: Group = ()
     is_finite: bool = True
     """Whether the values are numbers that the codec can carry; if not, values, weight and flags are zero."""
+    is_borrowed: bool = False
+    """Whether the values are the caller's, who waits for the mean: they must not be written."""
 
     def checked(self, is_finite: bool | None = None) -> Contribution:
         """Return the contribution as it is sent; ``is_finite``, if already known, saves the check."""

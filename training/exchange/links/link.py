@@ -27,6 +27,8 @@ _WAKE = 32 << 10
 """Bytes of a long message that must have arrived before its loop is woken, instead of once for every packet."""
 _TURN = 16 << 10
 """Bytes of a frame after which the other links have their turn."""
+_REST = 4 << 10
+"""Bytes that a frame may have more, where the next one would have no others."""
 _EARLY_OVERHEAD = 512
 """Bytes that keeping a message takes besides its contents: empty ones are not free."""
 MARKS, OPERATIONS = (1 << 12) - 1, 1 << 20
@@ -100,7 +102,6 @@ class _Link(JobQueue[PeerLost]):
         return PeerLost(rank, self._names.get(rank, f"rank {rank}"), why, hung_up)
 
     def cut(self) -> None:
-        """End the connection; jobs in progress fail."""
         self._cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -174,7 +175,8 @@ class Outgoing(_Link):
         for buffer in buffers:
             start = 0
             while start < len(buffer):
-                frame = buffer[start : start + self._flow.frame]
+                size = self._flow.frame if len(buffer) - start > self._flow.frame + _REST else len(buffer) - start
+                frame = buffer[start : start + size]
                 start += len(frame)
                 left -= len(frame)
                 yield from self._send_frame(operation, frame, left)

@@ -86,6 +86,11 @@ class Loop:
             if self._is_busy():
                 self._work.set()
 
+    def cut(self) -> None:
+        """End the connections of all links."""
+        for link in self._links:
+            link.cut()
+
     @contextlib.contextmanager
     def stopped(self, seconds: float) -> Iterator[None]:
         """Keep every thread from driving the links, if within ``seconds`` none does any more."""
@@ -162,6 +167,10 @@ class JobQueue(ABC, Generic[E]):
     @abstractmethod
     def fileno(self) -> int:
         """Return the number of its connection; -1: there is none."""
+
+    @abstractmethod
+    def cut(self) -> None:
+        """End its connection; jobs in progress fail."""
 
     @abstractmethod
     def _prepare(self) -> None:

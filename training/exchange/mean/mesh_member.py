@@ -147,7 +147,7 @@ class MeshMember(Exchange):
     def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         self._check()
         ours = (self._meter, self._residuals, self._shares, self._buffer_pool)
-        return self._start(MeshMean(self.operations, contribution, *ours), waits)
+        return self._start(MeshMean(self.operations, contribution, *ours, borrows=waits), waits)
 
     def _start_gather(
         self, name: str, payload: bytes, group: Group = (), waits: bool = False

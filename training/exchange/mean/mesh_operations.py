@@ -190,6 +190,7 @@ class MeshMean(MeshOperation[MeanResult]):
 
     Args:
         shares: how much of the vector each member owns, by rank; default 1.
+        borrows: the values are not copied, for the caller waits for the result.
     """
 
     def __init__(
@@ -200,16 +201,27 @@ class MeshMean(MeshOperation[MeanResult]):
         residuals: MeanResiduals,
         shares: Mapping[int, float],
         buffer_pool: BufferPool | None = None,
+        borrows: bool = False,
     ) -> None:
         name, values = contribution.name, contribution.values
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
-        self.contribution = copy_contribution(contribution, buffer_pool or BufferPool())
+        self.contribution = copy_contribution(contribution, buffer_pool or BufferPool(), borrows)
         self._device = values.device
         self._residuals = residuals
         self._shares = shares
         self._reduction: OwnedMean | OneRoundMean | None = None
         super().__init__(number, name, describe_operation("mean", name, contribution), meter, contribution.group)
+
+    def wait(self, timeout: float | None = None) -> MeanResult:
+        try:
+            return super().wait(timeout)
+        except BaseException:
+            if self.contribution.is_borrowed and self.transfer is not None:
+                # The caller may change the values from here on: no more of them goes to others, who repeat the mean.
+                self.transfer.cut()
+                self.contribution = replace(self.contribution, values=self.contribution.values.clone())
+            raise
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         members = self.members(mesh)

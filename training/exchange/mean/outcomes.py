@@ -23,11 +23,14 @@ OUTCOME = struct.Struct("<d")
 _MAX_NAME = 40
 
 
-def copy_contribution(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
-    """Return a checked contribution whose values are copied to the CPU and belong to the operation alone."""
+def copy_contribution(contribution: Contribution, buffer_pool: BufferPool, borrows: bool = False) -> Contribution:
+    """Return a checked contribution whose values are copied to the CPU and belong to the operation alone; those of the
+    CPU are the caller's if it ``borrows`` them."""
     values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
         return replace(contribution, values=fetch_as_decoded(values, codec)).checked()
+    if borrows:
+        return replace(contribution, values=values.detach(), is_borrowed=True).checked()
     values_copy, finite = float_buffer(buffer_pool, values.numel()), True
     for start in range(0, values.numel(), CHUNK_ELEMENTS):  # copy and check while they are in the cache
         chunk = values_copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])

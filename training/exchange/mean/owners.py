@@ -217,12 +217,14 @@ class OwnedMean(_MeanBase, Reduction):
         self._max_message_bytes = self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail)
         self._buffers: dict[tuple[int, int], memoryview] = {}
         """Contributions that are arriving or wait for others, by rank and piece."""
+        self._shards: dict[int, memoryview] = {}
+        """Buffer of the outcomes of each owner's shard."""
         self._outcomes: dict[tuple[int, int], memoryview] = {}
         """Buffers of outcomes, then the outcomes, by owner and piece."""
         self._result: torch.Tensor | None = None
         """The mean as far as it is known, allocated with its first piece, since other operations may precede this one.
         For long vectors it is written over the contribution at the end instead, to save memory."""
-        self._small = 4 * elements <= AT_ONCE
+        self._decodes_at_once = contribution.is_borrowed or 4 * elements <= AT_ONCE
         self._lock = threading.Lock()
 
     def outcome(self) -> OperationResult:
@@ -274,13 +276,17 @@ class OwnedMean(_MeanBase, Reduction):
 
     def outcome_buffer(self, owner: int, piece: int) -> memoryview:
         start, stop = self._piece(owner, piece)
-        buffer = self._outcomes[owner, piece] = self._mesh.buffer_pool.take(self._outcome_size(stop - start))
+        stride = -(-self._outcome_size(self._step) // 64) * 64  # aligned for every number format
+        if owner not in self._shards:
+            self._shards[owner] = self._mesh.buffer_pool.take(self.pieces[owner] * stride)
+        begin = piece * stride
+        buffer = self._outcomes[owner, piece] = self._shards[owner][begin : begin + self._outcome_size(stop - start)]
         return buffer
 
     def take(self, owner: int, piece: int, size: int) -> None:
         message = self._outcomes[owner, piece] = self._outcomes[owner, piece][:size]
         start, stop = self._piece(owner, piece)
-        if self._small and stop > start:  # while it is in the cache
+        if self._decodes_at_once and stop > start:  # while it is in the cache
             with self._lock:
                 if self._result is None:
                     self._result = float_buffer(self._mesh.buffer_pool, self._contribution.values.numel())

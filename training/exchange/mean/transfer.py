@@ -60,6 +60,11 @@ class PendingTransfer:
         if self._loop is not None:
             self._loop.drive(until or self._ended.is_set, seconds)
 
+    def cut(self) -> None:
+        """End it, and everything else on these links: no more bytes of it leave this member."""
+        if self._loop is not None and not self._ended.is_set():
+            self._loop.cut()
+
     def part_ended(self, error: Exception | None) -> None:
         with self._lock:
             if error is not None:
