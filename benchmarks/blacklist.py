@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 if TYPE_CHECKING:
     from profiles.schema import Profile
-    from training.tasks.whisper.cleaning.blacklist import SuspectClip
+    from speech.whisper.cleaning.blacklist import SuspectClip
 
 COMMANDS = REPOSITORY / "examples" / "spoken_commands"
 SECONDS = 2
@@ -37,7 +37,7 @@ def cut_window(model: Path, folder: Path) -> Path:
     from transformers import WhisperFeatureExtractor
 
     from profiles.schema import ModelSettings
-    from training.tasks.whisper.model import WhisperModelWrapper
+    from speech.whisper.model import WhisperModelWrapper
 
     wrapper = WhisperModelWrapper(ModelSettings(model_path=str(model)))
     whisper = wrapper.build()
@@ -128,7 +128,7 @@ def profile_of(model: Path) -> Profile:
 
 def heard_by_trained(model: Path) -> list[SuspectClip]:
     """Return what the model that was trained on the clips hears in them."""
-    from training.tasks.whisper.cleaning.blacklist import find_suspects, plan_passes
+    from speech.whisper.cleaning.blacklist import find_suspects, plan_passes
 
     return find_suspects(profile_of(model), plan_passes([model], 1), "cpu", 16, report)
 
@@ -149,7 +149,7 @@ def report(phase: str, done: int, total: int | None) -> None:
 
 def show_blacklist(title: str, found: Sequence[SuspectClip], wrong: Mapping[str, str]) -> None:
     """Print what would be listed by each pair of bounds."""
-    from training.tasks.whisper.cleaning.blacklist import Bounds
+    from speech.whisper.cleaning.blacklist import Bounds
 
     again = len(found[0].wers)
     print(f"\n{title}: {len(found)} clips, {len(wrong)} with a wrong transcript, {again} listens")
@@ -167,8 +167,8 @@ def show_blacklist(title: str, found: Sequence[SuspectClip], wrong: Mapping[str,
 
 def show_labels(folder: Path, model: Path, count: int) -> None:
     """Label test clips and print the WER of the texts above and below each bound."""
-    from training.tasks.scoring.word_errors import ErrorRates, count_errors
-    from training.tasks.whisper.cleaning.pseudo_label import LabellingJob, label
+    from speech.scoring.word_errors import ErrorRates, count_errors
+    from speech.whisper.cleaning.pseudo_label import LabellingJob, label
 
     rows = random.Random(1).sample(rows_of("test"), count)
     truth = {row["id"]: row["text"] for row in rows}

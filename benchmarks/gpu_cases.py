@@ -320,7 +320,7 @@ def memory(setting: Setting, shape: str, tuning: str, base: str) -> Results:
 
 def evaluation(setting: Setting, size: str) -> Results:
     """Seconds that 1,000 clips would take, by so many at once."""
-    from training.tasks.whisper.task import WhisperTask
+    from speech.whisper.task import WhisperTask
 
     count = 4 if setting.tiny else 256
     with whisper_folder("small", setting.tiny) as folder:

@@ -23,9 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.tasks.whisper.features import LogMel
-from training.tasks.whisper.samples import SpeechSample
-from training.tasks.whisper.task import WhisperTask
+from speech.whisper.features import LogMel
+from speech.whisper.samples import SpeechSample
+from speech.whisper.task import WhisperTask
 
 BATCH = 16
 CASES = [

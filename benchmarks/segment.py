@@ -30,7 +30,7 @@ import soxr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.recordings.segments.matching import word_keys
+from speech.recordings.segments.matching import word_keys
 from training.tasks.data_files.tables import read_table
 
 RATE = 22_050

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from profiles.files.resolve import profile_from_options
-from training.tasks.whisper.model import unwrap
-from training.tasks.whisper.task import WhisperTask
+from speech.whisper.model import unwrap
+from speech.whisper.task import WhisperTask
 
 WAYS: dict[str, dict[str, Any] | None] = {"eager": None, "compiled": {}, "compiled, dynamic": {"dynamic": True}}
 

@@ -33,13 +33,13 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 from benchmarks.whisper_memory import SHAPES, shaped
 from profiles.optimisation import TrainingSettings
 from profiles.schema import DataSettings, ModelSettings, Profile
+from speech.whisper.task import SpeechData, SpeechSample, WhisperTask
 from training.exchange.base import SoloExchange
 from training.hardware.device import select_device
 from training.loop.trainer import Trainer
 from training.records.events import StepEvent, _Event
 from training.run.local_plan import plan_local_run
 from training.run.orders import Control
-from training.tasks.whisper.task import SpeechData, SpeechSample, WhisperTask
 
 Clock = Callable[[], float]
 DATA = ROOT / "examples" / "spoken_commands"

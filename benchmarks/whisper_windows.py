@@ -24,9 +24,9 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from profiles.schema import DataSettings, ModelSettings, Profile
+from speech.data.speech_dataset import clips_of_split
+from speech.whisper.task import WhisperTask
 from training.hardware.device import Precision, select_precision
-from training.tasks.speech.speech_dataset import clips_of_split
-from training.tasks.whisper.task import WhisperTask
 
 DATA = ROOT / "examples" / "spoken_commands"
 PERSON = "awb"

@@ -13,10 +13,10 @@ _SUMMARY = "speech to text with a Whisper: recordings and their transcripts"
 
 def _make(profile: Profile) -> Task:
     if profile.model.teacher_path:
-        from training.tasks.whisper.distillation import DistillationTask
+        from speech.whisper.distillation import DistillationTask
 
         return DistillationTask(profile)
-    from training.tasks.whisper.task import WhisperTask
+    from speech.whisper.task import WhisperTask
 
     return WhisperTask(profile)
 

@@ -13,6 +13,7 @@ from app.task_results import EvaluationRequest
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.locations import is_on_hub
 from profiles.quantities import duration_text
+from speech.data.speech_dataset import clips_of_split, split_to_evaluate
 from speech.report.figures import (
     breakdown_document,
     breakdown_lines,
@@ -20,15 +21,14 @@ from speech.report.figures import (
     difference_lines,
     predictions_in,
 )
+from speech.scoring.error_analysis import slice_of, wer_difference
 from training.records.plan import read_plan
 from training.records.run_files import check_writable
 from training.records.runs import find_run
 from training.tasks.outputs.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
-from training.tasks.scoring.error_analysis import slice_of, wer_difference
-from training.tasks.speech.speech_dataset import clips_of_split, split_to_evaluate
 
 if TYPE_CHECKING:
-    from training.tasks.whisper.evaluation import EvaluationResult
+    from speech.whisper.evaluation import EvaluationResult
 
 
 def evaluate(request: EvaluationRequest) -> ExitCode:
@@ -67,7 +67,7 @@ def evaluate(request: EvaluationRequest) -> ExitCode:
 
 def _measured(model: Path, dataset: str, split: str, **options: Any) -> EvaluationResult:
     with reporting(f"evaluating {model}") as progress:
-        from training.tasks.whisper.evaluation import evaluate_model  # imports torch
+        from speech.whisper.evaluation import evaluate_model  # imports torch
 
         return evaluate_model(model, dataset, split, progress=progress, **options)
 

@@ -17,8 +17,8 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text
 
 if TYPE_CHECKING:
-    from training.export.export import ExportOutcome
-    from training.export.formats import Format, ModelSource
+    from speech.export.export import ExportOutcome
+    from speech.export.formats import Format, ModelSource
 
 
 def export(
@@ -48,7 +48,7 @@ def export(
         BadInput: the model or the format cannot be used, or the folder is there already.
         RunFailed: the exported model writes other texts.
     """
-    from training.export.formats import find_format, find_source
+    from speech.export.formats import find_format, find_source
 
     export_format = find_format(to, quantize)
     source = find_source(output, model)
@@ -61,7 +61,7 @@ def export(
     say(f"exporting {visible(source.folder)} to {visible(folder)}")
     files = tuple(check_with or ())
     with only_data_on_stdout():
-        from training.export import export as exporting  # loads torch
+        from speech.export import export as exporting  # loads torch
 
         exporting.refuse_existing(folder, overwrite)
         exporting.check_files(files)

@@ -17,10 +17,10 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import duration_text
 
 if TYPE_CHECKING:
-    from training.recordings.dataset_folder import Result
-    from training.recordings.preparing import PreparationJob
-    from training.recordings.segments.dataset import RecordingResult
-    from training.recordings.segments.transcribing import TimedTranscriber
+    from speech.recordings.dataset_folder import Result
+    from speech.recordings.preparing import PreparationJob
+    from speech.recordings.segments.dataset import RecordingResult
+    from speech.recordings.segments.transcribing import TimedTranscriber
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
 _KIND = (
@@ -79,11 +79,11 @@ def prepare(
         BadInput: source, folder or model cannot be used, or nothing is left.
         StoppedByUser: Ctrl-C.
     """
-    from training.recordings.checks import Limits
-    from training.recordings.dividing import HeldOutShares
-    from training.recordings.fetching import FetchLimits
-    from training.recordings.preparing import PreparationJob
-    from training.recordings.recording import Columns, ReadRequest
+    from speech.recordings.checks import Limits
+    from speech.recordings.dividing import HeldOutShares
+    from speech.recordings.fetching import FetchLimits
+    from speech.recordings.preparing import PreparationJob
+    from speech.recordings.recording import Columns, ReadRequest
 
     job = PreparationJob(
         ReadRequest(source, Columns(audio_column, text_column, speaker_column), tuple(audio_root)),
@@ -101,11 +101,11 @@ def prepare(
 
 
 def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_json: bool) -> ExitCode:
-    from training.recordings.preparing import prepare as prepared
+    from speech.recordings.preparing import prepare as prepared
 
     ear = None
     if model:
-        from training.tasks.whisper.samples import LanguageDetector  # imports torch
+        from speech.whisper.samples import LanguageDetector  # imports torch
 
         ear = LanguageDetector(model, output, device)
     with reporting(f"preparing {visible(job.request.source)}") as progress:
@@ -120,7 +120,7 @@ def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_js
 
 
 def _result_lines(result: Result) -> Iterator[str]:
-    from training.recordings.dataset_folder import LEFT_OUT
+    from speech.recordings.dataset_folder import LEFT_OUT
 
     for split, size in result.splits.items():
         clips = f"{size.clips:6} {'clip' if size.clips == 1 else 'clips'}"
@@ -159,10 +159,10 @@ def segment(
         BadInput: recording, transcript, model or folder cannot be used.
     """
     with only_data_on_stdout():
-        from training.recordings.segments.cutting import SegmentOptions
-        from training.recordings.segments.dataset import find_sources, segment_all
+        from speech.data.language_codes import language_code
+        from speech.recordings.segments.cutting import SegmentOptions
+        from speech.recordings.segments.dataset import find_sources, segment_all
         from training.records.runs import find_model
-        from training.tasks.speech.language_codes import language_code
 
     language = language_code(language) if language else ""
     out = out.expanduser()
@@ -174,7 +174,7 @@ def segment(
 
     @cache
     def hear() -> TimedTranscriber:
-        from training.recordings.segments.transcribing import TimedTranscriber  # imports torch
+        from speech.recordings.segments.transcribing import TimedTranscriber  # imports torch
 
         say(f"listening with {folder}")
         return TimedTranscriber(folder, device, language)

@@ -21,7 +21,7 @@ from training.records.model_folders import find_usable_model, is_speech_model
 from training.records.run_files import check_writable, explain_errors, write_atomically
 
 if TYPE_CHECKING:
-    from training.tasks.whisper.transcription import TranscriptionResult
+    from speech.whisper.transcription import TranscriptionResult
 
 
 def transcribe(
@@ -72,7 +72,7 @@ def transcribe(
 
 def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> Iterator[TranscriptionResult]:
     with only_data_on_stdout():
-        from training.tasks.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
+        from speech.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
 
         transcripts = transcribe(model, files, device, TranscriptionOptions(**options))
     while True:
@@ -114,7 +114,7 @@ def _tell(
 def _normalised(transcript: TranscriptionResult) -> str:
     """Return the text as error rates compare it."""
     with only_data_on_stdout():
-        from training.tasks.scoring.word_errors import normalizer_for  # imports transformers
+        from speech.scoring.word_errors import normalizer_for  # imports transformers
 
         return normalizer_for(transcript.language or "en")(transcript.text)
 

@@ -22,18 +22,18 @@ from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counte
 from profiles.locations import is_on_hub
 from profiles.quantities import duration_text
 from profiles.schema import Profile
+from speech.data.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_recordings
+from speech.data.speech_clips import FileSource
+from speech.data.speech_dataset import has_tables, read_tables
 from training.records.run_folder import RunFolder, has_snapshots
 from training.records.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
-from training.tasks.speech.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, find_recordings
-from training.tasks.speech.speech_clips import FileSource
-from training.tasks.speech.speech_dataset import has_tables, read_tables
 from training.workers.data_findings import check_data
 
 if TYPE_CHECKING:
+    from speech.whisper.cleaning.blacklist import Bounds, SuspectClip
+    from speech.whisper.cleaning.cross_validation import Fold
     from training.records.plan import RunPlan
     from training.tasks.base import Progress
-    from training.tasks.whisper.cleaning.blacklist import Bounds, SuspectClip
-    from training.tasks.whisper.cleaning.cross_validation import Fold
 
 FOLDS = "blacklist"
 """Folder for the folds' results, inside the folder of the run folders."""
@@ -83,7 +83,7 @@ def blacklist(
         raise BadInput(message, "name a Whisper run")
     check_data(settings)
     with reporting(f"blacklist {profile}") as report:
-        from training.tasks.whisper.cleaning import blacklist as listening
+        from speech.whisper.cleaning import blacklist as listening
 
         listening_options = (device, batch_size, report)
         if folds:
@@ -99,7 +99,7 @@ def _finish(
     models: Sequence[Path], settings: Profile, doubts: Sequence[SuspectClip], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
     """Show the samples to leave out, and write them after confirmation."""
-    from training.tasks.whisper.cleaning.blacklist import choose, write_blacklist
+    from speech.whisper.cleaning.blacklist import choose, write_blacklist
 
     data, path = settings.data, None
     chosen = choose(doubts, bounds, read_tables(data.dataset_path, data.text_column).patches)
@@ -163,7 +163,7 @@ def judge_in_turns(
         StoppedByUser: the same command goes on.
         RunFailed: a training failed.
     """
-    from training.tasks.whisper.cleaning.cross_validation import judge_fold, plan_folds, read_results, training_clips
+    from speech.whisper.cleaning.cross_validation import judge_fold, plan_folds, read_results, training_clips
 
     clips = training_clips(profile)
     planned = plan_folds(run.path.parent / FOLDS, profile, clips, folds, rounds)
@@ -199,8 +199,8 @@ def trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is started or resumed as needed."""
     from distributed.planning.memory.fitting import fit
     from distributed.preparation.preflight import local_memory_budgets
+    from speech.whisper.cleaning.cross_validation import profile_of, write_data
     from training.run.local_plan import plan_local_run
-    from training.tasks.whisper.cleaning.cross_validation import profile_of, write_data
 
     for earlier in list_runs(fold.runs):
         if earlier.status == "completed":
@@ -300,7 +300,7 @@ def pseudo_label(
     second_path = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
     with reporting(f"pseudo-label with {model_path}") as progress:
-        from training.tasks.whisper.cleaning.pseudo_label import LabellingJob, label
+        from speech.whisper.cleaning.pseudo_label import LabellingJob, label
 
         job = LabellingJob(model_path, second_path, language, device, batch_size, bounds)
         rows = label(job, files, target / PSEUDO, progress)

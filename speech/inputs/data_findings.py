@@ -17,12 +17,9 @@ from profiles.errors import BadInput, counted
 from profiles.installation import program
 from profiles.locations import is_on_hub
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
-from training.tasks.data_files.splits import SPLITS, held_out_count
-from training.tasks.data_files.tables import read_table
-from training.tasks.published_models import model_folder
-from training.tasks.speech.language_codes import language_code
-from training.tasks.speech.patches import BLACKLIST, PSEUDO
-from training.tasks.speech.speech_clips import (
+from speech.data.language_codes import language_code
+from speech.data.patches import BLACKLIST, PSEUDO
+from speech.data.speech_clips import (
     LEAKAGE_REMARK,
     LONG_WINDOW_PROFILE,
     PUBLISHED_WINDOW,
@@ -33,7 +30,7 @@ from training.tasks.speech.speech_clips import (
     long_clip_error,
     too_long_for,
 )
-from training.tasks.speech.speech_dataset import (
+from speech.data.speech_dataset import (
     SpeechTables,
     leaked_clips,
     read_speech,
@@ -41,6 +38,9 @@ from training.tasks.speech.speech_dataset import (
     read_with_validation,
     without_left_out,
 )
+from training.tasks.data_files.splits import SPLITS, held_out_count
+from training.tasks.data_files.tables import read_table
+from training.tasks.published_models import model_folder
 
 PATIENCE = 20.0
 """Seconds that headers are read for."""
@@ -122,7 +122,7 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     if "validation" not in splits:
         counts["held_out"] = held_out_count(len(splits.get("train", ())))
     if tables.folder is not None:
-        from training.recordings.dataset_folder import LEFT_OUT  # loads what decodes
+        from speech.recordings.dataset_folder import LEFT_OUT  # loads what decodes
 
         with suppress(BadInput):  # a file of another program may have such a name
             counts["not_prepared"] = _lines(tables.folder / LEFT_OUT)
@@ -161,8 +161,8 @@ def _columns(path: Path) -> list[str]:
 
 def _measure_recordings(clips: list[Clip]) -> dict[str, Any]:
     """Read the headers: how long the recordings are, and which cannot be read."""
-    from training.tasks.speech.audio import duration_of  # 100 ms, not needed to read tables
-    from training.tasks.speech.sound_file import AudioError
+    from speech.data.audio import duration_of  # 100 ms, not needed to read tables
+    from speech.data.sound_file import AudioError
 
     seconds, looked_at, broken = 0.0, 0, list[str]()
     for clip in _in_time(clips, PATIENCE):
@@ -296,8 +296,8 @@ def _length(clip: Clip) -> float | None:
 
 @lru_cache(maxsize=1 << 17)
 def _of_header(path: Path, stamp: str) -> float:
-    from training.tasks.speech.audio import duration_of  # which tables with a column for it do without
-    from training.tasks.speech.sound_file import AudioError
+    from speech.data.audio import duration_of  # which tables with a column for it do without
+    from speech.data.sound_file import AudioError
 
     try:
         return duration_of(path)

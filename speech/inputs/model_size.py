@@ -109,7 +109,7 @@ def _lengths(bounds: SampleBounds, positions: int, tokens: int, seconds: int) ->
     """Return the encoder positions of the longest window, and the tokens of the longest text."""
     longest_text = min(tokens, bounds.longest.tokens)
     try:
-        from training.tasks.whisper.features import Windows  # loads numpy
+        from speech.whisper.features import Windows  # loads numpy
     except ImportError:  # a core without numpy: the full window is an upper bound
         return positions, longest_text
     rate = 2 * positions / seconds

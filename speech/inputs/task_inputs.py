@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
+from speech.data.patches import FOLDER as PATCHES
+from speech.data.speech_clips import COLUMNS, PUBLISHED_WINDOW, find_text_column
+from speech.data.speech_dataset import files_of_table
 from speech.inputs import data_findings
 from training.tasks.data_files.tables import Table
 from training.tasks.inputs.base import Substitute, TaskInputs
 from training.tasks.inputs.model_size import ModelSize
-from training.tasks.speech.patches import FOLDER as PATCHES
-from training.tasks.speech.speech_clips import COLUMNS, PUBLISHED_WINDOW, find_text_column
-from training.tasks.speech.speech_dataset import files_of_table
 
 
 class SpeechInputs(TaskInputs):

@@ -9,8 +9,7 @@ from typing import Any
 from app.console import visible
 from app.run_view.metrics import metric_text
 from profiles.errors import BadInput, counted
-from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
-from training.tasks.scoring.error_analysis import (
+from speech.scoring.error_analysis import (
     EvaluationSlice,
     WerDifference,
     by_language,
@@ -21,6 +20,7 @@ from training.tasks.scoring.error_analysis import (
     slice_of,
     wer_difference,
 )
+from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 SHOWN_SPEAKERS = 24
 SHOWN_CONFUSIONS = 5

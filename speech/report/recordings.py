@@ -13,12 +13,12 @@ from app.html_report.sections import table, text
 from app.html_report.showcase import player
 from app.run_view.metrics import metric_text
 from profiles.errors import BadInput
+from speech.data.speech_clips import FileSource
+from speech.data.speech_dataset import read_speech
 from speech.report.figures import GROUPINGS, changed_lines, predictions_in
+from speech.scoring.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
 from training.records.plan import RunPlan
 from training.tasks.outputs.predictions import Prediction
-from training.tasks.scoring.error_analysis import EvaluationSlice, aligned, confusions, worst_clips
-from training.tasks.speech.speech_clips import FileSource
-from training.tasks.speech.speech_dataset import read_speech
 
 WORST = 10
 LONGEST = 30.0
@@ -135,8 +135,8 @@ def _sound(path: Path | None) -> bytes | str:
     """Return the beginning of a recording as MP3, or the reason why it is not in the page."""
     if path is None or not path.is_file():
         return "the recording is not on this machine"
-    from training.tasks.speech.audio import as_mp3  # imports soundfile
-    from training.tasks.speech.sound_file import AudioError
+    from speech.data.audio import as_mp3  # imports soundfile
+    from speech.data.sound_file import AudioError
 
     try:
         return as_mp3(path, LONGEST)

@@ -16,8 +16,8 @@ import soundfile
 from app.microphone import RATE, hear_microphone, recorded
 from profiles.errors import BadInput
 from speech.commands.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
-from training.tasks.whisper.decoding import TimedText
-from training.tasks.whisper.transcription import TranscriptionResult
+from speech.whisper.decoding import TimedText
+from speech.whisper.transcription import TranscriptionResult
 
 SEGMENTS = (TimedText(0.0, 2.5, "a <b> --> c"), TimedText(3661.0, 3661.25, "two\nlines"))
 HEARD = TranscriptionResult(Path("talk.wav"), "a <b> --> c two lines", 3662.0, "", SEGMENTS, "en")

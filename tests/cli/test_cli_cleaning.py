@@ -11,7 +11,7 @@ from fake_run import finished_run
 
 from app.cli.main import main
 from profiles.schema import Profile
-from training.tasks.whisper.cleaning.cross_validation import Fold
+from speech.whisper.cleaning.cross_validation import Fold
 
 Capture = pytest.CaptureFixture[str]
 

@@ -9,9 +9,9 @@ import pytest
 
 from app.cli.main import main
 from speech.report.figures import difference_lines
+from speech.scoring.error_analysis import WerDifference
 from tests.report.report_runs import write_run
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
-from training.tasks.scoring.error_analysis import WerDifference
 
 Capture = pytest.CaptureFixture[str]
 

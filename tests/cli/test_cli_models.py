@@ -13,9 +13,9 @@ from fake_run import SMALL, FakeRun, finished_run, training
 from app.cli.main import main
 from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import ExitCode
+from speech.scoring.word_errors import normalizer_for
 from training.records.run_folder import RunFolder
 from training.tasks.outputs.predictions import read_predictions, write_predictions
-from training.tasks.scoring.word_errors import normalizer_for
 
 Capture = pytest.CaptureFixture[str]
 

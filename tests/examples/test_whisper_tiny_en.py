@@ -104,7 +104,7 @@ def test_a_folder_that_is_there_is_left_alone(
 
 @pytest.mark.slow
 def test_the_model_hears_english(whisper_tiny_en: Path) -> None:
-    from training.tasks.whisper.transcription import transcribe
+    from speech.whisper.transcription import transcribe
 
     clips = EXAMPLES / "spoken_commands" / "audio" / "test" / "flite-awb-1.00"
     heard = transcribe(whisper_tiny_en, [clips / "test-0020.opus", clips / "test-0026.opus"], device="cpu")

@@ -63,7 +63,7 @@ _PROJECT = Path(__file__).resolve().parents[2]
 _OURS = ("profiles", "training", "distributed", "app", "speech")
 _ONCE = ("training.exchange.torch_backend.process_group", "training.exchange.torch_backend.group_base")
 """What leaves something in torch, or for the end of the process, as soon as it is loaded."""
-_OPTIONAL = ("training.export.coreml_model", "training.export.ctranslate2_model")
+_OPTIONAL = ("speech.export.coreml_model", "speech.export.ctranslate2_model")
 _NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 _HIGH = 500
 """Above the numbers of a client's files."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from training.recordings.segments.transcribing import TimedWord
-from training.tasks.speech.audio import decode
-from training.tasks.speech.sound_file import Samples
+from speech.data.audio import decode
+from speech.data.sound_file import Samples
+from speech.recordings.segments.transcribing import TimedWord
 
 CLIPS = Path(__file__).parents[2] / "examples" / "spoken_commands"
 RATE = 16_000

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.recordings.segments import matching as alignment
-from training.recordings.segments.matching import align
-from training.recordings.segments.transcribing import attention_matrix, warp
+from speech.recordings.segments import matching as alignment
+from speech.recordings.segments.matching import align
+from speech.recordings.segments.transcribing import attention_matrix, warp
 
 
 def opposite(heard: str, reference: str) -> list[int]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.recordings.dividing import Division, HeldOutShares, divide
-from training.recordings.recording import MissingSource, Recording
+from speech.recordings.dividing import Division, HeldOutShares, divide
+from speech.recordings.recording import MissingSource, Recording
 
 
 def clip(number: int, speaker: str = "", split: str = "", file: str = "") -> Recording:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.recordings.fetching import (
+from speech.recordings.fetching import (
     DownloadLimitReached,
     FetchCancelled,
     Fetcher,
@@ -21,7 +21,7 @@ from training.recordings.fetching import (
     check_url,
     is_public,
 )
-from training.recordings.recording import ExclusionReason, UnusableRecording
+from speech.recordings.recording import ExclusionReason, UnusableRecording
 
 Fetch = Callable[..., bytes]
 

@@ -10,8 +10,8 @@ import pytest
 from sounds import read_rows, write_rows, write_tone
 
 from profiles.errors import BadInput
-from training.recordings.preparing import PreparationJob, prepare
-from training.recordings.recording import ReadRequest
+from speech.recordings.preparing import PreparationJob, prepare
+from speech.recordings.recording import ReadRequest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 
@@ -57,7 +57,7 @@ def test_what_sounds_like_another_language_is_left_out(tmp_path: Path) -> None:
 def test_a_multilingual_whisper_tells_languages_and_another_is_refused(tmp_path: Path) -> None:
     from tiny_speech import tiny_whisper
 
-    from training.tasks.whisper.samples import LanguageDetector
+    from speech.whisper.samples import LanguageDetector
 
     ear = LanguageDetector(str(tiny_whisper(tmp_path / "two", ("en", "de"))), tmp_path, "cpu")
     files = [write_tone(tmp_path / f"{i}.wav", i) for i in range(3)]

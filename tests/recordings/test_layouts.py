@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 from sounds import wav_bytes, write_tone
 
-from training.recordings.readers import READERS, kind_of
-from training.recordings.recording import ExclusionReason, ReadRequest, Recording
-from training.tasks.speech.hub_speech import HubSource
+from speech.data.hub_speech import HubSource
+from speech.recordings.readers import READERS, kind_of
+from speech.recordings.recording import ExclusionReason, ReadRequest, Recording
 
 
 def read(source: Path, kind: str) -> list[Recording]:

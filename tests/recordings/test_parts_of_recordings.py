@@ -8,10 +8,10 @@ import pytest
 from sounds import read_rows, write_rows, write_tone
 
 from profiles.errors import BadInput
-from training.recordings.preparing import PreparationJob, prepare
-from training.recordings.readers import read_tables
-from training.recordings.recording import ExclusionReason, ReadRequest, Recording
-from training.tasks.speech.speech_dataset import read_speech
+from speech.data.speech_dataset import read_speech
+from speech.recordings.preparing import PreparationJob, prepare
+from speech.recordings.readers import read_tables
+from speech.recordings.recording import ExclusionReason, ReadRequest, Recording
 
 
 def recordings(table: Path) -> list[Recording]:

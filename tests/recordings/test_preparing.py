@@ -13,13 +13,13 @@ from https_site import Site
 from sounds import RATE, read_rows, wav_bytes, write_rows, write_tone
 
 from profiles.errors import BadInput, StoppedByUser
+from speech.data.speech_dataset import read_speech
+from speech.recordings.checks import Limits
+from speech.recordings.dataset_folder import Result
+from speech.recordings.fetching import FetchLimits
+from speech.recordings.preparing import PreparationJob, prepare
+from speech.recordings.recording import ReadRequest
 from tests.tasks.sound_kinds import voice, write
-from training.recordings.checks import Limits
-from training.recordings.dataset_folder import Result
-from training.recordings.fetching import FetchLimits
-from training.recordings.preparing import PreparationJob, prepare
-from training.recordings.recording import ReadRequest
-from training.tasks.speech.speech_dataset import read_speech
 
 
 def silent_progress(phase: str, done: int, total: int | None) -> None: ...

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sounds import write_rows, write_tone
 
 from profiles.errors import BadInput
-from training.recordings.readers import READERS, kind_of, read_bigquery
-from training.recordings.recording import Columns, ExclusionReason, MissingSource, ReadRequest, Recording, UrlSource
-from training.tasks.speech.speech_clips import FileSource
+from speech.data.speech_clips import FileSource
+from speech.recordings.readers import READERS, kind_of, read_bigquery
+from speech.recordings.recording import Columns, ExclusionReason, MissingSource, ReadRequest, Recording, UrlSource
 
 
 def read(source: Path | str, columns: Columns | None = None, kind: str = "") -> list[Recording]:

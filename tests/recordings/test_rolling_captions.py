@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.recordings.segments.rolling import Cue, unroll_captions
-from training.recordings.segments.transcript import read_transcript
+from speech.recordings.segments.rolling import Cue, unroll_captions
+from speech.recordings.segments.transcript import read_transcript
 
 LINES = ["welcome to the garden show", "today we plant tomatoes and beans", "first loosen the soil", "then water"]
 word = st.sampled_from(["no", "yes", "la", "so"])

@@ -16,14 +16,14 @@ from sounds import read_rows
 
 from app.cli.main import main
 from profiles.errors import BadInput
-from training.recordings.segments import dataset
-from training.recordings.segments.cutting import SegmentOptions, TimeSpan, cut_at_pauses
-from training.recordings.segments.dataset import RecordingResult, find_sources, segment_all
-from training.recordings.segments.recording import pieces
+from speech.data.audio import SECONDS, Activity, decode, stream
+from speech.data.sound_file import AudioError
+from speech.data.speech_dataset import read_speech
+from speech.recordings.segments import dataset
+from speech.recordings.segments.cutting import SegmentOptions, TimeSpan, cut_at_pauses
+from speech.recordings.segments.dataset import RecordingResult, find_sources, segment_all
+from speech.recordings.segments.recording import pieces
 from training.tasks.base import Progress
-from training.tasks.speech.audio import SECONDS, Activity, decode, stream
-from training.tasks.speech.sound_file import AudioError
-from training.tasks.speech.speech_dataset import read_speech
 
 
 def silent(name: str) -> Progress:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from training.recordings.segments.transcript import join_words, parse_text, read_transcript
+from speech.recordings.segments.transcript import join_words, parse_text, read_transcript
 
 SRT = """1
 00:00:01,000 --> 00:00:03,000

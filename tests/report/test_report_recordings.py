@@ -11,10 +11,10 @@ import pytest
 import soundfile
 
 from app.html_report.evidence import read_evidence
+from speech.data.audio import MP3_RATE
 from speech.report import recordings
 from tests.report.report_runs import write_run
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
-from training.tasks.speech.audio import MP3_RATE
 
 HOSTILE = "<script>alert(1)</script>"
 

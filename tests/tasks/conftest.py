@@ -14,8 +14,8 @@ import torch
 from tiny_speech import Prepared, ProfileMaker, learn, silent, tiny_whisper, write_clips, write_csv
 
 from profiles.schema import DataSettings, ModelSettings, Profile, Section
+from speech.whisper.task import WhisperTask
 from training.tasks.pretrained import PROXIES
-from training.tasks.whisper.task import WhisperTask
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import pytest
 import soundfile
 from tiny_speech import RATE, tone
 
-from training.tasks.speech.audio import decode
-from training.tasks.speech.sound_file import AudioError
+from speech.data.audio import decode
+from speech.data.sound_file import AudioError
 
 
 def pitch(samples: np.ndarray) -> float:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.tasks.whisper import features as augmentation
-from training.tasks.whisper.features import augment
+from speech.whisper import features as augmentation
+from speech.whisper.features import augment
 
 FLOOR = np.float32(-0.75)
 

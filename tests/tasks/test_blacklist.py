@@ -10,10 +10,10 @@ import pytest
 from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
-from training.tasks.speech.patches import Patch, Patches
-from training.tasks.speech.speech_clips import Clip, FileSource
-from training.tasks.speech.speech_dataset import read_speech
-from training.tasks.whisper.cleaning.blacklist import (
+from speech.data.patches import Patch, Patches
+from speech.data.speech_clips import Clip, FileSource
+from speech.data.speech_dataset import read_speech
+from speech.whisper.cleaning.blacklist import (
     Bounds,
     ListeningPass,
     SuspectClip,

@@ -9,9 +9,9 @@ import pytest
 from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
-from training.tasks.speech.speech_clips import Clip, FileSource
-from training.tasks.speech.speech_dataset import read_speech
-from training.tasks.whisper.cleaning.cross_validation import (
+from speech.data.speech_clips import Clip, FileSource
+from speech.data.speech_dataset import read_speech
+from speech.whisper.cleaning.cross_validation import (
     Fold,
     judge_fold,
     plan_folds,

@@ -14,17 +14,17 @@ from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_c
 from torch import nn
 
 from profiles.errors import BadInput
-from training.data.batches import Samples
-from training.tasks.registry import task_from_profile
-from training.tasks.whisper import distillation as teacher_outputs
-from training.tasks.whisper import model as whisper_model
-from training.tasks.whisper.distillation import (
+from speech.whisper import distillation as teacher_outputs
+from speech.whisper import model as whisper_model
+from speech.whisper.distillation import (
     DistillationTask,
     SoftTargets,
     distillation_loss,
     divergence,
     soft_targets,
 )
+from training.data.batches import Samples
+from training.tasks.registry import task_from_profile
 
 
 def reference(teacher: torch.Tensor, student: torch.Tensor, labels: torch.Tensor, alpha: float, t: float) -> float:

@@ -14,8 +14,8 @@ from tiny_speech import Prepared
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
-from training.tasks.whisper.model import unwrap
-from training.tasks.whisper.task import WhisperTask
+from speech.whisper.model import unwrap
+from speech.whisper.task import WhisperTask
 
 
 def built(prepared: Prepared, **options: Any) -> tuple[WhisperTask, Any]:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from tiny_speech import Prepared, learn
 
-from training.tasks.whisper import encoder as encoder_cache
-from training.tasks.whisper.task import WhisperTask
+from speech.whisper import encoder as encoder_cache
+from speech.whisper.task import WhisperTask
 
 
 @pytest.fixture

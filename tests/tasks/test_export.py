@@ -19,14 +19,14 @@ from tiny_speech import WORDS, tiny_tokenizer
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from profiles.errors import BadInput, RunFailed
-from training.export import exporters
-from training.export.export import ExportRequest, export
-from training.export.exporters import CheckResult, Exporter, TranscriptPair, compare
-from training.export.formats import FORMATS, ModelSource, find_format, find_source
-from training.export.ggml_model import q5_0, q8_0
+from speech.export import exporters
+from speech.export.export import ExportRequest, export
+from speech.export.exporters import CheckResult, Exporter, TranscriptPair, compare
+from speech.export.formats import FORMATS, ModelSource, find_format, find_source
+from speech.export.ggml_model import q5_0, q8_0
+from speech.whisper.model import WhisperModelWrapper
 from training.records.plan import RunMetadata
 from training.records.run_files import sha256
-from training.tasks.whisper.model import WhisperModelWrapper
 
 
 def request_of(trained: Path, out: Path, to: str = "hf", **more: Any) -> ExportRequest:
@@ -252,7 +252,7 @@ def test_whisper_cpp_reads_what_was_written(tmp_path: Path, quantize: str) -> No
         np.testing.assert_array_equal(np.frombuffer(data, "<f2").reshape(shape), expected.astype(np.float16))
     assert weights["encoder.conv1.bias"][:2] == (0, (32, 1))
     pytest.importorskip("pywhispercpp")
-    from training.export import ggml_model
+    from speech.export import ggml_model
 
     wrapper = WhisperModelWrapper(settings_of(folder))
     clip = SimpleNamespace(samples=np.zeros(16000, np.float32), language="en")
@@ -310,7 +310,7 @@ def test_core_ml_goes_beside_the_ggml_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shutil.which", lambda name: None)
     source = ModelSource(openai_like(tmp_path / "model"), None)
     export(ExportRequest(source, FORMATS["coreml"], tmp_path / "out", check=False), told)
-    monkeypatch.delitem(sys.modules, "training.export.coreml_model")
+    monkeypatch.delitem(sys.modules, "speech.export.coreml_model")
     assert asked["inputs"] == [("logmel_data", (1, 80, 3000))]
     assert asked["outputs"] == [("output", ())]
     assert asked["shape"] == (1, 1500, 32)

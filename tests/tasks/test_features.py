@@ -14,9 +14,9 @@ import soundfile
 from tiny_speech import RATE, silent, tone, write_clips
 from transformers import WhisperFeatureExtractor
 
-from training.tasks.speech.speech_clips import FileSource
-from training.tasks.whisper.features import LogMel
-from training.tasks.whisper.samples import open_features
+from speech.data.speech_clips import FileSource
+from speech.whisper.features import LogMel
+from speech.whisper.samples import open_features
 
 SHAPES = [{"feature_size": 80}, {"feature_size": 128}, {"feature_size": 40, "chunk_length": 2}]
 

@@ -13,10 +13,10 @@ from tiny_speech import Prepared, write_clips, write_csv
 from transformers import GenerationConfig
 
 from profiles.schema import ModelSettings
+from speech.data.speech_dataset import read_speech
+from speech.whisper.model import WhisperModelWrapper
+from speech.whisper.suppression import unsuppress
 from training.tasks.data_files.plain_text import plain_text
-from training.tasks.speech.speech_dataset import read_speech
-from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.whisper.suppression import unsuppress
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
+from speech.whisper.model import unwrap
 from training.hardware.device import Precision
 from training.tasks.frozen_base import with_frozen_base
 from training.tasks.pretrained import add_lora, recompute_activations
-from training.tasks.whisper.model import unwrap
 
 CPU = torch.device("cpu")
 BF16, FP32 = Precision(torch.bfloat16, CPU), Precision(None, CPU)

@@ -12,8 +12,8 @@ import soundfile
 from tiny_speech import RATE, Prepared, tone, write_clips
 
 from profiles.errors import BadInput
-from training.tasks.speech import hub_speech
-from training.tasks.speech.speech_dataset import read_speech
+from speech.data import hub_speech
+from speech.data.speech_dataset import read_speech
 from training.tasks.text import texts
 
 

@@ -11,7 +11,7 @@ from tiny_speech import ProfileMaker, write_clips, write_csv
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from profiles.errors import BadInput
-from training.tasks.speech.language_codes import NAMES, code_of, language_code
+from speech.data.language_codes import NAMES, code_of, language_code
 from training.workers.data_findings import check_data
 
 

@@ -12,6 +12,11 @@ import torch
 from tiny_speech import Prepared, ProfileMaker, tiny_whisper, write_clips, write_csv
 
 from profiles.errors import BadInput
+from speech.scoring.error_analysis import by_language
+from speech.scoring.word_errors import count_errors, normalizer_for
+from speech.whisper import samples
+from speech.whisper.model import WhisperModelWrapper
+from speech.whisper.task import WhisperTask
 from tests.training.group import OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
 from training.loop.trainer import Trainer
@@ -19,11 +24,6 @@ from training.records.plan import RunPlan
 from training.run.local_plan import plan_local_run
 from training.run.orders import Control
 from training.tasks.outputs.predictions import read_predictions
-from training.tasks.scoring.error_analysis import by_language
-from training.tasks.scoring.word_errors import count_errors, normalizer_for
-from training.tasks.whisper import samples
-from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.whisper.task import WhisperTask
 
 CODES = ("de", "French", "", "en", "de", "en")
 

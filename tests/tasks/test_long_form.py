@@ -10,9 +10,9 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.tasks.speech.audio import SoundStream, decode
-from training.tasks.speech.sound_file import AudioError
-from training.tasks.whisper.decoding import compression_ratio, split_at_timestamps
+from speech.data.audio import SoundStream, decode
+from speech.data.sound_file import AudioError
+from speech.whisper.decoding import compression_ratio, split_at_timestamps
 
 FIRST = 1000
 """Token of the time 0; each further one is 20 ms later."""

@@ -13,11 +13,11 @@ from tiny_speech import ProfileMaker
 from transformers import GPT2Config
 
 from profiles.errors import BadInput
+from speech.whisper.languages import language_code
+from speech.whisper.model import WhisperModelWrapper
+from speech.whisper.task import WhisperTask
 from training.tasks import pretrained as hub
 from training.tasks.registry import task_from_profile
-from training.tasks.whisper.languages import language_code
-from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.whisper.task import WhisperTask
 
 
 def wrapper_of(make_profile: ProfileMaker, folder: Path | str) -> WhisperModelWrapper:

@@ -11,11 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, WhisperConfig, WhisperForConditionalGeneration, masking_utils
 
+from speech.whisper import task
+from speech.whisper.task import WhisperTask
 from training.tasks.text import causal_lm
 from training.tasks.text.causal_lm import CausalLMTask
 from training.tasks.text.packing import unpacked
-from training.tasks.whisper import task
-from training.tasks.whisper.task import WhisperTask
 
 ROWS = torch.arange(10).view(2, 5)
 

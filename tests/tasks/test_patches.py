@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.tasks.speech.patches import KINDS, apply_patches, read_patches
-from training.tasks.speech.speech_clips import Clip, FileSource
-from training.tasks.speech.speech_dataset import clips_of_split, read_speech, read_tables, read_with_validation
+from speech.data.patches import KINDS, apply_patches, read_patches
+from speech.data.speech_clips import Clip, FileSource
+from speech.data.speech_dataset import clips_of_split, read_speech, read_tables, read_with_validation
 
 IDS = tuple(f"clip{number}" for number in range(8))
 

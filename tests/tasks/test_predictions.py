@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
+from speech.scoring.error_analysis import Confusion, by_length, by_noise, by_speaker, confusions, worst_clips
 from training.tasks.outputs.predictions import Prediction, read_predictions, write_predictions
-from training.tasks.scoring.error_analysis import Confusion, by_length, by_noise, by_speaker, confusions, worst_clips
 
 
 def made(name: str, said: str, heard: str, edits: int, **more: object) -> Prediction:

@@ -12,14 +12,14 @@ import torch
 from tiny_speech import Prepared
 
 from profiles.optimisation import EvaluationSettings
+from speech.data.audio import MP3_RATE, as_mp3, decode
+from speech.whisper.task import WhisperTask
 from training.data.batches import Samples
 from training.exchange.base import SoloExchange
 from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator
 from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME, Showcase, read_showcase
-from training.tasks.speech.audio import MP3_RATE, as_mp3, decode
-from training.tasks.whisper.task import WhisperTask
 
 
 def kept(task: WhisperTask, run_dir: Path, settings: EvaluationSettings) -> Showcase:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from profiles.errors import BadInput
+from speech.scoring.error_analysis import wer_difference
 from training.tasks.outputs.predictions import Prediction
-from training.tasks.scoring.error_analysis import wer_difference
 
 
 def evaluation(edits: list[int], speakers: int = 0, words: int = 4) -> list[Prediction]:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from training.tasks.speech.audio import RATE, contains_speech
-from training.tasks.speech.patches import TextBounds, find_recordings
-from training.tasks.speech.sound_file import Samples
-from training.tasks.whisper.cleaning.pseudo_label import LabellingJob, label
-from training.tasks.whisper.decoding import is_silence
-from training.tasks.whisper.transcription import TranscriptionOptions, transcribe
+from speech.data.audio import RATE, contains_speech
+from speech.data.patches import TextBounds, find_recordings
+from speech.data.sound_file import Samples
+from speech.whisper.cleaning.pseudo_label import LabellingJob, label
+from speech.whisper.decoding import is_silence
+from speech.whisper.transcription import TranscriptionOptions, transcribe
 
 SPOKEN = sorted((Path(__file__).parents[2] / "examples/spoken_commands").glob("audio/test/*/*"))[:1]
 SOUNDS: dict[str, Callable[[int], Samples]] = {

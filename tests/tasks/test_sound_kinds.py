@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sound_kinds import KINDS, RATE, film, voice, write
 
-from training.tasks.speech.audio import SoundStream, decode, duration_of, stream
-from training.tasks.speech.sound_file import AudioError
+from speech.data.audio import SoundStream, decode, duration_of, stream
+from speech.data.sound_file import AudioError
 
 SECONDS = 3.0
 _SAME_SAMPLES = ("wav", "s24.wav", "float.wav", "w64", "aiff", "caf", "au", "flac", "alac.m4a")

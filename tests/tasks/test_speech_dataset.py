@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.speech.speech_clips import Clip, FileSource, hold_out
-from training.tasks.speech.speech_dataset import read_speech, read_with_validation, split_to_evaluate
+from speech.data.speech_clips import Clip, FileSource, hold_out
+from speech.data.speech_dataset import read_speech, read_with_validation, split_to_evaluate
 
 
 def clip(name: str) -> Clip:

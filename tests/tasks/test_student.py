@@ -12,8 +12,8 @@ from transformers import WhisperForConditionalGeneration
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
 from profiles.schema import ModelSettings
-from training.tasks.whisper.checkpoint import kept_alignment_heads, spaced_layers
-from training.tasks.whisper.model import WhisperModelWrapper
+from speech.whisper.checkpoint import kept_alignment_heads, spaced_layers
+from speech.whisper.model import WhisperModelWrapper
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
+from speech.data.path_resolution import resolve_path
+from speech.data.speech_clips import likely_text_column
+from speech.data.speech_dataset import read_speech
 from training.tasks.data_files.tables import read_table
-from training.tasks.speech.path_resolution import resolve_path
-from training.tasks.speech.speech_clips import likely_text_column
-from training.tasks.speech.speech_dataset import read_speech
 
 
 def table_of(folder: Path, data: str | bytes, name: str = "train.csv") -> Path:

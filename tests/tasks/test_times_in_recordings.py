@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sound_kinds import RATE, film, voice, write
 
-from training.tasks.speech.audio import decode, duration_of, stream
+from speech.data.audio import decode, duration_of, stream
 
 SECONDS = 6.0
 PAUSE = (2.0, 4.0)

@@ -16,12 +16,12 @@ from tiny_speech import RATE, WORDS, tone
 
 from app.cli.main import main
 from profiles.errors import BadInput
+from speech.data.sound_file import Samples
+from speech.data.speech_clips import hold_out
+from speech.data.speech_dataset import read_speech
+from speech.whisper.evaluation import evaluate_model
+from speech.whisper.transcription import TranscriptionOptions, next_cut, piece_count, transcribe
 from training.hardware.device import select_device
-from training.tasks.speech.sound_file import Samples
-from training.tasks.speech.speech_clips import hold_out
-from training.tasks.speech.speech_dataset import read_speech
-from training.tasks.whisper.evaluation import evaluate_model
-from training.tasks.whisper.transcription import TranscriptionOptions, next_cut, piece_count, transcribe
 
 
 def test_files_come_out_in_their_order(trained_whisper: Path) -> None:

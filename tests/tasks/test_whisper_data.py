@@ -10,7 +10,7 @@ import torch
 from tiny_speech import RATE, Prepared, ProfileMaker, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.whisper.task import SpeechData, WhisperTask
+from speech.whisper.task import SpeechData, WhisperTask
 
 
 def test_a_measurement_computes_the_features_of_few_clips_and_knows_how_many_there_are(

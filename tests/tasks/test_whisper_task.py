@@ -17,10 +17,10 @@ from transformers import AutoProcessor, WhisperConfig, WhisperForConditionalGene
 
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
+from speech.whisper.decoding import generation_bound
+from speech.whisper.model import unwrap
+from speech.whisper.task import WhisperTask
 from training.tasks.pretrained import add_lora, merged_copy
-from training.tasks.whisper.decoding import generation_bound
-from training.tasks.whisper.model import unwrap
-from training.tasks.whisper.task import WhisperTask
 
 
 def batch_of(task: WhisperTask, count: int = 4) -> dict[str, object]:

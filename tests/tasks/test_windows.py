@@ -19,11 +19,11 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
+from speech.whisper.encoder import encode_window
+from speech.whisper.features import Windows
+from speech.whisper.task import WhisperTask
 from training.data.batches import BatchSource, Samples
 from training.data.sample_order import Cursor, SampleSchedule
-from training.tasks.whisper.encoder import encode_window
-from training.tasks.whisper.features import Windows
-from training.tasks.whisper.task import WhisperTask
 
 
 @pytest.fixture

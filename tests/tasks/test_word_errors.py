@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.recordings.checks import find_duplicates
-from training.recordings.recording import MissingSource, Recording
-from training.recordings.segments.matching import word_keys
-from training.recordings.segments.transcript import parse_text
-from training.tasks.scoring.spelling import american_spellings
-from training.tasks.scoring.text_normalisation import WITHOUT_SPACES, characters, fold, normalise
-from training.tasks.scoring.word_errors import ErrorRates, count_errors, normalizer_for
+from speech.recordings.checks import find_duplicates
+from speech.recordings.recording import MissingSource, Recording
+from speech.recordings.segments.matching import word_keys
+from speech.recordings.segments.transcript import parse_text
+from speech.scoring.spelling import american_spellings
+from speech.scoring.text_normalisation import WITHOUT_SPACES, characters, fold, normalise
+from speech.scoring.word_errors import ErrorRates, count_errors, normalizer_for
 
 
 def counts(language: str, reference: str, hypothesis: str) -> tuple[int, int]:

@@ -23,9 +23,9 @@ from transformers.models.whisper.tokenization_whisper import WhisperTokenizer
 
 from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
+from speech.whisper.task import WhisperTask
 from training.tasks.base import Batch, Task
 from training.tasks.custom import CustomJob, CustomTask
-from training.tasks.whisper.task import WhisperTask
 
 RATE = 16000
 WINDOW = 1.0

@@ -10,6 +10,7 @@ import torch
 
 from profiles.errors import ExitCode
 from profiles.files.resolve import profile_from_options
+from speech.whisper.distillation import DistillationTask
 from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
 from tests.training.group import Member, OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
@@ -18,7 +19,6 @@ from training.records.events import StepEvent
 from training.records.plan import RunPlan
 from training.run.local_plan import plan_local_run
 from training.run.orders import Command, Control
-from training.tasks.whisper.distillation import DistillationTask
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,90 @@
+"""Resolve file names in table cells to files on disk, tolerating different spellings and folders."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+from speech.data.sound_containers import SOUND_ENDINGS
+
+_INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "sounds", "files")
+"""Folders beside a table that may hold its recordings, if the table has only their names."""
+_MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
+_DRIVE = re.compile(r"[A-Za-z]:[/\\]")
+
+
+def resolve_path(folder: Path, cell: str) -> Path:
+    """Return the file that a cell names, relative to ``folder``, in the spelling on disk.
+
+    A missing file is searched by the trailing components of its path (for tables from another computer), in usual
+    subfolders (``clips/``, ``wavs/``, ...), with audio extensions if the cell has none, and regardless of case and
+    Unicode normalisation (file names from a Mac may be decomposed). If nothing is found, the path is as written.
+    """
+    if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
+        cell = cell.replace("\\", "/")
+    path = path_as_written(cell)
+    if os.path.exists(folder / path):
+        return folder / path
+    for path_end in (spelled for end in _path_suffixes(cell) for spelled in _with_extensions(end)):
+        for inner in (folder, *(folder / name for name in _INNER)):
+            if (stored := _find_on_disk(inner, path_end)) is not None:
+                return stored
+    return folder / path
+
+
+def path_as_written(cell: str) -> Path:
+    """Return the path as written in a cell, with ``~`` expanded."""
+    try:
+        return Path(cell).expanduser()
+    except RuntimeError:  # unknown user
+        return Path(cell)
+
+
+def _path_suffixes(cell: str) -> list[Path]:
+    """Return candidate relative paths, longest first: the trailing components of an absolute path."""
+    path = path_as_written(cell)
+    components = path.parts
+    if ".." in components:
+        return []
+    if not _DRIVE.match(cell) and not path.is_absolute():
+        return [path]
+    return [Path(*components[start:]) for start in range(max(1, len(components) - _MAX_DEPTH), len(components))]
+
+
+def _with_extensions(path: Path) -> list[Path]:
+    has_extension = path.suffix.lower() in SOUND_ENDINGS or not path.name
+    return [path] if has_extension else [path, *(path.with_name(path.name + ending) for ending in SOUND_ENDINGS)]
+
+
+def _find_on_disk(folder: Path, path: Path) -> Path | None:
+    """Return ``path`` below ``folder`` in the spelling on disk; ``None`` if it does not exist."""
+    for component in path.parts:
+        try:
+            is_there = os.path.lexists(folder / component)
+            name = component if is_there else _names(folder, os.stat(folder).st_mtime_ns).get(_key(component))
+        except (OSError, ValueError):
+            return None
+        if name is None:
+            return None
+        folder /= name
+    return folder if os.path.isfile(folder) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _names(folder: Path, changed: int) -> dict[str, str]:
+    """Return the names in a folder by :func:`_key`, without ambiguous ones."""
+    names: dict[str, str] = {}
+    doubled = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            key = _key(entry.name)
+            if names.setdefault(key, entry.name) != entry.name:
+                doubled.add(key)
+    return {key: name for key, name in names.items() if key not in doubled}
+
+
+def _key(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()

@@ -1,0 +1,224 @@
+"""Clips of speech data sets, and the recognised names of columns and splits."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from profiles.errors import BadInput, counted
+from profiles.installation import program
+from speech.data.sound_containers import SOUND_ENDINGS
+from training.tasks.data_files.plain_text import find_markup
+from training.tasks.data_files.splits import SPEAKER_COLUMNS, held_out_count, id_hash
+from training.tasks.data_files.tables import Table
+
+logger = logging.getLogger("muster.data")
+
+FILE_COLUMNS = ("audio_path", "file_name", "audio_filepath", "path", "file", "filename", "audio", "wav",
+                "audio_file", "audio_filename", "file_path", "wav_filename", "wav_path")  # fmt: skip
+"""Recognised names of the column with the recordings' files."""
+TEXT_COLUMNS = (
+    *("text", "text_verbatim", "text_perfect", "transcription", "sentence"),
+    *("transcript", "raw_text", "raw_transcription", "normalized_text", "utterance"),
+)
+LANGUAGE_COLUMNS = ("language", "lang", "locale", "source_lang")
+NOISE_COLUMNS = ("snr", "noise")
+"""Speech-to-noise ratio in dB, or the kind of noise."""
+SILENCE = "silence"
+"""Column in which ``yes`` marks a clip without speech, whose text is empty on purpose."""
+OFFSET_COLUMNS = ("offset", "start", "start_time", "begin")
+"""Recognised names of the column with a recording's start in its file."""
+END_COLUMNS = ("end", "end_time", "stop")
+_FURTHER_COLUMNS = ("id", "utt_id", "duration", *OFFSET_COLUMNS, *END_COLUMNS, "split", "kept", SILENCE)
+COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *NOISE_COLUMNS, *_FURTHER_COLUMNS)
+"""All recognised names."""
+_MIN_LETTERED = 8
+"""Minimum number of rows in ten with letters, for a column to be guessed as transcripts."""
+LEAKAGE_REMARK = "in the training data too: the WER promises too much"
+REPAIR_HINT = "repair or remove them, write other formats as WAV (ffmpeg -i OLD NEW.wav), or raise max_broken_share"
+
+
+class AudioSource(Protocol):
+    """Source of the bytes of one recording."""
+
+    def stamp(self) -> str:
+        """Return a cheap fingerprint that changes with the content (size and mtime of a file)."""
+        ...
+
+    def read(self) -> bytes:
+        """Return the bytes of the audio file.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A recording in a file."""
+
+    path: Path
+    absolute: bool = False
+    """Whether its table gives an absolute path, which is invalid on other machines."""
+
+    def stamp(self) -> str:
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            return f"{self.path} {error.strerror}"
+        return f"{self.path} {status.st_size} {status.st_mtime_ns} {status.st_mode}"
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One recording and its transcript."""
+
+    id: str
+    audio: AudioSource
+    text: str
+    location: str
+    """Origin for messages: table and line, or the row of a hub data set."""
+    language: str = ""
+    duration: float | None = None
+    """Duration in seconds according to the table; ``None`` if not given."""
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Further columns of its table: speaker, noise, or any others."""
+    left_out: str = ""
+    """File and line of the patch that leaves it out; empty if none does."""
+
+
+SpeechSplits = dict[str, list[Clip]]
+
+
+def hold_out(splits: SpeechSplits) -> SpeechSplits:
+    """Return ``splits`` with a validation split: if missing, 10 % of the training clips, by the hash of their id.
+
+    Raises:
+        BadInput: there is no training split, or it is too small to divide.
+    """
+    train = splits.get("train")
+    if not train:
+        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
+    if "validation" in splits:
+        return splits
+    if len(train) < 2:
+        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
+    ranked = sorted(train, key=lambda clip: id_hash(clip.id))
+    held = {clip.id for clip in ranked[: held_out_count(len(train))]}
+    logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
+    remaining = [clip for clip in train if clip.id not in held]
+    return {**splits, "train": remaining, "validation": [clip for clip in train if clip.id in held]}
+
+
+def find_text_column(table: Table, text_column: str, option: str = "text_column") -> str:
+    """Return the column with the transcripts: ``text_column``, the first recognised name, or a column of sentences.
+
+    Warns if the choice is ambiguous.
+
+    Raises:
+        BadInput: there is none.
+    """
+    column = table.column((text_column,), "transcripts", option) if text_column else _guess_column(table, option)
+    markup = [found_markup for row in table.rows if (found_markup := find_markup(row.cells.get(column, "")))]
+    if markup:
+        done = "entities are read as their characters, tokens of models are left out"
+        warn_once(f"{table.path}: {counted(len(markup), 'transcript')} with {markup[0][0]} or the like: {done}")
+    return column
+
+
+def _guess_column(table: Table, option: str) -> str:
+    usual = [name for name in TEXT_COLUMNS if name in table.columns]
+    column = usual[0] if usual else likely_text_column(table)
+    variants = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
+    others = [
+        name
+        for name in (*usual[1:], *variants)
+        if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)
+    ]
+    if others or (column and not usual):
+        alternatives = (
+            f"; {' and '.join(map(repr, others))} {'is' if len(others) == 1 else 'are'} there too" if others else ""
+        )
+        warn_once(f"{table.path}: column {column!r} is taken for the transcripts{alternatives}; {option} names another")
+    return column or table.column(TEXT_COLUMNS, "transcripts", option)
+
+
+def likely_text_column(table: Table) -> str:
+    """Guess the column with the transcripts by its contents; empty if there is none, or no clear choice.
+
+    Most of its rows have letters, and none is a path or URL. Among several, it is the one with the longest sentences.
+    """
+    cells = {name: [row.text(name) for row in table.rows if name not in row.not_text] for name in table.columns}
+    texts = {name: column for name, column in cells.items() if name not in COLUMNS and _are_texts(column)}
+    sentences = {name: sum(map(len, column)) for name, column in texts.items() if _have_spaces(column)}
+    return max(sentences, key=sentences.__getitem__) if sentences else next(iter(texts)) if len(texts) == 1 else ""
+
+
+def _are_texts(cells: Sequence[str]) -> bool:
+    lettered = sum(any(map(str.isalpha, cell)) for cell in cells)
+    return lettered * 10 >= max(1, len(cells)) * _MIN_LETTERED and not any(map(_leads_to_file, cells))
+
+
+def _leads_to_file(cell: str) -> bool:
+    return "://" in cell or cell.lower().endswith(SOUND_ENDINGS)
+
+
+def _have_spaces(cells: Sequence[str]) -> bool:
+    return sum(" " in cell for cell in cells) * 2 >= len(cells)
+
+
+@functools.cache
+def warn_once(remark: str) -> None:
+    """Log a remark only the first time, as a command may read the tables several times."""
+    logger.warning("%s", remark)
+
+
+def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the first non-empty cell of these columns."""
+    return next((cells[name] for name in names if cells.get(name)), "")
+
+
+def says_silence(columns: Mapping[str, str]) -> bool:
+    """Whether a clip's columns mark it as having no speech."""
+    return columns.get(SILENCE, "").lower() in ("yes", "true", "1")
+
+
+LONG_WINDOW_PROFILE = "whisper-scratch"
+"""Profile of a model with a 30 s window that needs no network."""
+PUBLISHED_WINDOW = 30.0
+"""Window of published Whisper models, in seconds."""
+
+
+def long_clip_error(clips: Sequence[Clip], problem: str, window: float, dataset: str, language: str) -> BadInput:
+    """Return the error for clips, in the order of their table, that have ``problem``.
+
+    Args:
+        window: the model's window in seconds.
+        dataset, language: from the settings, for the suggested command.
+    """
+    names = list_clips(clips)
+    hint = "divide them (segment), set long_audio = cut or skip"
+    if "window" in problem and window < PUBLISHED_WINDOW:
+        options = ["--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
+        command = program("distributed-train", LONG_WINDOW_PROFILE, *options)
+        hint += f", or take a model that hears more ({PUBLISHED_WINDOW:g} s): {command}"
+    return BadInput(f"{counted(len(clips), 'clip')} {problem}: {names}", hint)
+
+
+def list_clips(clips: Sequence[Clip]) -> str:
+    """Return ids and locations of the first three clips."""
+    return ", ".join(f"{clip.id} ({clip.location})" for clip in clips[:3]) + (", ..." if len(clips) > 3 else "")
+
+
+def too_long_for(window: float) -> str:
+    """Return the description of clips longer than the model's window."""
+    return f"longer than the model's window of {window:g} s"
