@@ -79,12 +79,13 @@ class Log:
         speeds = self.find(kind="speeds", quota=cell.quota, size=cell.size, mbit=cell.mbit)
         links = self.find(kind="links", quota=cell.quota, mbit=cell.mbit)
         assert speeds is not None and links is not None
-        seats = [SpeedFigures.model_validate(one) for one in speeds["measured"]]
+        measured = [SpeedFigures.model_validate(one) for one in speeds["measured"]]
         if cell.size in EMULATED:
-            machines = [one.machine.model_copy(update={"device": "mps"}) for one in seats]
-            seats = [s.model_copy(update={"machine": m}) for s, m in zip(seats, machines, strict=True)]
+            measured = [
+                one.model_copy(update={"machine": one.machine.model_copy(update={"device": "mps"})}) for one in measured
+            ]
         pairs = [PairFigures.model_validate(one) for one in links["measured"]]
-        whole = MeasurementResult(list(NAMES), pairs, seats, local_name=NAMES[0]).figures
+        whole = MeasurementResult(list(NAMES), pairs, measured, local_name=NAMES[0]).figures
         return whole.model_copy(update={"cluster": whole.cluster.subset(cell.names)})
 
     def job(self, cell: Cell) -> Job:

@@ -56,7 +56,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run that is ready to start."""
 
     plan: RunPlan
@@ -68,7 +68,7 @@ class Planned:
 
 def plan_machines(
     machines: Sequence[Ready], profile: Profile, options: PlanOptions, tell: Tell = lambda line: None
-) -> Planned:
+) -> PlannedRun:
     """Return the plan of a run: chosen by the planner where the strategy is ``auto`` and there is a choice.
 
     Raises:
@@ -78,7 +78,7 @@ def plan_machines(
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
     if profile.strategy.strategy != "auto" or len(member_names(machines)) == 1:
-        return Planned(plan_run(profile, machines))
+        return PlannedRun(plan_run(profile, machines))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
 
@@ -209,7 +209,7 @@ def best_paths(
     return interface, "" if address == default_address or not link.host else address
 
 
-def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Ready]) -> Planned:
+def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Ready]) -> PlannedRun:
     """Return the run that a plan describes.
 
     Raises:
@@ -235,7 +235,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     members = tuple(_as_chosen(member, chosen[member.name], links[member.machine]) for member in plan.members)
     requested = planning.settings.coordinator
     coordinator = requested if requested in links else starter_of(links.values())
-    return Planned(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)
+    return PlannedRun(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)
 
 
 def _as_chosen(member: MemberPlan, chosen: MemberPlan, link: MachineLink) -> MemberPlan:
@@ -270,7 +270,7 @@ class DistributedLauncher:
         self._phases = PhaseTimer(self._timings.append, whole_process)
         self._standby: BackgroundProcess | None = None
 
-    def plan(self) -> Planned:
+    def plan(self) -> PlannedRun:
         """Prepare all machines and return the plan of a run on them; their connections are closed again.
 
         Raises:
@@ -306,7 +306,7 @@ class DistributedLauncher:
 
     def start(
         self,
-        planned: Planned,
+        planned: PlannedRun,
         command: Sequence[str],
         fill: Callable[[Path], object] = lambda folder: None,
         output: Path | None = None,
@@ -330,7 +330,7 @@ class DistributedLauncher:
         supervisor.start(path)
         return path
 
-    def _folder(self, planned: Planned, command: Sequence[str], output: Path) -> Path:
+    def _folder(self, planned: PlannedRun, command: Sequence[str], output: Path) -> Path:
         reason = why_in_words(planned.planning) if planned.planning else ""
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
         remember(output)

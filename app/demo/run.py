@@ -43,7 +43,7 @@ from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME
 
 if TYPE_CHECKING:
-    from distributed.launcher import Planned
+    from distributed.launcher import PlannedRun
 
 _POLL = 0.05
 _DURATIONS = ("compute", "wait", "transfer", "seconds")
@@ -234,7 +234,7 @@ def _utc_text(moment: float) -> str:
 
 
 def start_demo_run(
-    output_dir: Path, planned: Planned, command: Sequence[str], seed: int = 0, speed: float = 1.0
+    output_dir: Path, planned: PlannedRun, command: Sequence[str], seed: int = 0, speed: float = 1.0
 ) -> Path:
     """Start the recorded run with this plan and return its folder; it outlives this process and its terminal.
 
@@ -253,7 +253,7 @@ def pace_of(seed: int) -> float:
     return random.Random(seed).uniform(0.95, 1.05) if seed else 1.0
 
 
-def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFolder:
+def create(output_dir: Path, planned: PlannedRun, command: Sequence[str]) -> RunFolder:
     """Create and hold the folder of a run of the tour.
 
     Raises:

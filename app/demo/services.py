@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
 from app.wizard.services.services import Services
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import Assessment, Home, ItemStatus, Plan, Tell
+from app.wizard.state.records import Assessment, Home, ItemStatus, PlanPreview, Tell
 from app.wizard.state.state import Answers, PlanRequest
 from profiles.errors import BadInput
 from profiles.installation import PROGRAM, RUNS_FOLDER, WIZARD
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
-    from distributed.launcher import Planned
+    from distributed.launcher import PlannedRun
 
 DEMO_START = 1_767_258_000.0
 """2026-01-01 09:00 UTC: start time of a finished demo run."""
@@ -67,7 +67,7 @@ class DemoServices(Services):
         home = super().home()
         return replace(home, runs=tuple(run for run in home.runs if run.profile == PROFILE))
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest) -> PlanPreview:
         plan = super().plan(request)
         changes = tuple(change for change in plan.changes if change.what not in plan.files)
         demo_plan = replace(plan, changes=changes, files=(), command=command_of(self._number))
@@ -91,7 +91,7 @@ class DemoServices(Services):
         path = start_demo_run(self._output, planned, command, speed=self._clock.speed)
         return follow(path, planned.plan, see)
 
-    def planned(self, request: PlanRequest) -> Planned:
+    def planned(self, request: PlanRequest) -> PlannedRun:
         """Return the planned run that the Plan screen shows.
 
         Raises:
@@ -116,7 +116,7 @@ def command_of(number: int) -> str:
     return f"{WIZARD} --demo {number}"
 
 
-def recommended(machines: int) -> Planned:
+def recommended(machines: int) -> PlannedRun:
     """Return the run that the set-up recommends for a number of machines of the tour.
 
     Raises:

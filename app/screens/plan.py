@@ -19,7 +19,7 @@ from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
 from app.wizard.state.launch_records import LaunchRow
-from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, Plan
+from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, PlanPreview
 from app.wizard.state.state import Action, Step, WizardState
 from profiles.quantities import bytes_text
 from training.records.run_files import is_live
@@ -158,7 +158,7 @@ def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:
     return TableRow(change.key, (literal(change.machine if shows_machine else ""), description, size))
 
 
-def facts(plan: Plan, width: int) -> list[Content]:
+def facts(plan: PlanPreview, width: int) -> list[Content]:
     """Return the facts to know about a plan before it starts, in lines of ``width`` cells."""
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
@@ -179,7 +179,7 @@ def facts(plan: Plan, width: int) -> list[Content]:
     return lines
 
 
-def _time(plan: Plan) -> str:
+def _time(plan: PlanPreview) -> str:
     if plan.time:
         return " ".join(plan.time)
     return "not measured; r at Strategy measures it" if plan.command else ""

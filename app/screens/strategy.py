@@ -12,7 +12,7 @@ from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, muted
 from app.wizard.state import actions
-from app.wizard.state.records import RankedCandidate
+from app.wizard.state.records import CandidateRow
 from app.wizard.state.state import Step, WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import together_text
@@ -150,7 +150,7 @@ _BAR = 8
 
 
 def _row(
-    ranked: RankedCandidate, label: str, is_chosen: bool, is_recommended: bool, figures: Sequence[Content]
+    ranked: CandidateRow, label: str, is_chosen: bool, is_recommended: bool, figures: Sequence[Content]
 ) -> TableRow:
     look, choice, key = StatusMark.CHOSEN if is_chosen else StatusMark.NOT_CHOSEN, ranked.choice, str(ranked.index)
     members = f" {choice.members[0]}" if choice.alone else f" {counted(len(choice.members), 'machine')}"
@@ -166,7 +166,7 @@ def _row(
     return TableRow(key, (name, *figures))
 
 
-def _plain(ranked: RankedCandidate, longest: float) -> tuple[Content, ...]:
+def _plain(ranked: CandidateRow, longest: float) -> tuple[Content, ...]:
     """Return the time, drawn relative to the longest one, and the effect on the loss."""
     if not ranked.seconds:
         return (muted(_unknown(ranked)), Content("-"))
@@ -178,7 +178,7 @@ def _plain(ranked: RankedCandidate, longest: float) -> tuple[Content, ...]:
     return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "no higher"))
 
 
-def _figures(ranked: RankedCandidate) -> tuple[Content, ...]:
+def _figures(ranked: CandidateRow) -> tuple[Content, ...]:
     candidate = ranked.candidate
     if not candidate.predicted or not candidate.step:
         return (muted(_unknown(ranked)), *[Content("-")] * (len(_DETAILS) - 2))
@@ -193,11 +193,11 @@ def _figures(ranked: RankedCandidate) -> tuple[Content, ...]:
     )
 
 
-def _unknown(ranked: RankedCandidate) -> str:
+def _unknown(ranked: CandidateRow) -> str:
     return "not measured" if ranked.candidate.predicted else "not predicted"
 
 
-def _about(ranked: RankedCandidate, detailed: bool) -> list[Content]:
+def _about(ranked: CandidateRow, detailed: bool) -> list[Content]:
     candidate, choice = ranked.candidate, ranked.choice
     members = f"{together_text(choice.members)}{', not encrypted' if choice.engine == 'nccl' else ''}"
     lines = [literal(", ".join(filter(None, (members, rhythm_text(ranked)))))]
@@ -214,7 +214,7 @@ def _about(ranked: RankedCandidate, detailed: bool) -> list[Content]:
     return [*lines, *([literal(ranked.problem, "$text-error")] if ranked.problem else [])]
 
 
-def _in_numbers(ranked: RankedCandidate) -> str:
+def _in_numbers(ranked: CandidateRow) -> str:
     candidate = ranked.candidate
     steps = f"{counted(candidate.steps, 'step')} of {counted(candidate.global_batch, 'sample')}"
     if ranked.choice.alone:

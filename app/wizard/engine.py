@@ -20,7 +20,7 @@ from app.wizard.services.services import Services
 from app.wizard.state.actions import install_key, rerun
 from app.wizard.state.dependencies import apply, begin, inputs, tasks_to_start
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
-from app.wizard.state.records import SENT, Access, ItemStatus, RankedCandidate
+from app.wizard.state.records import SENT, Access, CandidateRow, ItemStatus
 from app.wizard.state.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
 
@@ -183,8 +183,8 @@ class Wizard:
         def tell(line: str) -> None:
             self._change(log_line(task, line))
 
-        def moved() -> RankedCandidate:
-            candidate, steps = cast("tuple[RankedCandidate, int]", task.inputs)
+        def moved() -> CandidateRow:
+            candidate, steps = cast("tuple[CandidateRow, int]", task.inputs)
             return services.with_interval(request.planning, candidate.index, steps)
 
         calls: Mapping[TaskKind, Callable[[], Any]] = {

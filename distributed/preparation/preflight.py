@@ -278,11 +278,12 @@ def _compare(machines: Sequence[Readiness]) -> None:
     host_key_counts = Counter(fingerprint for fingerprint, *_ in name_by_identity)
     for machine, facts in ready_machines:
         machine.facts = replace(facts, cloned=host_key_counts[facts.fingerprint] > 1)
-    versions = [facts.torch.partition("+")[0] for _, facts in ready_machines]
-    common_version = max(versions, key=versions.count, default="")
-    for (machine, _), version in zip(ready_machines, versions):
+    versions = {machine.link.name: facts.torch.partition("+")[0] for machine, facts in ready_machines}
+    common_version = max(versions.values(), key=[*versions.values()].count, default="")
+    for machine, _ in ready_machines:
+        version = versions[machine.link.name]
         if version != common_version and machine.problem is None:
-            others = ", ".join(m.link.name for (m, _), v in zip(ready_machines, versions) if v == common_version)
+            others = ", ".join(name for name, other in versions.items() if other == common_version)
             problem = f"has torch {version}, but {others} {'have' if ',' in others else 'has'} {common_version}"
             hint = f"install the same there: {machine.link.python} -m pip install torch=={common_version}"
             machine.problem = SshError(machine.link.name, problem, hint)

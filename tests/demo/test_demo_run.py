@@ -20,7 +20,7 @@ from app.demo.course import LOG, recorded_training
 from app.demo.run import Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_view.run_state import reduce_events
-from distributed.launcher import Planned
+from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Figures
 from distributed.planning.feedback import FIGURES
 from distributed.run.requests import leave_request
@@ -46,11 +46,11 @@ FAST = 150.0
 
 
 @pytest.fixture(scope="module")
-def three() -> Planned:
+def three() -> PlannedRun:
     return recommended(3)
 
 
-def player(output: Path, planned: Planned, speed: float = FAST) -> tuple[RunFolder, Player]:
+def player(output: Path, planned: PlannedRun, speed: float = FAST) -> tuple[RunFolder, Player]:
     run = RunFolder.create(output, planned.plan, ["demo"])
     return run, Player(run, recorded(planned.plan), time.time(), speed)
 
@@ -116,7 +116,7 @@ ROUNDED = 0.001
 """Seconds: times and durations of the record have four digits."""
 
 
-def test_one_machine_is_lost_and_comes_back(three: Planned) -> None:
+def test_one_machine_is_lost_and_comes_back(three: PlannedRun) -> None:
     """The root cause is in that machine's log, and it comes back at a synchronisation."""
     assert three.planning is not None and three.planning.best is not None
     events = recorded(three.plan)
@@ -127,7 +127,7 @@ def test_one_machine_is_lost_and_comes_back(three: Planned) -> None:
     assert (back[0] - 1) % three.planning.best.choice.interval == 0
 
 
-def test_the_run_is_what_the_plan_promised(tmp_path: Path, three: Planned) -> None:
+def test_the_run_is_what_the_plan_promised(tmp_path: Path, three: PlannedRun) -> None:
     """Three machines are about 1.9 times as fast as the best of them alone, and every figure of the plan is met."""
     assert three.planning is not None and three.planning.best is not None
     best = three.planning.best
@@ -140,7 +140,7 @@ def test_the_run_is_what_the_plan_promised(tmp_path: Path, three: Planned) -> No
     assert max(e.step for e in events if isinstance(e, StepEvent)) == best.steps
 
 
-def test_the_plan_is_that_of_the_recorded_training(three: Planned) -> None:
+def test_the_plan_is_that_of_the_recorded_training(three: PlannedRun) -> None:
     assert three.planning is not None and three.planning.best is not None
     assert (three.planning.best.steps, three.plan.world_size) == (
         recorded_training().steps,
@@ -148,14 +148,14 @@ def test_the_plan_is_that_of_the_recorded_training(three: Planned) -> None:
     )
 
 
-def test_every_way_to_train_can_be_played(three: Planned) -> None:
+def test_every_way_to_train_can_be_played(three: PlannedRun) -> None:
     """A run of the exact way and of one machine alone takes as long as its own plan says."""
     alone = three.plan.model_copy(update={"members": three.plan.members[:1]})
     slower = [event.time for event in recorded(alone)][-1]
     assert slower > [event.time for event in recorded(three.plan)][-1]
 
 
-def test_no_two_machines_have_the_same_pid(three: Planned) -> None:
+def test_no_two_machines_have_the_same_pid(three: PlannedRun) -> None:
     said = [e.message for e in recorded(three.plan) if isinstance(e, MemberEvent) and e.status == "started"]
     assert len({*said}) == len(said) == 4
 
@@ -172,7 +172,7 @@ def test_too_many_machines(number: int) -> None:
         recommended(number)
 
 
-def test_played_run_ends_completed_at_its_pace(tmp_path: Path, three: Planned) -> None:
+def test_played_run_ends_completed_at_its_pace(tmp_path: Path, three: PlannedRun) -> None:
     begun = time.time()
     run, playing = player(tmp_path, three)
     script = recorded(three.plan)
@@ -183,7 +183,7 @@ def test_played_run_ends_completed_at_its_pace(tmp_path: Path, three: Planned) -
     assert (run.path / "completed").exists()
 
 
-def test_stop_is_obeyed_with_a_snapshot(tmp_path: Path, three: Planned) -> None:
+def test_stop_is_obeyed_with_a_snapshot(tmp_path: Path, three: PlannedRun) -> None:
     run, playing = player(tmp_path, three)
     with run:
         leave_request(run.path, "stop")

@@ -19,7 +19,7 @@ from app.run_view.run_state import RunState, reduce_events
 from app.screens.home import _run
 from app.wizard.services.forecasting import ranked
 from app.wizard.state.ways import about
-from distributed.launcher import Planned
+from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import planning_in
 from distributed.planning.reasons import why_in_words
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def three() -> Planned:
+def three() -> PlannedRun:
     return recommended(3)
 
 
 @pytest.fixture(scope="module")
-def planning(three: Planned) -> Planning:
+def planning(three: PlannedRun) -> Planning:
     assert three.planning is not None
     return three.planning
 
@@ -57,7 +57,7 @@ def said(planning: Planning) -> tuple[str, str]:
 
 
 def test_the_plan_says_the_same_before_it_starts(
-    three: Planned, planning: Planning, said: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    three: PlannedRun, planning: Planning, said: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = f"This run takes {said[0]}; demo-pc alone would take {said[1]}"
     assert why_in_words(planning) == sentence

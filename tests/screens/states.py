@@ -22,7 +22,7 @@ from app.wizard.state.records import (
     JobOption,
     MachineChange,
     MachineRow,
-    Plan,
+    PlanPreview,
     Presence,
     StrategyRanking,
 )
@@ -167,7 +167,7 @@ STRATEGY = StrategyRanking(
      "5 % of each step of 354 ms is spent waiting for the network"),
     ("2 machines with diloco reach the same loss 1.59 times as fast as the best of them alone",),
 )  # fmt: skip
-PLAN = Plan(
+PLAN = PlanPreview(
     (
         MachineChange("desk|run", "desk", "the run's folder in output/"),
         MachineChange("studio|code", "studio", "code of this version", "+", 1_400_000),

@@ -15,7 +15,7 @@ from app.screens.app import WizardApp, run_wizard
 from app.screens.plan import LaunchScreen
 from app.wizard.state import actions as do
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import ItemStatus, Plan
+from app.wizard.state.records import ItemStatus, PlanPreview
 from app.wizard.state.state import Action, StatePart, Step, TaskKind
 from profiles.files.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
@@ -85,7 +85,7 @@ def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:
     steering = at(Step.PLAN)
     made, forecast = steering.state.part(TaskKind.PLAN), replace(steering.state.strategy, progress=("as recorded",))
     steering.state = steering.state.putting(TaskKind.FORECAST, state_part=forecast).putting(
-        TaskKind.PLAN, state_part=StatePart(Plan(), status=ItemStatus.WORKING, inputs=made.inputs)
+        TaskKind.PLAN, state_part=StatePart(PlanPreview(), status=ItemStatus.WORKING, inputs=made.inputs)
     )
 
     async def drive(pilot: Pilot[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
+    CandidateRow,
     DataSummary,
     DiscoveredMachines,
     Fit,
@@ -20,9 +21,8 @@ from app.wizard.state.records import (
     JobOption,
     KnownProfile,
     MachineRow,
-    Plan,
+    PlanPreview,
     Presence,
-    RankedCandidate,
     StrategyRanking,
     Tell,
 )
@@ -98,20 +98,20 @@ def way(
     same_loss: float = 0.0,
     beside: tuple[str, float] = ("", 0.0),
     **more: Any,
-) -> RankedCandidate:
+) -> CandidateRow:
     """A way to train as the planner says it: ``name`` is strategy and codec."""
     strategy, _, codec = name.partition(" ")
     choice = Choice(strategy=strategy, codec=codec, engine="mesh", members=members, interval=interval)
     candidate = Candidate(choice=choice, **{"speed_up": 1.0, "useful_speed_up": 1.0, **more})
     seconds = candidate.steps * candidate.step
-    return RankedCandidate(
+    return CandidateRow(
         candidate, index, same_loss, interval, candidate.useful_speed_up,
         time=RunTime(seconds, *beside) if seconds else None, exact=strategy == "allreduce",
         periodic=strategy == "diloco", recommended=not index,
     )  # fmt: skip
 
 
-def moved(one: RankedCandidate, interval: int) -> RankedCandidate:
+def moved(one: CandidateRow, interval: int) -> CandidateRow:
     """The same with another H."""
     choice = one.choice.model_copy(update={"interval": interval})
     return replace(one, candidate=one.candidate.model_copy(update={"choice": choice}))
@@ -238,17 +238,17 @@ class FakeServices:
         ways = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
         return StrategyRanking(ways, ("because",), planning=ways)
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> RankedCandidate:
+    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
         self.note("interval")
         if steps == 13:
             raise BadInput("13 is an unlucky number", "take another")
         return moved(CANDIDATES[index], steps)
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest) -> PlanPreview:
         self.note("plan")
         name = request.answers.save_as or "demo-2"
         way = f"{request.chosen.choice.name} H={request.chosen.interval}" if request.chosen else "alone"
-        return Plan(way=way, profile=name, command=f"train {name}", files=(f"{name}.ini",))
+        return PlanPreview(way=way, profile=name, command=f"train {name}", files=(f"{name}.ini",))
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
         self.note("save")

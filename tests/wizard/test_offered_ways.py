@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.wizard.services.forecasting import ranked
-from app.wizard.state.records import RankedCandidate
+from app.wizard.state.records import CandidateRow
 from app.wizard.state.ways import about, advised, label_of, offered
 from distributed.planning.planner import plan
 from distributed.planning.reasons import why_in_words
@@ -22,7 +22,7 @@ ALONE = way("alone", "desk", index=3, step=0.3, steps=1200)
 WAYS = (FAST, OTHER, EXACT, ALONE)
 
 
-def speeding(one: RankedCandidate, interval: int, useful: float, **more: object) -> RankedCandidate:
+def speeding(one: CandidateRow, interval: int, useful: float, **more: object) -> CandidateRow:
     """The way at another interval, where it is so fast."""
     there = moved(one, interval)
     return replace(there, candidate=there.candidate.model_copy(update={"useful_speed_up": useful, **more}))

@@ -23,7 +23,7 @@ from app.wizard.state.records import (
     ItemStatus,
     JobForm,
     JobOption,
-    Plan,
+    PlanPreview,
     StrategyRanking,
 )
 from app.wizard.state.state import (
@@ -92,7 +92,7 @@ FOUND = {
     TaskKind.FITS: st.just(()),
     TaskKind.FORECAST: st.builds(StrategyRanking, ways=st.just(CANDIDATES) | st.just(()), assessment=ASSESSED),
     TaskKind.INTERVAL: st.builds(moved, st.just(CANDIDATES[0]), st.integers(1, 500)),
-    TaskKind.PLAN: st.builds(Plan, assessment=ASSESSED),
+    TaskKind.PLAN: st.builds(PlanPreview, assessment=ASSESSED),
     TaskKind.SAVE: st.just(("a.ini",)),
     TaskKind.LAUNCH: st.just("/runs/1"),
 }

@@ -46,14 +46,14 @@ def schedule_of(plan: RunPlan, task: Task) -> SampleSchedule | SplitSchedule:
     partitions = deal_samples(chosen, task.labels(chosen.labels), plan.world_size, order.seed)
     streams = [
         SampleSchedule(
-            len(partition),
+            len(partitions[member.rank]),
             stream_seed(order.seed, member.rank),
             accumulation,
             order.drop_last,
-            None if lengths is None else lengths[partition],
+            None if lengths is None else lengths[partitions[member.rank]],
             accumulation * member.batch_size,
         )
-        for partition, member in zip(partitions, plan.members, strict=True)
+        for member in plan.members
     ]
     return SplitSchedule(partitions, streams, lengths)
 

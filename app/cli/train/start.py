@@ -40,10 +40,10 @@ from training.run.run_controller import RunController
 from training.workers.data_findings import check_data, check_data_of, usable_for_data
 
 if TYPE_CHECKING:
-    from distributed.launcher import DistributedLauncher, Planned
+    from distributed.launcher import DistributedLauncher, PlannedRun
     from distributed.preparation.prepare import PrepareOptions
 
-Instead = Callable[["DistributedLauncher", "Planned", "TrainRequest"], ExitCode]
+Instead = Callable[["DistributedLauncher", "PlannedRun", "TrainRequest"], ExitCode]
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
 
 def _planned_on_hosts(
     request: TrainRequest, hosts_file: Path, prepare: PrepareOptions
-) -> tuple[DistributedLauncher, Planned]:
+) -> tuple[DistributedLauncher, PlannedRun]:
     from distributed.launcher import DistributedLauncher, PlanOptions
     from distributed.planning.documents.document import Planning
 
@@ -323,7 +323,7 @@ def _planned_on_hosts(
     return launcher, launcher.plan()
 
 
-def _tell_plan(planned: Planned) -> None:
+def _tell_plan(planned: PlannedRun) -> None:
     """Report the planner's choice and its reasons, unless the profile made the choice."""
     if planned.planning is not None:
         for line in summary_lines(planned.planning):

@@ -39,7 +39,7 @@ from training.run.run_controller import RunController
 from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
 
 if TYPE_CHECKING:
-    from distributed.launcher import DistributedLauncher, Planned
+    from distributed.launcher import DistributedLauncher, PlannedRun
     from distributed.planning.documents.document import Planning
 
 STEPS = 6
@@ -94,7 +94,7 @@ def rehearse(request: TrainRequest, start_run: StartRun = RunController) -> Exit
         return _tell(plan, ended, request)
 
 
-def not_for_real(launcher: DistributedLauncher, planned: Planned, request: TrainRequest) -> ExitCode:
+def not_for_real(launcher: DistributedLauncher, planned: PlannedRun, request: TrainRequest) -> ExitCode:
     """Run ``--try`` on the machines of a plan, where Ctrl-C ends it, or ``--plan-only``.
 
     Raises:

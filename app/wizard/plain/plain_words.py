@@ -8,7 +8,16 @@ from app.console import command_line
 from app.wizard.state.assessment import of_finding, of_pair, path_of, started_text, warnings_of
 from app.wizard.state.dependencies import MEASURES
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import Access, Assessment, Check, ItemStatus, JobOption, MachineRow, Plan, RankedCandidate
+from app.wizard.state.records import (
+    Access,
+    Assessment,
+    CandidateRow,
+    Check,
+    ItemStatus,
+    JobOption,
+    MachineRow,
+    PlanPreview,
+)
 from app.wizard.state.state import StatePart, WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import together_text
@@ -130,19 +139,19 @@ def strategy_lines(state: WizardState, in_full: bool = False) -> Iterator[str]:
     yield from _trouble(state.strategy, "  ")
 
 
-def _choices(state: WizardState, in_full: bool) -> list[tuple[str, RankedCandidate]]:
+def _choices(state: WizardState, in_full: bool) -> list[tuple[str, CandidateRow]]:
     if not in_full:
         return offered(state.ways, state.chosen)
     return [(f"{way.choice.name} over {way.choice.over}", way) for way in state.ways]
 
 
-def numbered_way(state: WizardState, number: int, in_full: bool) -> RankedCandidate | None:
+def numbered_way(state: WizardState, number: int, in_full: bool) -> CandidateRow | None:
     """Return the candidate plan with this number in :func:`strategy_lines`."""
     choices = _choices(state, in_full)
     return choices[number - 1][1] if 1 <= number <= len(choices) else None
 
 
-def plain_way_words(candidate: RankedCandidate) -> str:
+def plain_way_words(candidate: CandidateRow) -> str:
     """Return which machines train, for how long, and how often they synchronise."""
     if candidate.problem:
         return candidate.problem
@@ -150,7 +159,7 @@ def plain_way_words(candidate: RankedCandidate) -> str:
     return ", ".join(filter(None, (together_text(candidate.choice.members), takes, rhythm_text(candidate))))
 
 
-def way_words(candidate: RankedCandidate) -> str:
+def way_words(candidate: CandidateRow) -> str:
     predicted = candidate.candidate
     if candidate.problem:
         return candidate.problem
@@ -170,7 +179,7 @@ def way_words(candidate: RankedCandidate) -> str:
     return ", ".join([*phrases, *([f"H = {candidate.interval}"] if candidate.periodic else [])])
 
 
-def plan_lines(plan_part: StatePart[Plan]) -> Iterator[str]:
+def plan_lines(plan_part: StatePart[PlanPreview]) -> Iterator[str]:
     plan = plan_part.value
     yield f"  way: {plan.way}"
     for row in plan.changes:

@@ -7,10 +7,10 @@ from typing import cast
 
 from app.wizard.services.machines import hosts_of, trust_in
 from app.wizard.services.outside import OUTSIDE, Outside
-from app.wizard.state.records import FINE, Assessment, ItemStatus, RankedCandidate, StrategyRanking, Tell
+from app.wizard.state.records import FINE, Assessment, CandidateRow, ItemStatus, StrategyRanking, Tell
 from app.wizard.state.state import PlanRequest
 from distributed.launcher import (
-    Planned,
+    PlannedRun,
     PlanOptions,
     apply_planning,
     choose,
@@ -45,7 +45,7 @@ class Forecast:
     planning: Planning | None
     """``None``: a single machine that was not measured; there is nothing to choose."""
 
-    def with_interval(self, index: int, steps: int) -> RankedCandidate:
+    def with_interval(self, index: int, steps: int) -> CandidateRow:
         """Return a candidate plan with another sync interval; its overlap is reduced to stay below it.
 
         Raises:
@@ -63,7 +63,7 @@ class Forecast:
         cluster, job = self.measurements.figures.cluster, planning.job
         return Predictor(cluster, job, corrections(cluster, job), coordinators(cluster, self.machines))
 
-    def planning_of(self, row: RankedCandidate | None) -> Planning | None:
+    def planning_of(self, row: CandidateRow | None) -> Planning | None:
         """Return the plan document with a row's candidate plan as the chosen one."""
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
@@ -73,7 +73,7 @@ class Forecast:
         settings = with_best_paths(settings, self.measurements, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
-    def planned(self, planning: Planning | None, profile: Profile) -> Planned:
+    def planned(self, planning: Planning | None, profile: Profile) -> PlannedRun:
         """Return the run that would be planned, without contacting any machine.
 
         Raises:
@@ -120,7 +120,7 @@ def strategy_of(forecast: Forecast) -> StrategyRanking:
     if forecast.planning is not None:
         return ranked(forecast.planning, forecast)
     name = forecast.measurements.names[0]
-    candidate = RankedCandidate(
+    candidate = CandidateRow(
         Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True
     )
     return StrategyRanking((candidate,), (f"{name} is the only machine: it trains alone",), planning=forecast)
@@ -132,7 +132,7 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
     Args:
         planning_handle: opaque value that later calls pass back to the services.
     """
-    rows: dict[object, RankedCandidate] = {}
+    rows: dict[object, CandidateRow] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
         if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
@@ -149,10 +149,10 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
     )
 
 
-def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:
+def way_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow:
     """Return the row of ``planning.ranking[index]``, of which ``candidate`` may differ in its sync interval."""
     choice = candidate.choice
-    return RankedCandidate(
+    return CandidateRow(
         candidate,
         index,
         same_loss_seconds=planning.same_loss_seconds(candidate),

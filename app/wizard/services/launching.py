@@ -20,7 +20,7 @@ from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import ItemStatus, Tell
 from app.wizard.state.state import PlanRequest
 from distributed.hosts.file import load_hosts
-from distributed.launcher import DistributedLauncher, Planned, PlanOptions
+from distributed.launcher import DistributedLauncher, PlannedRun, PlanOptions
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
@@ -73,7 +73,7 @@ def start(
 
 def _started(
     saved: Saving, request: PlanRequest, tell: Tell, config: Path | None, outside: Outside
-) -> tuple[Path, Planned]:
+) -> tuple[Path, PlannedRun]:
     profile = usable_profile(saved.name, {}, config).profile
     checked_trackers(profile.run.trackers)
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), dial=outside.dial)

@@ -18,11 +18,11 @@ from app.wizard.services.forecasting import Forecast
 from app.wizard.services.job_view import WAYS, resolved
 from app.wizard.services.machines import entries_of, hosts_of
 from app.wizard.services.outside import OUTSIDE, Outside
-from app.wizard.state.records import JobAnswers, MachineChange, Plan, RankedCandidate
+from app.wizard.state.records import CandidateRow, JobAnswers, MachineChange, PlanPreview
 from app.wizard.state.state import PlanRequest
 from app.wizard.state.ways import rhythm_text
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
-from distributed.launcher import Planned
+from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
 from distributed.planning.memory.fitting import fit
 from distributed.planning.run_time import together_text
@@ -189,7 +189,7 @@ class Choices(NamedTuple):
     saving: Saving
     profile: Profile
     """The profile as it is saved and run."""
-    planned: Planned | None
+    planned: PlannedRun | None
     """The run that would be started; ``None`` if its machines have not been measured."""
     fitted: tuple[str, ...]
     """Changes that make the profile fit the machines' memory."""
@@ -220,7 +220,7 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
     return Choices(saved, profile, planned, tuple(lines))
 
 
-def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
+def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> PlanPreview:
     """Describe what the run will do. Changes nothing, and contacts no machine.
 
     Raises:
@@ -237,7 +237,7 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
     )
     engine = run.engine if run is not None else "mesh"
     together = run is not None and run.world_size > 1
-    return Plan(
+    return PlanPreview(
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
         network=tuple(_network(far, profile, engine if together else "", coordinator_place(saved))),
@@ -253,7 +253,7 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
     )
 
 
-def way_in_words(chosen: RankedCandidate | None, request: PlanRequest) -> str:
+def way_in_words(chosen: CandidateRow | None, request: PlanRequest) -> str:
     """Return a short description of which machines train and how often they synchronise."""
     members = chosen.choice.members if chosen is not None else (request.machines[0].name,)
     rhythm = rhythm_text(chosen) if chosen is not None else ""

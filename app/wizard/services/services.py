@@ -16,6 +16,7 @@ from app.console import command_line
 from app.wizard.services.outside import Outside
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
+    CandidateRow,
     DataSummary,
     DiscoveredMachines,
     Fit,
@@ -24,8 +25,7 @@ from app.wizard.state.records import (
     JobForm,
     KnownProfile,
     MachineRow,
-    Plan,
-    RankedCandidate,
+    PlanPreview,
     StrategyRanking,
     Tell,
 )
@@ -196,11 +196,11 @@ class Services:
         profile = job_view.resolved(request.answers.job, self._config).profile
         return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
 
-    def with_interval(self, planning: forecasting.Forecast, index: int, steps: int) -> RankedCandidate:
+    def with_interval(self, planning: forecasting.Forecast, index: int, steps: int) -> CandidateRow:
         """Predict a candidate plan with another sync interval; pure and quick."""
         return planning.with_interval(index, steps)
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest) -> PlanPreview:
         """Describe what the run will do. Changes nothing."""
         return plan.plan_of(request, self._config, self.outside)
 

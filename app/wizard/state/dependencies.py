@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from app.wizard.state.records import GOOD, UNSETTLED, Access, AccessNeed, Check, ItemStatus, MachineRow, RankedCandidate
+from app.wizard.state.records import GOOD, UNSETTLED, Access, AccessNeed, CandidateRow, Check, ItemStatus, MachineRow
 from app.wizard.state.state import Action, ServiceTask, StatePart, Step, TaskKind, Transition, WizardState
 
 C = TypeVar("C", bound=Transition)
@@ -73,7 +73,7 @@ def _login_of(row: MachineRow) -> tuple[object, ...]:
     return row.key, row.entry.host, row.entry.port, row.entry.user
 
 
-def _interval(state: WizardState) -> tuple[RankedCandidate, int] | None:
+def _interval(state: WizardState) -> tuple[CandidateRow, int] | None:
     """Return the chosen candidate plan as predicted and the requested sync interval, if they differ in it."""
     chosen, steps = state.chosen, state.answers.interval
     base = next((way for way in state.strategy.value.ways if chosen and way.index == chosen.index), None)

@@ -293,7 +293,7 @@ class Fit(AssessedRow):
 
 
 @dataclass(frozen=True)
-class RankedCandidate:
+class CandidateRow:
     """A candidate plan of the ranking, with the sync interval (H) that the user set."""
 
     candidate: Candidate
@@ -344,7 +344,7 @@ class RankedCandidate:
 
 @dataclass(frozen=True)
 class StrategyRanking:
-    ways: tuple[RankedCandidate, ...] = ()
+    ways: tuple[CandidateRow, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why the recommended candidate plan was chosen, in plain words; the deciding reason first."""
     details: tuple[str, ...] = ()
@@ -374,7 +374,7 @@ class MachineChange:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanPreview:
     changes: tuple[MachineChange, ...] = ()
     bytes_to_copy: int = 0
     network: tuple[str, ...] = ()

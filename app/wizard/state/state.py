@@ -12,6 +12,7 @@ from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
     Access,
     Assessment,
+    CandidateRow,
     Check,
     DataSummary,
     DiscoveredMachines,
@@ -22,9 +23,8 @@ from app.wizard.state.records import (
     JobForm,
     KnownProfile,
     MachineRow,
-    Plan,
+    PlanPreview,
     Presence,
-    RankedCandidate,
     StrategyRanking,
 )
 
@@ -165,7 +165,7 @@ class Answers:
     """Options (and ``model``, ``dataset``) that differ from the profile, as text."""
     preference: str = "fastest"
     strategy: str = ""
-    """``RankedCandidate.identity`` of the chosen candidate plan; empty: the recommended one."""
+    """``CandidateRow.identity`` of the chosen candidate plan; empty: the recommended one."""
     interval: int = 0
     """Chosen sync interval (H) in steps; 0: as recommended."""
     save_as: str = ""
@@ -188,7 +188,7 @@ class PlanRequest:
     machines: tuple[MachineRow, ...]
     """The machines that take part."""
     answers: Answers
-    chosen: RankedCandidate | None = None
+    chosen: CandidateRow | None = None
     """With its sync interval as the user set it; ``None``: nothing was predicted."""
     planning: Any = field(default=None, repr=False, compare=False)
     """``StrategyRanking.planning`` of the forecast that ``chosen`` belongs to."""
@@ -233,9 +233,9 @@ class WizardState:
     data = _PartOf(TaskKind.DATA, DataSummary())
     fits = _PartOf[tuple[Fit, ...]](TaskKind.FITS, ())
     strategy = _PartOf(TaskKind.FORECAST, StrategyRanking())
-    moved = _PartOf[RankedCandidate | None](TaskKind.INTERVAL, None)
+    moved = _PartOf[CandidateRow | None](TaskKind.INTERVAL, None)
     """The chosen candidate plan with the sync interval that the user set."""
-    plan = _PartOf(TaskKind.PLAN, Plan())
+    plan = _PartOf(TaskKind.PLAN, PlanPreview())
     launch = _PartOf(TaskKind.LAUNCH, LaunchProgress())
     repairs = _PartOf[Mapping[str, str]](TaskKind.REPAIR, {})
     """Last line about the installation on each machine, by its name."""
@@ -314,14 +314,14 @@ class WizardState:
         return Check(row.key, row.name, findings or (), **self._shown(row, assessment))
 
     @property
-    def ways(self) -> tuple[RankedCandidate, ...]:
+    def ways(self) -> tuple[CandidateRow, ...]:
         """The candidate plans, best first; the chosen one has the requested sync interval."""
         base, moved = self.moved.inputs, self.moved.value
         of = base[0] if moved is not None and isinstance(base, tuple) else None
         return tuple(moved if moved is not None and way == of else way for way in self.strategy.value.ways)
 
     @property
-    def chosen(self) -> RankedCandidate | None:
+    def chosen(self) -> CandidateRow | None:
         """The candidate plan that will be used."""
         candidates, identity = self.ways, self.answers.strategy
         named = next((way for way in candidates if way.identity == identity), None)

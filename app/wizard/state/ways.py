@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from app.wizard.state.records import RankedCandidate
+from app.wizard.state.records import CandidateRow
 from profiles.errors import counted
 
 FAST, EXACT, BOTH, SINGLE = "Fast", "Exact", "Fast and exact", "One machine"
@@ -12,7 +12,7 @@ _ALIKE = 1.05
 """Speed ratio below which predictions cannot tell two candidate plans apart."""
 
 
-def offered(candidates: Sequence[RankedCandidate], chosen: RankedCandidate | None) -> list[tuple[str, RankedCandidate]]:
+def offered(candidates: Sequence[CandidateRow], chosen: CandidateRow | None) -> list[tuple[str, CandidateRow]]:
     """Return the offered candidate plans with their labels, best first; the chosen one is always included."""
     labels = _labels(candidates)
     offer = [(labels[way.index], way) for way in candidates if way.index in labels]
@@ -21,12 +21,12 @@ def offered(candidates: Sequence[RankedCandidate], chosen: RankedCandidate | Non
     return offer
 
 
-def label_of(candidate: RankedCandidate, candidates: Sequence[RankedCandidate]) -> str:
+def label_of(candidate: CandidateRow, candidates: Sequence[CandidateRow]) -> str:
     """Return ``Fast``, ``Exact``, ``One machine``, or the strategy name of any other candidate plan."""
     return SINGLE if candidate.choice.alone else _labels(candidates).get(candidate.index, candidate.choice.name)
 
 
-def _labels(candidates: Sequence[RankedCandidate]) -> dict[int, str]:
+def _labels(candidates: Sequence[CandidateRow]) -> dict[int, str]:
     """Return labels by index in the ranking; candidate plans without a prediction keep the name of their strategy."""
     groups = [way for way in candidates if way.candidate.predicted and not way.choice.alone and not way.problem]
     groups = [way for way in groups if way.recommended or way.choice.engine != "nccl"]
@@ -44,11 +44,11 @@ def _labels(candidates: Sequence[RankedCandidate]) -> dict[int, str]:
     return labels | ({} if single is None else {single.index: SINGLE})
 
 
-def _speed(candidate: RankedCandidate) -> float:
+def _speed(candidate: CandidateRow) -> float:
     return 0.0 if candidate.problem else candidate.candidate.useful_speed_up
 
 
-def advised(candidates: Sequence[RankedCandidate], preference: str) -> RankedCandidate | None:
+def advised(candidates: Sequence[CandidateRow], preference: str) -> CandidateRow | None:
     """Return the candidate plan to recommend for the figures shown, after the user has changed a sync interval.
 
     ``None``: the user gave the recommended one a worse interval.
@@ -63,14 +63,14 @@ def advised(candidates: Sequence[RankedCandidate], preference: str) -> RankedCan
     return None if moved.index == recommended.index else recommended
 
 
-def rhythm_text(candidate: RankedCandidate) -> str:
+def rhythm_text(candidate: CandidateRow) -> str:
     """Return how often the machines synchronise; empty for a single machine."""
     if candidate.choice.alone:
         return ""
     return f"merging every {counted(candidate.interval, 'step')}" if candidate.interval > 1 else "merging in every step"
 
 
-def about(candidate: RankedCandidate) -> Iterator[str]:
+def about(candidate: CandidateRow) -> Iterator[str]:
     """Yield sentences about a candidate plan's run time and its effect on the result."""
     if candidate.time is not None:
         yield from candidate.time.sentences
