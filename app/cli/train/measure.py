@@ -283,11 +283,7 @@ def _subset(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, 
     from distributed.hosts.file import load_hosts
     from distributed.planning.documents.document import Reason
 
-    requested = [machine.name.casefold() for machine in load_hosts(hosts_file).machines]
-    base_name_by_machine = {machine.name: machine.name.casefold().partition(":")[0] for machine in cluster.machines}
-    names = tuple(
-        name for name, bare in base_name_by_machine.items() if name.casefold() in requested or bare in requested
-    )
-    measured = {name.casefold() for name in names} | {base_name_by_machine[name] for name in names}
-    missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(set(requested) - measured))
-    return cluster.subset(names), missing
+    requested = {machine.name.casefold() for machine in load_hosts(hosts_file).machines}
+    measured = {machine.name: machine.machine_name.casefold() for machine in cluster.machines}
+    missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(requested - {*measured.values()}))
+    return cluster.subset(tuple(name for name, machine in measured.items() if machine in requested)), missing

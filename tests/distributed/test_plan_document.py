@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planner_figures import job, joined, machine
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.launcher import apply_planning
 from distributed.machine.link import HereConnection, MachineLink
+from distributed.planning.planner import plan as plan_for
 from distributed.preparation.prepare import updated_hosts
 from distributed.run.run_machines import links_of, on_present
 from distributed.supervisor import Supervisor
@@ -109,6 +113,20 @@ def test_a_supervisor_finds_the_ranks_of_a_machine_whatever_the_order_of_the_hos
     with RunFolder.create(tmp_path, plan, ["test"], run_type="distributed") as folder:
         supervisor = Supervisor(folder, links(order.split()))
         assert [supervisor.ranks(machine) for machine in ("studio", "tower")] == [(1,), (0, 2)]
+
+
+def test_what_the_planner_chose_reaches_its_member_in_any_order_of_the_hosts() -> None:
+    devices = (machine("a"), machine("b:cuda:0", 4, machine="b"), machine("b:cuda:1", 2, machine="b"))
+    planning = plan_for(joined(devices, 10_000), job(1_000_000, strategy="allreduce"))
+    a, b = links(["a", "b"])
+    b.machine = b.machine.model_copy(update={"devices": ("cuda:0", "cuda:1"), "interface": "en7"})
+    orders = [
+        apply_planning(planning, Profile(name="p"), order).plan for order in permutations([(a, SOUND), (b, SOUND)])
+    ]
+    by_name = [{member.name: member.model_copy(update={"rank": 0}) for member in plan.members} for plan in orders]
+    assert by_name[0] == by_name[1] and [plan.members[0].machine for plan in orders] == ["a", "b"]
+    chosen = {name: (member.batch_size, member.lead.kind, member.lead.index) for name, member in by_name[0].items()}
+    assert chosen == {"a": (14, "auto", 0), "b:cuda:0": (7, "cuda", 0), "b:cuda:1": (3, "cuda", 1)}
 
 
 @given(plans())
