@@ -239,7 +239,7 @@ class MachineLink:
         Args:
             python: runs the program; default: the link's.
         """
-        words = [_remote_path(self._program_path)] if self._has_program else ["-c", program().decode()]
+        words = [_remote_path(self._program_path)] if self._has_program else ["-c", program(request.module).decode()]
         return [python or self.python, *words, self.root, *request.title]
 
     def stream(self, request: MachineRequest, python: str = "") -> Process:

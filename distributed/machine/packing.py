@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -9,23 +10,11 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 
+from distributed.machine.requests import MachineRequest
+
 AGENT = "agent.py"
 """The program's file there."""
-MODULES = (
-    "distributed.system",
-    "distributed.machine.requests",
-    "distributed.machine.agent",
-    "distributed.machine.agent_files",
-    "distributed.checks.machine_health",
-    "distributed.checks.data_probe",
-    "distributed.measuring.link_transfer",
-    "distributed.measuring.link_probe",
-    "distributed.preparation.environment_builder",
-    "training.hardware.resources",
-    "training.hardware.sensors",
-    "training.records.lease",
-    "distributed.machine.program",
-)
+_MAIN = "distributed.machine.program"
 _PACKED = """import sys,zlib,base64,json,importlib.machinery
 class Sent:
     sources = json.loads(zlib.decompress(base64.b64decode({packed!r})))
@@ -46,13 +35,37 @@ sys.exit(main())"""
 
 
 @lru_cache
-def program() -> bytes:
-    """Return the source of the program that carries out requests on a machine."""
-    top = Path(__file__).parents[2]
-    sources = {name: (top / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8") for name in MODULES}
-    packages = {name.rpartition(".")[0]: "" for name in MODULES} | {name.partition(".")[0]: "" for name in MODULES}
-    packed = base64.b64encode(zlib.compress(json.dumps(packages | sources).encode(), 9)).decode()
+def program(module: str = "") -> bytes:
+    """Return the source of the program: whole, or as far as requests need it that ``module`` carries out."""
+    modules = sources(module)
+    packages = {".".join(words[:count]): "" for words in map(_words, modules) for count in range(1, len(words))}
+    packed = base64.b64encode(zlib.compress(json.dumps(packages | modules).encode(), 9)).decode()
     return _PACKED.format(packed=packed).encode()
+
+
+def sources(module: str = "") -> dict[str, str]:
+    """Return the source of the program's modules by name; ``module`` as in :func:`program`."""
+    everything = (kind.carried_out_by.partition(":")[0] for kind in MachineRequest.__subclasses__())
+    collected: dict[str, str] = {}
+    for name in (_MAIN, *([module] if module else everything)):
+        _collect(name, collected)
+    return collected
+
+
+def _collect(name: str, collected: dict[str, str]) -> None:
+    """Add a module of ours, and all that it imports anywhere."""
+    path = Path(__file__).parents[2].joinpath(*_words(name)).with_suffix(".py")
+    if name in collected or not path.is_file():
+        return
+    collected[name] = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(collected[name])):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for imported in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                _collect(imported, collected)
+
+
+def _words(name: str) -> list[str]:
+    return name.split(".")
 
 
 @lru_cache

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, SshTarget, Trust
 
@@ -28,8 +29,17 @@ class ConnectionPool:
         self._lock = threading.Lock()
         self._slots: dict[SshTarget, _Slot] = {}
 
-    def get(self, target: SshTarget, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> SshConnection:
+    def get(
+        self,
+        target: SshTarget,
+        trust: Trust | None = None,
+        timeout: float = CONNECT_TIMEOUT,
+        login: SshTarget | None = None,
+    ) -> SshConnection:
         """Return the living connection to a target; made where there is none, or where it was lost.
+
+        Args:
+            login: the target with another key to log in with now.
 
         Raises:
             SshError, BadInput: as :meth:`SshConnection.connect`.
@@ -41,15 +51,13 @@ class ConnectionPool:
                 slot.connection.close()
                 slot.connection = None
             if slot.connection is None:
-                slot.connection = SshConnection.connect(target, trust=trust, timeout=timeout)
+                slot.connection = SshConnection.connect(login or target, trust=trust, timeout=timeout)
             return slot.connection
 
     @contextlib.contextmanager
-    def using(
-        self, target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
-    ) -> Iterator[SshConnection]:
+    def using(self, target: SshTarget, **options: Any) -> Iterator[SshConnection]:
         """Yield :meth:`get`'s connection, which stays open: stands in for :meth:`SshConnection.connect`."""
-        yield self.get(target, trust, timeout)
+        yield self.get(target, **options)
 
     def close(self) -> None:
         """Close all connections; one that is asked for later is made again. Idempotent."""

@@ -25,6 +25,11 @@ class MachineRequest:
     ``None`` where it has written something else."""
 
     @property
+    def module(self) -> str:
+        """The module that carries it out."""
+        return self.carried_out_by.partition(":")[0]
+
+    @property
     def title(self) -> list[str]:
         """Words that tell in a list of processes what this is: its name, and the run and the folder that it is for."""
         fields = vars(self)
@@ -48,7 +53,7 @@ class ProbeMachine(MachineRequest):
 
 @dataclass(frozen=True)
 class ReadHealth(MachineRequest):
-    """Its hardware and system; needs psutil there."""
+    """Its hardware and system; needs psutil and filelock there."""
 
     carried_out_by = "distributed.checks.machine_health:facts"
 

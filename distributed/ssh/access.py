@@ -291,9 +291,17 @@ def _comment() -> str:
 
 
 def install_key(
-    target: SshTarget, password: str, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
+    target: SshTarget,
+    password: str,
+    *,
+    trust: Trust | None = None,
+    timeout: float = CONNECT_TIMEOUT,
+    connect: Connect = SshConnection.connect,
 ) -> Installed:
     """Log in with the password, add our key to authorized_keys there, and log in with our key alone.
+
+    Args:
+        connect: makes the connection with our key; one from a pool stays open.
 
     Raises:
         SshError: PasswordRefused, or any other failure to connect; RemoteFileError where the key cannot be written.
@@ -306,7 +314,7 @@ def install_key(
         problem = f"Muster's key cannot be added to ~/.ssh/authorized_keys: {done.problem}"
         raise RemoteFileError(target.name, problem, "check the permissions and the free space of the home folder there")
     output = done.stdout.decode(errors="replace").splitlines()
-    report = check_access(replace(target, key=str(key.path)), trust=trust, timeout=timeout)
+    report = check_access(replace(target, key=str(key.path)), trust=trust, timeout=timeout, connect=connect)
     if not report.ok:
         report = replace(report, problem=f"Muster's key is in ~/.ssh/authorized_keys there, but: {report.problem}",
                          fix=_key_ignored_hint(output, report), password_possible=False)  # fmt: skip

@@ -7,13 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.machine.packing import MODULES, program
+from distributed.machine.packing import program, sources
 from distributed.machine.requests import TestLinks, frame
 from distributed.measuring import link_probe
 from distributed.measuring.link_figures import LinkFigures, Together
@@ -24,7 +23,6 @@ from distributed.system import parse_addresses, parse_ports
 from tests.waiting import PATIENCE, until
 
 TOKEN = "0123456789abcdef" * 2
-REPOSITORY = Path(link_probe.__file__).parents[2]
 
 
 @pytest.fixture
@@ -124,7 +122,7 @@ def test_nobody_listens() -> None:
 
 
 def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
-    source = program().decode()
+    source = program(TestLinks().module).decode()
     assert len(encode([source])) < LIMIT
     command = [sys.executable, "-I", "-c", source, "/nowhere"]
     given = frame(TestLinks()) + b'{"op": "addresses"}\n'
@@ -132,9 +130,9 @@ def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_an_old_python_understands_it(name: str) -> None:
-    ast.parse((REPOSITORY / f"{name.replace('.', '/')}.py").read_text(), feature_version=(3, 9))
+@pytest.mark.parametrize("source", sources().values(), ids=sources())
+def test_an_old_python_understands_it(source: str) -> None:
+    ast.parse(source, feature_version=(3, 9))
 
 
 @given(

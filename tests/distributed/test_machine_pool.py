@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -42,6 +43,13 @@ def test_all_that_is_asked_of_a_machine_takes_one_log_in(lab: LightLab, pool: Co
     links[0].close()
     assert links[1].connection().run(["true"]).ok and pool.get(target).alive()
     assert lab["a"].logins - before == 1
+
+
+def test_a_log_in_with_a_new_key_serves_on(lab: LightLab, pool: ConnectionPool) -> None:
+    before, target = lab["b"].logins, lab.target("b")
+    with pool.using(target, login=replace(target, key=str(lab.key))) as connection:
+        assert connection is pool.get(target)
+    assert lab["b"].logins - before == 1
 
 
 def test_a_lost_connection_is_made_again_once(lab: LightLab, pool: ConnectionPool) -> None:

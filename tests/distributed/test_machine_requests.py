@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
-from distributed.machine.packing import MODULES, program
+from distributed.machine.packing import program, sources
 from distributed.machine.requests import (
     GetFiles,
+    InspectData,
     ListMissing,
     ListRemains,
     MachineRequest,
@@ -60,7 +63,28 @@ def test_what_is_no_request_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("kind", MachineRequest.__subclasses__())
 def test_every_request_has_a_part_of_the_program_that_carries_it_out(kind: type[MachineRequest]) -> None:
     module, _, function = kind.carried_out_by.partition(":")
-    assert module in MODULES and callable(getattr(import_module(module), function))
+    assert module in sources() and callable(getattr(import_module(module), function))
+
+
+def imports(source: str) -> set[str]:
+    """Return the packages that a module imports as it is loaded."""
+    nodes = ast.parse(source).body
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_program_needs_nothing_that_a_machine_may_lack() -> None:
+    usual = sys.stdlib_module_names | {"distributed", "training"}
+    demanding = {name for name, source in sources().items() if imports(source) - usual}
+    assert demanding == {"distributed.measuring.link_probe", "training.hardware.sensors"}  # their requests say so
+
+
+def test_what_is_sent_along_is_what_the_request_needs() -> None:
+    assert set(sources(InspectData("").module)) == {
+        *("distributed.checks.data_probe", "distributed.machine.program", "distributed.machine.requests")
+    }
+    assert len(program(InspectData("").module)) < len(program()) / 3
 
 
 def test_a_title_names_the_run_for_lists_of_processes() -> None:

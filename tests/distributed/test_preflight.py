@@ -63,6 +63,20 @@ def test_a_machine_that_cannot_dial_this_computer_goes_through_ssh(
     assert member.lead.through_ssh is not answers
 
 
+def test_what_is_asked_again_goes_over_the_same_connection() -> None:
+    machine, dialled = Machine(name="a", address="a", python="python3"), []
+
+    def dial(reachable: Machine, *_: object) -> MachineLink:
+        link = Told(reachable, replace(SOUND, missing=() if dialled else ("torch",)))
+        link._dial = lambda: dialled.append(reachable.name) or HereConnection("a")  # type: ignore[func-returns-value]
+        return link
+
+    before = preflight.check(Hosts(machines=(machine,)), dial=dial)
+    assert before[0].problem is not None
+    (after,) = preflight.check(Hosts(machines=(machine,)), dial=dial, previous=before)
+    assert after.problem is None and dialled == ["a"]
+
+
 def problems(*facts: Facts) -> list[str]:
     """Return the lines about machines a, b, c with these facts."""
     said = dict(zip("abc", facts))

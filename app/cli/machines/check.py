@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from app.console import command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, MachineLink, link_to
+from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import ExitCode, MusterError, counted
 from profiles.quantities import bytes_text
@@ -49,11 +51,13 @@ def distributed_check(
     job = usable_profile(profile, tell=say).profile if profile else None
     task = job.model.task if job else DEFAULT_TASK
     machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
-    examined_machines = examine(machines, task, trust(trust_new), job)
-    if (fix or offline_wheels) and any(examined.readiness.provisionable for examined in examined_machines):
-        for error in repair(examined_machines, lambda line: say(visible(line)), offline_wheels):
-            say_error(error.message, error.hint)
-        examined_machines = examine(machines, task, trust(trust_new), job)
+    with ConnectionPool() as pool:
+        dial = partial(link_to, pool=pool)
+        examined_machines = examine(machines, task, trust(trust_new), job, dial)
+        if (fix or offline_wheels) and any(examined.readiness.provisionable for examined in examined_machines):
+            for error in repair(examined_machines, lambda line: say(visible(line)), offline_wheels):
+                say_error(error.message, error.hint)
+            examined_machines = examine(machines, task, trust(trust_new), job, dial)
     for examined in () if as_json else examined_machines:
         _show(examined)
     code = ExitCode.DONE if all(examined.ready for examined in examined_machines) else ExitCode.NOT_READY

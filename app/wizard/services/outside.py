@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from distributed.preparation.prepare import PrepareOptions
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
-    from distributed.ssh.connection import SshTarget, Trust
+    from distributed.ssh.connection import SshConnection, SshTarget, Trust
     from profiles.errors import MusterError
     from profiles.schema import Profile
     from training.records.plan import RunPlan
@@ -119,7 +120,11 @@ class Outside:
         Raises:
             MusterError: it was not installed.
         """
-        return access.install_key(target, password, trust=trust).report
+
+        def connect(login: SshTarget, **options: Any) -> AbstractContextManager[SshConnection]:
+            return self.pool.using(target, login=login, **options)
+
+        return access.install_key(target, password, trust=trust, connect=connect).report
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[MachineExamination]:
         """Examine all machines in parallel."""
