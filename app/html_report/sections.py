@@ -87,7 +87,7 @@ def heading(evidence: Evidence) -> str:
             cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
     if isinstance(rate, (int, float)):
         cards.append(("samples/s over the whole run", f"{rate:.1f}"))
-    cards.append(("workers", f"{len(metadata.hosts)} ({metadata.strategy} over {metadata.engine})"))
+    cards.append(("workers", str(len(metadata.hosts))))
     shown = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards)
     kind = ' class="error"' if mood == "bad" else ""
     error = f"<p{kind}>{text(metadata.error_message)}</p>" if metadata.error_message else ""
