@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
 
-from app.console import command_about, command_line, say_error, show_json, visible
+from app.console import command_about, command_line, say_error, show, show_json, visible
 from profiles.quantities import bytes_text, duration_text
 
 
@@ -64,3 +65,11 @@ def test_a_command_about_a_run_finds_it_from_here(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     assert command_about(tmp_path / "output" / name, "stop", "--kill").endswith("stop --kill 20261121-110314-77d7")
     assert command_about(Path("else where") / name, "attach").endswith("77d7 --output 'else where'")
+
+
+def test_a_pipe_gets_a_row_a_line_without_blanks_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("run", "result", box=None, pad_edge=False)
+    table.add_row("a", "x" * 300)
+    table.add_row("b", "")
+    show(table)
+    assert capsys.readouterr().out.splitlines() == ["run  result", f"a    {'x' * 300}", "b"]

@@ -504,6 +504,14 @@ def test_candidates_are_looked_up_by_ssh(tmp_path: Path) -> None:
     assert typed is not None and typed.key.origin is SightingOrigin.TYPED
 
 
+@pytest.mark.parametrize("cause", ["config_not_read", "bad_config"])
+def test_who_was_not_asked_is_not_offline(cause: str) -> None:
+    key = SightingKey(SightingOrigin.HOSTS_FILE, "box", "box")
+    problem = Problem(cause, "its SSH configuration is not approved")
+    (machine,) = machines(apply(State(), Sighting(key, "box", problem=problem)))
+    assert (machine.status, machine.problem) == (Reachability.UNCHECKED, problem)
+
+
 def test_a_long_name_may_be_typed() -> None:
     (found,) = candidates(
         Sources((f"ada@{'a' * 100}.example:23",), ssh_config=Path("/dev/null"), peers=False), KnownKeys()

@@ -23,6 +23,7 @@ from distributed.checks.findings import (
 )
 from distributed.machine.requests import ReadHealth
 from distributed.preparation.preflight import Facts
+from distributed.preparation.provision import environment_size
 
 SOUND: dict[str, Any] = {
     "machine": "arm64", "hardware": "arm64", "memory": {"total": 2**34, "free": 2**33},
@@ -180,3 +181,9 @@ def test_machines_that_share_a_host_key_are_warned_of() -> None:
     found = judge_host_keys({"a": "k", "b": "k", "c": "other"})
     assert set(found) == {"a", "b"} and {one.level for one in found.values()} == {"warning"}
     assert "same host key as b" in found["a"].seen and "ssh-keygen -A" in found["a"].fix
+
+
+def test_the_size_of_an_environment_follows_the_card() -> None:
+    assert environment_size(0) == "about 1.6 GB"  # Macs, ARM, cards of other makers
+    assert environment_size(2) == "about 7 GB, with CUDA for its NVIDIA card"
+    assert "or 7 GB" in environment_size(None)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard.engine import Wizard
+from app.wizard.services.discovery_watch import is_present
 from app.wizard.services.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of, trust_in
 from app.wizard.services.services import Services
 from app.wizard.state import actions as do
@@ -19,7 +20,7 @@ from app.wizard.state.observations import sighted
 from app.wizard.state.records import DiscoveredMachines, ItemStatus, KnownProfile
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
-from distributed.discovery.sightings import Reachability, SightingOrigin
+from distributed.discovery.sightings import Problem, Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from profiles.files.resolve import ProfileEntry
@@ -52,6 +53,17 @@ def test_machines_of_a_profile_that_was_just_saved_are_online_where_they_are_lis
     )
     state = replace(begin(), machines=DiscoveredMachines(rows))
     assert [one.present for one in state.presence_of(profile)] == [True, None]
+
+
+def test_a_machine_that_waits_for_an_approval_is_a_warning_and_not_absent() -> None:
+    problem = Problem("bad_config", "its SSH configuration is not approved", "approve it")
+    machine = FoundMachine(
+        "x", "box", ("box",), Reachability.UNCHECKED, (SightingOrigin.HOSTS_FILE,), (), problem=problem
+    )
+    (row,) = Naming((), ()).rows([machine])
+    assert (row.status, row.label, row.cause) == (ItemStatus.WARNING, "not tried yet", problem.message)
+    box = Machine(name="box", address="nowhere.invalid")
+    assert is_present(box, Hosts(machines=(box,)), (), [machine]) is None
 
 
 def test_two_that_claim_one_name_are_reached_by_their_addresses() -> None:
