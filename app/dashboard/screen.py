@@ -36,7 +36,7 @@ from app.shell.text import literal
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
-from profiles.errors import BadInput, counted
+from profiles.errors import BadInput
 
 _MARK = 2
 """Cells of the symbol before the headline."""
@@ -134,12 +134,12 @@ class DashboardScreen(BaseScreen):
         picture = self.picture
         plan = picture.plan
         name = plan.profile.name if plan else picture.path.name
-        workers = counted(plan.world_size, "worker") if plan and plan.world_size > 1 else ""
-        workers = plan.launch.title if plan and plan.launch else workers
+        method = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
+        method = plan.launch.title if plan and plan.launch else method
         run_id = plan.run_id if plan else ""
         pieces: list[Content | str] = [
             Content.styled("Muster", "bold $primary"), literal(name, "bold"), literal(run_id, "$text-muted"),
-            literal(workers, "$text-muted"),
+            literal(method, "$text-muted"),
         ]  # fmt: skip
         if self._replay:
             pieces.append(Content.styled("replay", "$text-accent"))

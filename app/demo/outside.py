@@ -5,6 +5,7 @@ It replaces connections and discovery, so that everything above it is the produc
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from distributed.discovery.sightings import (
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
 from distributed.machine.link import HERE_NAME, HereConnection, MachineLink
+from distributed.machine.requests import ProbeMachine, Reach, ReadHealth, read_request
 from distributed.measuring.link_figures import AllInterfaces, PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
@@ -84,14 +86,14 @@ class TourConnection(HereConnection):
 
     def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         answer: object = None
-        if "probe" in argv:
+        request = read_request(io.BytesIO(input).read) if isinstance(input, bytes) else None
+        if isinstance(request, ProbeMachine):
             lacking = {"missing": self._lacks, "torch": ""} if self._lacks else {}
             answer = {**self._machine.facts, **lacking, "time": time.time()}
-        elif argv[-1] == "facts":
+        elif isinstance(request, ReadHealth):
             answer = self._machine.health.model_dump()
-        elif "reach" in argv:
-            words = argv[argv.index("reach") + 1 :]
-            answer = {f"{host} {port}": "" for host, port in zip(words[::2], words[1::2])}
+        elif isinstance(request, Reach):
+            answer = {f"{host} {port}": "" for host, port in request.endpoints}
         return Completed(0, b"" if answer is None else json.dumps(answer).encode(), b"")
 
     def stream(self, argv: Sequence[str]) -> Process:
@@ -111,7 +113,7 @@ class _Listener(Process):
     def end_input(self) -> None: ...
 
     def _read_chunk(self, timeout: float | None) -> bytes:
-        return b"47100\n"
+        return b'{"port": 47100}\n'
 
     def wait(self, timeout: float | None = None) -> int:
         return 0
