@@ -38,7 +38,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     engine = "nccl" if _wants_nccl(profile, devices) else "mesh"
     if len(machines) > 1:
         members = [member.on_device(interface=_interface(member.machine, engine, machines)) for member in members]
-    update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines), "own_folders": True}
+    update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines)}
     return local.model_copy(update=update)
 
 

@@ -29,7 +29,9 @@ class OneFullDisk(ToyTask):
 
 @pytest.mark.parametrize("own_folders", [True, False])
 def test_members_with_folders_of_their_own_all_save_the_model(tmp_path: Path, own_folders: bool) -> None:
-    plan = toy_plan(3).model_copy(update={"own_folders": own_folders})
+    plan = toy_plan(3)
+    members = tuple(m.on_device(machine=m.name if own_folders else "") for m in plan.members)
+    plan = plan.model_copy(update={"members": members})
 
     def body(exchange: RoomExchange) -> Any:
         task = OneFullDisk()

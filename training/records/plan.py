@@ -23,12 +23,12 @@ from training.records.bounded_fields import first_problem
 
 PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "engine", "coordinator", "added", "resume", "attempt", "absent"), True),
-    **dict.fromkeys(("own_folders", "launch"), True),
+    **dict.fromkeys(("run_id", "engine", "coordinator", "added", "resume", "attempt", "absent", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {
         "__all__": {
-            **dict.fromkeys(("shard", "data"), True),
+            "shard": True,
+            "data": True,
             "devices": {"__all__": {"machine", "interface", "addresses", "coordinator_address", "through_ssh"}},
         }
     },
@@ -150,8 +150,6 @@ class RunPlan(BaseModel):
     """1, and one more with every resume: snapshots record the attempts that led to them."""
     absent: tuple[int, ...] = ()
     """Ranks of members that are absent in this attempt: the others go on without them, and may take them back."""
-    own_folders: bool = False
-    """Whether every member has its own run folder on its machine: then all save the model, and any can deliver it."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 
@@ -166,6 +164,11 @@ class RunPlan(BaseModel):
         """Whether members meet at a coordinator; those of a launched script meet at a store on loopback, and those of
         one process need neither."""
         return self.launch is None and self.engine != "simulated"
+
+    @property
+    def own_folders(self) -> bool:
+        """Whether every member has a run folder on its machine: then all save the model, and any can deliver it."""
+        return all(self.machines)
 
     @property
     def in_clear(self) -> bool:
