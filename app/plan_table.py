@@ -120,9 +120,8 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         steps_text = (
             f"{counted(best.steps, 'step')} of {counted(best.global_batch, 'sample')}, {time_text(best.step)} each"
         )
-        evaluates = planning.job.evaluation.samples_in(best.steps)
-        evaluations_text = f"evaluations: {time_text(best.evaluating)}" if best.evaluating else "without evaluations"
-        yield f"{steps_text}{f'; {evaluations_text}' if evaluates or not best.evaluating else ''}"
+        evaluations = f"evaluations: {time_text(best.evaluating)}" if best.evaluating else "without evaluations"
+        yield f"{steps_text}; {evaluations}"
     for member in best.members:
         passes = f" in {best.accumulation} passes" if best.accumulation > 1 else ""
         samples = counted(member.micro_batch * best.accumulation, "sample")

@@ -261,7 +261,8 @@ def _reasons(state: RunState, result: PlanVsActual, pace: Pace, comparison: Pred
 def _beside_steps(result: PlanVsActual, pace: Pace) -> Iterator[tuple[float, str]]:
     """Yield the share of the run that evaluations, snapshots and saving cost beyond the prediction, with a sentence."""
     measured, predicted = result.seconds - pace.seconds[-1], result.prediction.candidate.evaluating
-    words = f"evaluations and saving took {duration_text(measured)}, {duration_text(predicted)} were predicted"
+    foreseen = f"{duration_text(predicted)} were predicted" if predicted else "none of it predicted"
+    words = f"evaluations and saving took {duration_text(measured)}, {foreseen}"
     yield (measured - predicted) / result.seconds, words
 
 

@@ -271,6 +271,6 @@ def lines(measured: RehearsalFigures) -> list[str]:
         f"sends         {exchange}",
         f"memory        {memory_text(measured.memory_peak)} in the largest worker{device}",
         f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)} "
-        "plus start and evaluations",
+        "without evaluations",
         "Nothing was saved.",
     ]
