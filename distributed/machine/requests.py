@@ -85,11 +85,50 @@ class InspectData(MachineRequest):
     carried_out_by = "distributed.checks.data_probe:inspect"
 
 
-@dataclass(frozen=True)
-class TestLinks(MachineRequest):
-    """A conversation about links; see :mod:`distributed.measuring.link_probe`. Needs psutil there."""
+# Requests about links follow one another on the input of one process, which needs psutil. One that fails has the reply
+# {"error": ...}.
 
-    __test__: ClassVar[bool] = False  # none of pytest's
+
+@dataclass(frozen=True)
+class ListAddresses(MachineRequest):
+    """``addresses``: pairs of interface and address; ``cards``: Mbit/s by interface."""
+
+    carried_out_by = "distributed.measuring.link_probe:converse"
+
+
+@dataclass(frozen=True)
+class ListenForPeers(MachineRequest):
+    """``{"port": N}``, on which peers are served that send the token."""
+
+    token: str
+
+    carried_out_by = "distributed.measuring.link_probe:converse"
+
+
+@dataclass(frozen=True)
+class MeasureLink(MachineRequest):
+    """The figures of the best path to a peer that listens."""
+
+    addresses: Sequence[str]
+    port: int
+    token: str
+
+    carried_out_by = "distributed.measuring.link_probe:converse"
+
+
+@dataclass(frozen=True)
+class MeasureTogether(MachineRequest):
+    """``mbit`` to all ``peers`` at once, and ``mbit_back`` from them."""
+
+    peers: Sequence[Mapping[str, Any]]
+    """``addresses``, ``port`` and ``token`` of each, and the ``ends``: the interfaces of the path here and there."""
+
+    carried_out_by = "distributed.measuring.link_probe:converse"
+
+
+@dataclass(frozen=True)
+class StopListening(MachineRequest):
+    """Ends all listeners; ``{"refused": N}`` connections had no token."""
 
     carried_out_by = "distributed.measuring.link_probe:converse"
 

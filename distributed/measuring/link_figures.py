@@ -17,7 +17,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from distributed.machine.link import MachineLink
-from distributed.machine.requests import TestLinks
+from distributed.machine.requests import (
+    ListAddresses,
+    ListenForPeers,
+    MachineRequest,
+    MeasureLink,
+    MeasureTogether,
+    StopListening,
+    frame,
+)
 from distributed.measuring.link_probe import MOST_PEERS, TOKEN
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.documents.cluster import Document, Link, Mbit, Name, Text
@@ -145,9 +153,9 @@ class Probe:
         return self._link.machine.is_local or bool(self._link.host)
 
     def __enter__(self) -> Probe:
-        self._process = self._link.stream(TestLinks())
+        self._process = self._link.stream(ListAddresses())
         try:
-            reply = self.ask({"op": "addresses"}, _COMMAND_TIMEOUT)
+            reply = self._reply(_COMMAND_TIMEOUT)
             addresses = [(str(name), str(address)) for name, address in reply["addresses"]]
             reachable = [address for name, address in addresses if _reaches_others(name, address)]
             self.cards = {str(name): float(rate) for name, rate in dict(reply["cards"]).items()}
@@ -167,15 +175,19 @@ class Probe:
                 self._process.wait(_COMMAND_TIMEOUT)
             self._process.close()
 
-    def ask(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send one command and return the reply.
+    def ask(self, request: MachineRequest, timeout: float) -> dict[str, Any]:
+        """Send one request and return the reply.
 
         Raises:
-            SshError: the probe ended, timed out, sent something else than a reply, or could not carry out the command.
+            SshError: the probe ended, timed out, sent something else than a reply, or could not carry out the request.
         """
         assert self._process is not None
+        self._process.write(frame(request))
+        return self._reply(timeout)
+
+    def _reply(self, timeout: float) -> dict[str, Any]:
+        assert self._process is not None
         try:
-            self._process.write(json.dumps(command).encode() + b"\n")
             reply = json.loads(self._process.read_line(timeout))
         except TimeoutError:
             raise SshError(self.name, f"its link probe has not answered for {timeout:.0f} s") from None
@@ -232,9 +244,8 @@ def _measure(source: Probe, target: Probe) -> PairFigures:
 
 def _call(source: Probe, target: Probe) -> LinkFigures:
     with listening(target) as (port, token):
-        command = {"op": "measure", "addresses": target.addresses, "port": port, "token": token}
         try:
-            return LinkFigures.model_validate(source.ask(command, MEASURE_TIMEOUT))
+            return LinkFigures.model_validate(source.ask(MeasureLink(target.addresses, port, token), MEASURE_TIMEOUT))
         except ValidationError:
             raise SshError(source.name, f"measured impossible values towards {target.name}") from None
 
@@ -248,12 +259,12 @@ def listening(probe: Probe) -> Iterator[tuple[int, str]]:
     """
     token = secrets.token_hex(TOKEN // 2)
     try:
-        yield int(probe.ask({"op": "listen", "token": token}, _COMMAND_TIMEOUT)["port"]), token
+        yield int(probe.ask(ListenForPeers(token), _COMMAND_TIMEOUT)["port"]), token
     except (KeyError, TypeError, ValueError):
         raise SshError(probe.name, "its link probe sent no port") from None
     finally:
         with contextlib.suppress(MusterError):
-            probe.ask({"op": "unlisten"}, _COMMAND_TIMEOUT)
+            probe.ask(StopListening(), _COMMAND_TIMEOUT)
 
 
 _EXHAUSTED = 0.9
@@ -353,5 +364,5 @@ def _measure_together(probe: Probe, peers: Sequence[tuple[Probe, PairFigures]]) 
             addresses = [pair.figures.address] if has_dialled and pair.figures is not None else peer.addresses
             ends = [pair.interface_of(probe.name), pair.interface_of(peer.name)]
             peer_requests.append({"addresses": addresses, "port": port, "token": token, "ends": ends})
-        report = Together.model_validate(probe.ask({"op": "together", "peers": peer_requests}, MEASURE_TIMEOUT))
+        report = Together.model_validate(probe.ask(MeasureTogether(peer_requests), MEASURE_TIMEOUT))
     return InterfaceFigures(machine=probe.name, **report.model_dump())

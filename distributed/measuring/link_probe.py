@@ -1,14 +1,7 @@
 """Throughput and latency between two machines over raw TCP, one direction at a time. Runs on the machines themselves.
 
-Needs Python >= 3.9 with psutil: part of :mod:`distributed.machine.program`. Commands are JSON lines on standard input,
-replies JSON lines on standard output; the end of the input ends it::
-
-    {"op": "addresses"}                 > {"addresses": [[interface, address], ...], "cards": {interface: Mbit/s}}
-    {"op": "listen", "token": T}                                 > {"port": N}
-    {"op": "measure", "addresses": [...], "port": N, "token": T} > the figures, or {"error": ...}
-    {"op": "together", "peers": [{"addresses": [...], "port": N, "token": T, "ends": [interface here, there]}, ...]}
-                                                                 > {"mbit": to all, "mbit_back": from all, "peers": N}
-    {"op": "unlisten"}                                           > {"refused": N}
+Needs Python >= 3.9 with psutil: part of :mod:`distributed.machine.program`. The first request about links begins a
+conversation, in which others follow, and the end of the input ends it.
 
 A listener serves only connections that send its random token first. All buffers and all waits are limited.
 """
@@ -30,10 +23,16 @@ from typing import Any
 
 import psutil
 
-from distributed.machine.requests import MachineRequest
+from distributed.machine.requests import (
+    ListAddresses,
+    ListenForPeers,
+    MachineRequest,
+    MeasureLink,
+    MeasureTogether,
+    read_request,
+)
 from distributed.measuring.link_transfer import (
     GREETING,
-    LONGEST_LINE,
     Lines,
     carries_large,
     close_all,
@@ -54,7 +53,7 @@ MOST_PEERS = 8
 LIFETIME = 30.0
 """Maximum lifetime of a listener in seconds."""
 IDLE = 120.0
-"""Seconds without a command after which the program exits."""
+"""Seconds without a request after which the program exits."""
 ALONE, TOGETHER = 0.6, 0.25
 """Measured seconds of a transfer: with one stream, with several."""
 MUCH_FASTER = 1.3
@@ -355,18 +354,18 @@ def counted(interface: str) -> int:
     return counters.bytes_sent + counters.bytes_recv if counters is not None else 0
 
 
-def answer(command: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, Any]:
-    """Carry out one command and return the reply."""
+def answer(request: MachineRequest, listeners: list[ProbeServer]) -> dict[str, Any]:
+    """Carry out one request and return the reply."""
     try:
-        if command["op"] == "addresses":
+        if isinstance(request, ListAddresses):
             return {"addresses": own_addresses(), "cards": card_rates()}
-        if command["op"] == "listen":
-            listeners.append(ProbeServer(str(command["token"])))
+        if isinstance(request, ListenForPeers):
+            listeners.append(ProbeServer(request.token))
             return {"port": listeners[-1].port}
-        if command["op"] == "measure":
-            return measure([*map(str, command["addresses"])][:8], int(command["port"]), str(command["token"]))
-        if command["op"] == "together":
-            return together([dict(peer) for peer in command["peers"]][:MOST_PEERS])
+        if isinstance(request, MeasureLink):
+            return measure([*map(str, request.addresses)][:8], int(request.port), request.token)
+        if isinstance(request, MeasureTogether):
+            return together([dict(peer) for peer in request.peers][:MOST_PEERS])
         refused = sum(listener.refused for listener in listeners)
         for listener in listeners:
             listener.close()
@@ -377,22 +376,20 @@ def answer(command: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, A
 
 
 def converse(root: Path, request: MachineRequest) -> None:
-    """Carry out commands, one at a time; the end of the input ends a command in progress too."""
-    commands: queue.Queue[bytes] = queue.Queue(16)
+    """Carry out requests, one at a time; the end of the input ends one in progress too."""
+    requests: queue.Queue[MachineRequest] = queue.Queue(16)
 
     def work() -> None:
         listeners: list[ProbeServer] = []
         while True:
-            reply = answer(json.loads(commands.get()), listeners)
-            os.write(1, json.dumps(reply).encode() + b"\n")
+            os.write(1, json.dumps(answer(requests.get(), listeners)).encode() + b"\n")
+
+    def read(size: int) -> bytes:
+        return os.read(0, size) if select.select([0], [], [], IDLE)[0] else b""
 
     threading.Thread(target=work, daemon=True).start()
-    buffer = b""
-    while select.select([0], [], [], IDLE)[0]:
-        data = os.read(0, 4096)
-        if not data or len(buffer) > LONGEST_LINE:
-            break
-        *lines, buffer = (buffer + data).split(b"\n")
-        for line in lines:
-            commands.put(line)
+    with contextlib.suppress(EOFError, ValueError):
+        while True:
+            requests.put(request)
+            request = read_request(read)
     os._exit(0)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.machine.packing import program, sources
-from distributed.machine.requests import TestLinks, frame
+from distributed.machine.requests import ListAddresses, StopListening, frame
 from distributed.measuring import link_probe
 from distributed.measuring.link_figures import LinkFigures, Together
 from distributed.measuring.link_probe import ProbeServer, measure, together
@@ -122,10 +122,10 @@ def test_nobody_listens() -> None:
 
 
 def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
-    source = program(TestLinks().module).decode()
+    source = program(ListAddresses().module).decode()
     assert len(encode([source])) < LIMIT
     command = [sys.executable, "-I", "-c", source, "/nowhere"]
-    given = frame(TestLinks()) + b'{"op": "addresses"}\n'
+    given = frame(ListAddresses()) + frame(StopListening())
     done = subprocess.run(command, input=given, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -83,7 +83,7 @@ def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab, mbit: float) -> N
         pytest.skip(f"others use the processors (load {os.getloadavg()[0]:.1f}), which carry {mbit} Mbit/s only alone")
     assert min(found.link.mbit, found.link.mbit_back) > 0.92 * mbit
     assert not found.busy
-    assert [host.pids("testlinks") for host in lab] == [[], []]
+    assert [host.pids("listaddresses") for host in lab] == [[], []]
 
 
 @pytest.mark.lab
@@ -122,7 +122,7 @@ def test_from_two_hosts_to_a_plan(
     task = ["nanogpt", *(word for key, value in options.items() for word in ("--set", f"{key}={value}"))]
     done = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--out", "figures.json")
     assert done.returncode == 0, done.stderr
-    assert [ours(host) + host.pids("testlinks") for host in lab] == [[], []]
+    assert [ours(host) + host.pids("listaddresses") for host in lab] == [[], []]
     assert [path for host in lab for path in host.files.rglob("runs/*")] == []
     again = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--json")
     document = json.loads(again.stdout)
