@@ -240,6 +240,7 @@ FOR_EXPERTS = frozenset(
 """Codes of reasons that name strategies and options, or repeat what the sentence about the run's time says."""
 _NOTICEABLE_PERCENT = 0.05
 """Per cent of a step below which waiting is not mentioned."""
+_WIRED = " ({rate}): {wired:.2f} instead of {useful:.2f} times as fast"
 _LOSS = "the final loss {higher} (at most {bound:.3g} % is accepted)"
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would be slower "
@@ -306,9 +307,9 @@ WORDS = {
     "no-link": "{subject} has no measured link to {other}, where the coordinator would be",
     "no-cuda": "{subject} has no CUDA device, which engine nccl needs",
     "no-link-nccl": "{subject} does not have a link to every machine, which engine nccl needs",
-    "cable-to": "with a cable to {subject} ({rate}): {useful:.2f}x -> {wired:.2f}x",
-    "cable-between": "with a cable between {subject} and {other} ({rate}): {useful:.2f}x -> {wired:.2f}x",
-    "cables-to": "with cables to {subject} ({rate}): {useful:.2f}x -> {wired:.2f}x",
+    "cable-to": "with a cable to {subject}" + _WIRED,
+    "cable-between": "with a cable between {subject} and {other}" + _WIRED,
+    "cables-to": "with cables to {subject}" + _WIRED,
     "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
     "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",

@@ -190,7 +190,7 @@ def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) ->
 
 def _cells(run: RunSummary) -> list[str]:
     """Return the cells of a run; the longest one, its result, is the last."""
-    started = f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
+    started = _started_text(run)
     metadata = run.metadata
     if metadata is None:
         return [run.run_id, profile_text(run.profile), run.status, started, "-", "-", run.damage]
@@ -198,6 +198,11 @@ def _cells(run: RunSummary) -> list[str]:
     result = metadata.error_message or _headline_of(metadata.metrics)
     status = f"{run.status}, {len(run.lost)} lost" if run.lost else run.status
     return [run.run_id, profile_text(run.profile), status, started, took, workers, result]
+
+
+def _started_text(run: RunSummary) -> str:
+    """Return when a run started, in local time."""
+    return f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:
@@ -218,13 +223,14 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     metadata = folder.metadata
     step = f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step)
     lost = f", lost {visible(', '.join(run.lost))}" if run.lost else ""
+    way = f", {metadata.strategy} over {metadata.engine}" if len(metadata.hosts) > 1 else ""
     lines = [
         f"run       {metadata.run_id} ({run.status}{lost}, attempt {metadata.attempt})",
         f"profile   {metadata.profile}",
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",
-        f"strategy  {metadata.strategy} over {metadata.engine}, {counted(len(metadata.hosts), 'worker')}",
-        f"started   {metadata.start_time}",
+        f"workers   {len(metadata.hosts)}{way}",
+        f"started   {_started_text(run)}",
         f"time      {_time_text(run, state)}",
         f"steps     {step}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",
