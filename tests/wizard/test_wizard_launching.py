@@ -21,6 +21,7 @@ from profiles.split import DATA_STAY
 from tests.wizard.fake_services import ANNA, HERE
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import MemberPlan, RunPlan
+from training.records.run_folder import log_stem
 
 CONFIG = "[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\ncoordinator_port = 4711\n"
 STEP = StepEvent(step=1, epoch=0.1, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0)
@@ -60,6 +61,12 @@ def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
     assert (row.status, row.cause, row.fix) == (ItemStatus.FAILED, "no memory", "a smaller batch")
     assert row.cells[3] is ItemStatus.FAILED and row.log[-1] == "line 99"
     assert grid(*events).launch(tmp_path).rows[0].status is ItemStatus.WORKING
+
+
+def test_a_member_has_its_own_log_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("tower:cuda:0", "tower", "tower-2"):
+        (tmp_path / f"{log_stem(name)}.log").write_text(f"of {name}\n")
+    assert [tail(tmp_path, name) for name in ("tower:cuda:0", "tower")] == [("of tower:cuda:0",), ("of tower",)]
 
 
 def test_a_member_without_a_log_has_none(tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ def folder_name(plan: RunPlan) -> str:
     return f"{plan.run_id}-{re.sub(r'[^A-Za-z0-9._-]+', '_', plan.profile.name)[:80]}"
 
 
+def log_stem(name: str) -> str:
+    """Return the stem of the log files of a machine or member; from the second one on, a number follows it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80] or "machine"
+
+
 class RunFolder:
     """One run's folder. :meth:`open` only reads; the other constructors hold it for this process."""
 
@@ -198,7 +203,7 @@ class RunFolder:
 
     def log_path(self, machine: str) -> Path:
         """Make an empty log file for a machine, never one of an earlier attempt."""
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", machine)[:80] or "machine"
+        stem = log_stem(machine)
         number = 1
         while True:
             path = self.logs / (f"{stem}.log" if number == 1 else f"{stem}.{number}.log")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from profiles.errors import MusterError, RunFailed
 from profiles.trackers import tracker_names
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import RunPlan
+from training.records.run_folder import log_stem
 from training.tasks.published_models import usable_profile
 
 See = Callable[[LaunchProgress], None]
@@ -164,11 +165,13 @@ def _row(
 
 def tail(logs: Path, member: str) -> tuple[str, ...]:
     """Return the last lines of a member's newest log."""
-    log_files = sorted(logs.glob(f"{glob.escape(member)}*.log"), key=lambda path: path.stat().st_mtime)
+    names = re.compile(rf"{re.escape(log_stem(member))}(\.\d+)?\.log")
+    log_files = [path for path in logs.glob("*.log") if names.fullmatch(path.name)]
     if not log_files:
         return ()
-    with log_files[-1].open("rb") as stream:
-        stream.seek(max(0, log_files[-1].stat().st_size - _LONGEST_LOG))
+    newest = max(log_files, key=lambda path: path.stat().st_mtime)
+    with newest.open("rb") as stream:
+        stream.seek(max(0, newest.stat().st_size - _LONGEST_LOG))
         lines = stream.read().decode(errors="replace").splitlines()
     return tuple(line for line in lines if line.strip())[-_LOG_LINES:]
 
