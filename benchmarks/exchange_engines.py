@@ -66,7 +66,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
     from training.exchange.mean.mesh_member import MeshMember
 
     own = None if engine == "run in clear" else Path(secrets) / f"member-{rank}"
-    listen, shares = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
+    listen, shards = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
     exchange = MeshMember(
         JoinConfig(
             address,
@@ -76,7 +76,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
             world,
             f"m{rank}",
             listen,
-            shares=dict(enumerate(shares)),
+            shards=dict(enumerate(shards)),
             transport="tls" if engine == "run through TLS" else "auto",
         )
     ).join(CONNECT_WITHIN)

@@ -1,11 +1,11 @@
 """Seconds for one mean over shaped links, as times of what the links allow: the mesh as a process group and as a run
-uses it (with equal shares, and with those that the planner takes), and gloo.
+uses it (with equal shards, and with those that the planner takes), and gloo.
 
     .venv/bin/python benchmarks/exchange_links.py [--mbit 20 100 1000] [--megabytes 40] [--repeats 3] [--json FILE]
 
 Needs root: four members in network namespaces (``tests/lab``), links shaped both ways. What they allow is
 ``2 (n - 1) / n`` of the payload at the rate of a link; with a slow one among them, what they allow with the best
-shares. Engines take turns. ``--slow 50`` makes the last member's link that slow (Wi-Fi among cables). Processors are
+shards. Engines take turns. ``--slow 50`` makes the last member's link that slow (Wi-Fi among cables). Processors are
 shared by all; at 1000 Mbit/s they count too. Five minutes.
 """
 
@@ -40,25 +40,25 @@ ENGINES = {"mesh": "mesh", "run": "run", "run, planned": "run", "gloo": "gloo"}
 
 
 def planned(size: int, rates: dict[str, float]) -> tuple[list[float], float]:
-    """Return the planner's shares for these links, and the seconds that they allow with the best ones."""
+    """Return the planner's shards for these links, and the seconds that they allow with the best ones."""
     machines = tuple(ClusterMachine(name=name) for name in NAMES)
     pairs = ((a, b, min(rates[a], rates[b])) for a, b in itertools.combinations(NAMES, 2))
     links = tuple(Link(source=a, target=b, mbit=rate, mbit_back=rate) for a, b, rate in pairs)
     there = Cluster(machines=machines, links=links)
     way = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=NAMES)
-    shares = ExchangeCosts(there, size // 4).forecast(way).shares
+    shards = ExchangeCosts(there, size // 4).forecast(way).shards.values()
     stars = [bottlenecks_of(there, star_flows(NAMES, owner, size, size)) for owner in NAMES]
     keys = {key for star in stars for key in star}
     times = ([star[key].seconds if key in star else 0.0 for star in stars] for key in keys)
-    return list(shares), max(sum(map(mul, shares, each)) for each in times)
+    return [*shards], max(sum(map(mul, shards, each)) for each in times)
 
 
-def measure(lab: Lab, size: int, repeats: int, shares: list[float]) -> dict[str, list[float]]:
+def measure(lab: Lab, size: int, repeats: int, shards: list[float]) -> dict[str, list[float]]:
     """Return seconds of every repeat, by engine."""
     hosts = [lab[name] for name in NAMES]
 
     def prefixes(engine: str) -> list[list[str]]:
-        owned = f"BENCH_SHARES={json.dumps(shares if engine == 'run, planned' else [])}"
+        owned = f"BENCH_SHARES={json.dumps(shards if engine == 'run, planned' else [])}"
         return [
             ["nsenter", "-t", f"{host.pid}", "-n", "env", f"MUSTER_LISTEN={host.address}", "GLOO_SOCKET_IFNAME=eth0",
              owned] for host in hosts
@@ -95,8 +95,8 @@ def main() -> None:
             rates = dict.fromkeys(NAMES, mbit) | ({NAMES[-1]: given.slow} if given.slow else {})
             for name, rate in rates.items():
                 lab[name].set_rate(rate)
-            shares, allowed = planned(size, rates)
-            found = measure(lab, size, given.repeats, shares)
+            shards, allowed = planned(size, rates)
+            found = measure(lab, size, given.repeats, shards)
             rows.append({"mbit": mbit, "slow": given.slow, "bytes": size, "allowed": allowed, **found})
             cells = " | ".join(f"{statistics.median(found[engine]) / allowed:.2f}" for engine in ENGINES)
             print(f"| {mbit:g} | {allowed:.2f} | {cells} | {os.getloadavg()[0]:.1f} |", flush=True)

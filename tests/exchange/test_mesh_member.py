@@ -171,7 +171,7 @@ def test_what_is_not_finite_stays_with_its_member_and_all_are_told(tmp_path: Pat
 
 @pytest.mark.parametrize("codec_name", ["int8", "mxfp4", "topk:0.05"])
 def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_path: Path, codec_name: str) -> None:
-    """Each member keeps what encoding its own share lost; together that is what one would keep."""
+    """Each member keeps what encoding its own shard lost; together that is what one would keep."""
     elements, codec = CHUNK_ELEMENTS + 40, codec_by_name(codec_name)
     expected = stream_means(codec_name, elements, 2, 4)
     kept: list[Residual | None] = [None, None]
@@ -187,16 +187,16 @@ def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_pat
                 ]
                 assert all(torch.equal(p.wait(60).mean, expected[number]) for p in pending)
             kept = [member.residual("s") for member in members]
-            assert sum(len(one.values) for one in kept if one is not None) == elements, "each keeps its own share only"
+            assert sum(len(one.values) for one in kept if one is not None) == elements, "each keeps its own shard only"
 
 
 def test_what_others_own_after_a_restart_is_lost_once_and_no_more(tmp_path: Path) -> None:
     elements, codec = CHUNK_ELEMENTS, codec_by_name("mxfp4")
 
     def rounds(
-        running: Lab, shares: dict[int, float], kept: list[Residual | None], numbers: range
+        running: Lab, shards: dict[int, float], kept: list[Residual | None], numbers: range
     ) -> list[Residual | None]:
-        members = running.connect_all(shares=shares)
+        members = running.connect_all(shards=shards)
         for member, one in zip(members, kept):
             if one is not None:
                 member.restore_residual("s", one)
@@ -255,7 +255,7 @@ def test_a_wait_goes_on_while_bytes_move() -> None:
 def test_bytes_are_within_three_per_cent_of_theory(tmp_path: Path, codec_name: str) -> None:
     elements = 2_000_000
     codec = codec_by_name(codec_name)
-    share = codec.max_encoded_bytes(elements // 2)
+    shard = codec.max_encoded_bytes(elements // 2)
     with lab(tmp_path, 2) as running:
         members = running.connect_all()
         vector = torch.randn(elements)
@@ -263,9 +263,9 @@ def test_bytes_are_within_three_per_cent_of_theory(tmp_path: Path, codec_name: s
         until(lambda: members[0].traffic.bytes_received)
         traffic = members[0].traffic.copy()
     # a piece of a sparse reply has up to all members' values
-    most = share + (2 if codec_name.startswith("topk") else 1) * share
-    assert 0.97 * 2 * share <= traffic.bytes_sent <= 1.03 * most
-    assert 0.97 * 2 * share <= traffic.bytes_received <= 1.03 * most
+    most = shard + (2 if codec_name.startswith("topk") else 1) * shard
+    assert 0.97 * 2 * shard <= traffic.bytes_sent <= 1.03 * most
+    assert 0.97 * 2 * shard <= traffic.bytes_received <= 1.03 * most
 
 
 # ------------------------------------------------------------------------------------------------- late, lost, and gone

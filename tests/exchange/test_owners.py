@@ -1,4 +1,4 @@
-"""The mean by owners: the same bits on all members and for every choice of shares, held to a reference of its own."""
+"""The mean by owners: the same bits on all members and for every choice of shards, held to a reference of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name
 from training.exchange.links.certificates import issue_run_certificates
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
-from training.exchange.mean.owners import OneRoundMean, OwnedMean, share_bounds
+from training.exchange.mean.owners import OneRoundMean, OwnedMean, shard_bounds
 from training.exchange.residuals import MeanResiduals
 
 pytestmark = pytest.mark.slow
@@ -47,18 +47,18 @@ def means(
     vectors: list[torch.Tensor],
     codec: str,
     weights: list[float],
-    shares: dict[int, float] | None = EQUAL,
+    shards: dict[int, float] | None = EQUAL,
     flags: list[bytes] | None = None,
     stream: str = "",
     residuals: list[MeanResiduals] | None = None,
 ) -> list[MeanResult]:
-    """By owners, or without shares in one round."""
+    """By owners, or without shards in one round."""
     kept = residuals or [MeanResiduals() for _ in three]
     own = [
         Contribution("name:1", vector.clone(), weight, codec_by_name(codec), flag, stream).checked()
         for vector, weight, flag in zip(vectors, weights, flags or [b""] * len(vectors))
     ]
-    if shares is None:
+    if shards is None:
         shared = [OneRoundMean(mesh, one, left, mesh.members) for mesh, one, left in zip(three, own, kept)]
         number = three[0].started + 1
         for operation in [
@@ -67,7 +67,7 @@ def means(
         ]:
             operation.wait(PATIENCE)
         return [one.complete(one.outcome()) for one in shared]
-    reductions = [OwnedMean(mesh, one, left, shares) for mesh, one, left in zip(three, own, kept)]
+    reductions = [OwnedMean(mesh, one, left, shards) for mesh, one, left in zip(three, own, kept)]
     for operation in [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]:
         operation.wait(PATIENCE)
     return [reduction.complete(reduction.outcome()) for reduction in reductions]
@@ -90,22 +90,22 @@ def reference(vectors: list[torch.Tensor], codec: str, weights: list[float]) -> 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("elements", [1, 1000, CHUNK_ELEMENTS + 77, 700_003])
-def test_bits_are_the_references_for_every_choice_of_shares(three: list[Mesh], codec: str, elements: int) -> None:
+def test_bits_are_the_references_for_every_choice_of_shards(three: list[Mesh], codec: str, elements: int) -> None:
     vectors, weights = [values_of(rank, elements) for rank in range(3)], [1.0, 0.0, 2.5]
     right = reference(vectors, codec, weights)
-    for shares in SHARES if elements <= CHUNK_ELEMENTS else SHARES[:-1]:  # what is longer never goes in one round
-        for result in means(three, vectors, codec, weights, shares):
+    for shards in SHARES if elements <= CHUNK_ELEMENTS else SHARES[:-1]:  # what is longer never goes in one round
+        for result in means(three, vectors, codec, weights, shards):
             assert torch.equal(result.mean, right)
             assert (result.weight, result.members, result.included) == (3.5, (0, 1, 2), True)
 
 
 @given(
     st.integers(0, 5000),
-    st.lists(st.floats(0.0, 10.0), min_size=1, max_size=6).filter(lambda shares: sum(shares) > 1e-3),
+    st.lists(st.floats(0.0, 10.0), min_size=1, max_size=6).filter(lambda shards: sum(shards) > 1e-3),
     st.sampled_from([1, 32, 300]),
 )
-def test_shares_are_whole_blocks_without_gaps(elements: int, shares: list[float], block: int) -> None:
-    bounds = share_bounds(elements, dict(enumerate(shares)), block)
+def test_shards_are_whole_blocks_without_gaps(elements: int, shards: list[float], block: int) -> None:
+    bounds = shard_bounds(elements, dict(enumerate(shards)), block)
     edges = [bounds[rank] for rank in sorted(bounds)]
     assert edges[0][0] == 0 and edges[-1][1] == elements
     assert all(one[1] == other[0] for one, other in itertools.pairwise(edges))
@@ -122,8 +122,8 @@ def test_whoever_is_not_finite_is_left_out_and_named_to_all(three: list[Mesh], d
         vectors[rank][data.draw(st.integers(0, elements - 1))] = float("nan")
     flags = [bytes([1 << rank]) for rank in range(3)]
     good = [rank for rank in range(3) if rank not in bad]
-    shares = data.draw(st.sampled_from([EQUAL, None]))
-    results = means(three, vectors, "fp32", [1.0, 2.0, 3.0], shares, flags)
+    shards = data.draw(st.sampled_from([EQUAL, None]))
+    results = means(three, vectors, "fp32", [1.0, 2.0, 3.0], shards, flags)
     right = reference([vectors[rank] for rank in good], "fp32", [rank + 1.0 for rank in good]) if good else None
     for rank, result in enumerate(results):
         assert result.refused == tuple(sorted(bad))
@@ -139,7 +139,7 @@ def test_a_member_that_lies_about_its_numbers_is_left_out_by_the_owner(three: li
     kept = [MeanResiduals() for _ in three]
     own = [Contribution("name:1", vector.clone(), 1.0, codec_by_name("fp32")).checked() for vector in vectors]
     reductions = [OwnedMean(mesh, own[r], kept[r], EQUAL) for r, mesh in enumerate(three)]
-    own[2].values[5] = float("inf")  # in the share of member 0, after it was looked at
+    own[2].values[5] = float("inf")  # in the shard of member 0, after it was looked at
     for operation in [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]:
         operation.wait(PATIENCE)
     results = [reduction.complete(reduction.outcome()) for reduction in reductions]
@@ -157,7 +157,7 @@ def test_what_owners_lose_is_kept_for_the_next_mean_of_the_stream(three: list[Me
             assert torch.equal(result.mean, expected)
 
 
-def test_what_an_owner_has_kept_follows_it_when_shares_change() -> None:
+def test_what_an_owner_has_kept_follows_it_when_shards_change() -> None:
     kept, codec = MeanResiduals(), codec_by_name("bf16")
     values = values_of(0, 300)
 

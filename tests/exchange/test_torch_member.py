@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 FP32 = codec_by_name("fp32")
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 SIZES = [0, 1, 37, 5_000, 300_000, 900_001]
-"""Over the links and through torch, parts of blocks, several pieces, and shares of unequal size."""
+"""Over the links and through torch, parts of blocks, several pieces, and shards of unequal size."""
 
 
 def values_of(rank: int, elements: int) -> torch.Tensor:
@@ -108,10 +108,10 @@ def test_bytes_are_what_theory_says(tmp_path: Path, world: int, codec_name: str)
             assert member.traffic.bytes_received == pytest.approx(theory, rel=0.03)
 
 
-def test_shares_move_the_bytes_and_no_bit(tmp_path: Path) -> None:
+def test_shards_move_the_bytes_and_no_bit(tmp_path: Path) -> None:
     vectors = [values_of(rank, 300_000) for rank in range(3)]
     with lab(tmp_path, 3, engine="nccl") as running:
-        members = running.connect_all(shares={0: 1.0, 1: 0.0, 2: 0.0})
+        members = running.connect_all(shards={0: 1.0, 1: 0.0, 2: 0.0})
         results = means(members, "x", vectors, "bf16")
         sent = [group_of(member).bytes_sent for member in members]
     codec = codec_by_name("bf16")

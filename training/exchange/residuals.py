@@ -87,7 +87,7 @@ class MeanResiduals:
     def settle(self, stream: str, pending: Mapping[int, torch.Tensor]) -> None:
         """Keep what encoding all of this owner's pieces of one mean lost; it replaces all residuals of the stream.
 
-        Where the pieces differ from those of the mean before, because the owners' shares have changed, the old
+        Where the pieces differ from those of the mean before, because the owners' shards have changed, the old
         residuals of their ranges have been added to them.
         """
         with self._lock:

@@ -77,7 +77,7 @@ def connect(
         member.name,
         listen=near if all(map(plan.is_local, plan.all_members)) else everywhere,
         hosts=member.lead.addresses,
-        shares={planned.rank: planned.shard for planned in plan.members},
+        shards={planned.rank: planned.shard for planned in plan.members},
         local=plan.is_local(member),
         interface=member.lead.interface,
         rendezvous=rendezvous,

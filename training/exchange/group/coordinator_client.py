@@ -55,8 +55,8 @@ class JoinConfig:
         certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
         listen: literal address on which other members dial this one.
         hosts: literal addresses under which it is announced, the fastest route first; empty: those of its interfaces.
-        shares: how much of every vector each member owns, by rank; see
-            :func:`~training.exchange.mean.owners.share_bounds`.
+        shards: how much of every vector each member owns, by rank; see
+            :func:`~training.exchange.mean.owners.shard_bounds`.
         local: the coordinator is on this machine, see :class:`training.records.plan.MemberPlan`.
         on_return: called when the group, which had continued without this member, has taken it back.
         interface: the network interface over which most others reach this member fastest, if that was measured.
@@ -76,7 +76,7 @@ class JoinConfig:
     name: str
     listen: str = "127.0.0.1"
     hosts: Sequence[str] = ()
-    shares: Mapping[int, float] | None = None
+    shards: Mapping[int, float] | None = None
     local: bool = False
     on_return: Callable[[], None] = lambda: None
     rendezvous: Callable[[], tuple[str, str]] | None = None

@@ -55,7 +55,7 @@ class MeshMember(Exchange):
         self.rank = rank = joining.rank
         self._joining, self._meter = joining, Meter()
         self.traffic: Traffic = self._meter.traffic
-        self._shares = dict(joining.shares or {})
+        self._shards = dict(joining.shards or {})
         identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
         self._listener = Listener(joining.listen, identity)
         self._residuals, self._buffer_pool = MeanResiduals(), BufferPool()
@@ -146,7 +146,7 @@ class MeshMember(Exchange):
 
     def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         self._check()
-        ours = (self._meter, self._residuals, self._shares, self._buffer_pool)
+        ours = (self._meter, self._residuals, self._shards, self._buffer_pool)
         return self._start(MeshMean(self.operations, contribution, *ours, borrows=waits), waits)
 
     def _start_gather(

@@ -32,7 +32,7 @@ from training.exchange.mean.outcomes import (
     description_crc,
     gather_buffer,
 )
-from training.exchange.mean.owners import OneRoundMean, OwnedMean, shares_of, takes_one_round
+from training.exchange.mean.owners import OneRoundMean, OwnedMean, shards_of, takes_one_round
 from training.exchange.mean.reduction import BufferPool
 from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.residuals import MeanResiduals
@@ -189,7 +189,7 @@ class MeshMean(MeshOperation[MeanResult]):
     """A weighted mean. The values are copied before the constructor returns.
 
     Args:
-        shares: how much of the vector each member owns, by rank; default 1.
+        shards: how much of the vector each member owns, by rank; default 1.
         borrows: the values are not copied, for the caller waits for the result.
     """
 
@@ -199,7 +199,7 @@ class MeshMean(MeshOperation[MeanResult]):
         contribution: Contribution,
         meter: Meter,
         residuals: MeanResiduals,
-        shares: Mapping[int, float],
+        shards: Mapping[int, float],
         buffer_pool: BufferPool | None = None,
         borrows: bool = False,
     ) -> None:
@@ -209,7 +209,7 @@ class MeshMean(MeshOperation[MeanResult]):
         self.contribution = copy_contribution(contribution, buffer_pool or BufferPool(), borrows)
         self._device = values.device
         self._residuals = residuals
-        self._shares = shares
+        self._shards = shards
         self._reduction: OwnedMean | OneRoundMean | None = None
         super().__init__(number, name, describe_operation("mean", name, contribution), meter, contribution.group)
 
@@ -228,8 +228,8 @@ class MeshMean(MeshOperation[MeanResult]):
         if takes_one_round(self.contribution, len(members)):
             self._reduction = shared = OneRoundMean(mesh, self.contribution, self._residuals, members)
             return mesh.gather(shared.message, shared.buffers, shared.note_received, on_done, self.number, _ONE_ROUND)
-        shares = shares_of(self._shares, members)
-        self._reduction = reduction = OwnedMean(mesh, self.contribution, self._residuals, shares)
+        shards = shards_of(self._shards, members)
+        self._reduction = reduction = OwnedMean(mesh, self.contribution, self._residuals, shards)
         return mesh.prepare(reduction, on_done, number=self.number)
 
     def complete(self) -> OperationResult:

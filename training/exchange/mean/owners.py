@@ -1,9 +1,9 @@
 """The weighted mean by owners, over a :class:`~training.exchange.mean.mesh.Mesh`.
 
-Every member owns a share of the vector. Contributions to it go to its owner encoded; the owner decodes them, averages
+Every member owns a shard of the vector. Contributions to it go to its owner encoded; the owner decodes them, averages
 in fp32 **in rank order** (:func:`~training.exchange.base.weighted_mean`), encodes the outcome and sends it to all. All
-pieces begin on a multiple of the codec's block, so a share's bounds change no bit: members hold the same mean for every
-choice of shares, including a single owner of everything (a star). What the owner's encoding loses stays with the owner
+pieces begin on a multiple of the codec's block, so a shard's bounds change no bit: members hold the same mean for every
+choice of shards, including a single owner of everything (a star). What the owner's encoding loses stays with the owner
 (:class:`~training.exchange.residuals.MeanResiduals`).
 
 Weight, flags and whether the values are finite follow the first piece. An owner that finds non-finite values leaves
@@ -41,7 +41,7 @@ from training.exchange.mean.reduction import AT_ONCE, Reduction
 from training.exchange.residuals import MeanResiduals
 
 _PIECES, _PIECES_OF_UNEQUAL = 16, 48
-"""Pieces of the widest share. If shares differ, a slow member waits with every piece for the outcome of it, so they are
+"""Pieces of the widest shard. If shards differ, a slow member waits with every piece for the outcome of it, so they are
 smaller (docs/inside/performance-lab.md)."""
 _MIN_PIECE = 65_536
 """Minimum elements of a piece: each costs a message."""
@@ -49,29 +49,29 @@ _TAIL = struct.Struct("<dIQ?")
 """Weight, which operation it is, how many results the sender has, and whether its values are non-finite."""
 
 
-def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict[int, tuple[int, int]]:
-    """Cut a vector into the members' shares, on multiples of ``block``.
+def shard_bounds(elements: int, shards: Mapping[int, float], block: int) -> dict[int, tuple[int, int]]:
+    """Cut a vector into the members' shards, on multiples of ``block``.
 
     Args:
-        shares: how much each member owns, by rank, relative to one another; 0 or more, not all 0.
+        shards: how much each member owns, by rank, relative to one another; 0 or more, not all 0.
 
     Returns:
         Start and stop by rank, ascending and without gaps.
     """
-    blocks, total, bounds, before, start = -(-elements // block), math.fsum(shares.values()), {}, 0.0, 0
-    for rank in sorted(shares):
-        before += shares[rank]
+    blocks, total, bounds, before, start = -(-elements // block), math.fsum(shards.values()), {}, 0.0, 0
+    for rank in sorted(shards):
+        before += shards[rank]
         stop = min(round(blocks * before / total) * block, elements)
         bounds[rank] = (start, stop)
         start = stop
-    bounds[max(shares)] = (bounds[max(shares)][0], elements)
+    bounds[max(shards)] = (bounds[max(shards)][0], elements)
     return bounds
 
 
-def shares_of(declared: Mapping[int, float], members: Sequence[int]) -> dict[int, float]:
+def shards_of(declared: Mapping[int, float], members: Sequence[int]) -> dict[int, float]:
     """Return how much each member owns: 1 unless declared, and for all if no member would own anything."""
-    shares = {rank: declared.get(rank, 1.0) for rank in members}
-    return shares if any(shares.values()) else dict.fromkeys(shares, 1.0)
+    shards = {rank: declared.get(rank, 1.0) for rank in members}
+    return shards if any(shards.values()) else dict.fromkeys(shards, 1.0)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _MeanBase:
         self._outcome_tail_bytes = len(outcome_tail(0.0, self.members, (), (), contribution.flags))
 
     def settle(self) -> None:
-        """Keep what encoding this member's share of the mean lost, now that the mean is final."""
+        """Keep what encoding this member's shard of the mean lost, now that the mean is final."""
         self._residuals.settle(self._contribution.stream, self._pending_residuals)
 
     def _note_settled(self) -> None:
@@ -196,17 +196,17 @@ class OwnedMean(_MeanBase, Reduction):
 
     Args:
         contribution: this member's.
-        shares: see :func:`share_bounds`; its keys are the members that take part.
+        shards: see :func:`shard_bounds`; its keys are the members that take part.
     """
 
     def __init__(
-        self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]
+        self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, shards: Mapping[int, float]
     ) -> None:
-        super().__init__(mesh, contribution, residuals, sorted(shares))
+        super().__init__(mesh, contribution, residuals, sorted(shards))
         elements = contribution.values.numel()
-        self._bounds = share_bounds(elements, shares, self._codec.block)
+        self._bounds = shard_bounds(elements, shards, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
-        pieces = _PIECES if len(set(shares.values())) == 1 else _PIECES_OF_UNEQUAL
+        pieces = _PIECES if len(set(shards.values())) == 1 else _PIECES_OF_UNEQUAL
         step = min(CHUNK_ELEMENTS, max(_MIN_PIECE, widest // pieces))
         self._step = max(self._codec.block, step // self._codec.block * self._codec.block)
         # An empty vector still has weight and flags: its last owner sends one empty piece.

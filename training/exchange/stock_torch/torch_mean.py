@@ -1,6 +1,6 @@
 """A member of engine ``nccl``, and its weighted mean: by owners as on the mesh, over a process group of stock torch.
 
-A stock all-reduce adds in ring order and supports only numbers of one dtype; here the owner of a share adds decoded
+A stock all-reduce adds in ring order and supports only numbers of one dtype; here the owner of a shard adds decoded
 contributions in rank order and sends the outcome to all (:mod:`training.exchange.mean.owners`): the bits equal the
 mesh's, and so does the outcome that members hand to one another after a loss. Shares travel in pieces whose arithmetic
 overlaps the transfer of the next ones.
@@ -38,7 +38,7 @@ from training.exchange.mean.outcomes import (
     description_crc,
     outcome_tail,
 )
-from training.exchange.mean.owners import share_bounds, shares_of
+from training.exchange.mean.owners import shard_bounds, shards_of
 from training.exchange.mean.reduction import AT_ONCE
 from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.residuals import MeanResiduals
@@ -69,11 +69,11 @@ class Attempt:
         mesh: TorchMesh,
         on_device: Callable[[torch.device], Contribution],
         residuals: MeanResiduals,
-        shares: Mapping[int, float],
+        shards: Mapping[int, float],
     ) -> None:
         assert mesh.group is not None
         self._mesh, self._group, self._on_device = mesh, mesh.group, on_device
-        self._residuals, self._shares = residuals, shares
+        self._residuals, self._shards = residuals, shards
         self._full = mesh.full
         self.pending_residuals: dict[int, torch.Tensor] = {}
         self._frames: list[Frame] = []
@@ -89,8 +89,8 @@ class Attempt:
             PeerLost: a member sent something invalid.
         """
         contribution = self._contribution = self._on_device(self._group.device)
-        shares = shares_of(self._shares, self._mesh.members)
-        bounds = self._bounds = share_bounds(contribution.values.numel(), shares, contribution.codec.block)
+        shards = shards_of(self._shards, self._mesh.members)
+        bounds = self._bounds = shard_bounds(contribution.values.numel(), shards, contribution.codec.block)
         self._exchange_headers()
         default_step = CHUNK_ELEMENTS if len(bounds) < 3 else CHUNK_ELEMENTS // 2
         step = max(default_step, contribution.codec.block) if self._group.device.type == "cpu" else _DEVICE_PIECE
@@ -164,7 +164,7 @@ class Attempt:
             return under_way.append(piece)
 
     def _piece(self, start: int, step: int) -> Iterator[None]:
-        """Owners average a piece of their shares and send the outcome to all; yields while a transfer is under way."""
+        """Owners average a piece of their shards and send the outcome to all; yields while a transfer is under way."""
         group, codec, values = self._group, self._contribution.codec, self._contribution.values
         slices = [(min(a + start, b), min(a + start + step, b)) for a, b in self._bounds.values()]
         frames = [encoded(codec, values[a:b]) for a, b in slices]
@@ -182,7 +182,7 @@ class Attempt:
         self._frames += [(a, b, data) for (a, b), data in zip(slices, received) if b > a]
 
     def _averaged(self, frames: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        """Return the encoded mean of a piece of this member's share."""
+        """Return the encoded mean of a piece of this member's shard."""
         if start == stop:
             return frames[0]
         contribution, terms = self._contribution, []
@@ -225,7 +225,7 @@ class TorchMean(MeshOperation[MeanResult]):
     """A weighted mean with a dense codec. The values are copied before the constructor returns.
 
     Args:
-        shares: how much of the vector each member owns, by rank; default 1.
+        shards: how much of the vector each member owns, by rank; default 1.
     """
 
     def __init__(
@@ -234,18 +234,18 @@ class TorchMean(MeshOperation[MeanResult]):
         contribution: Contribution,
         meter: Meter,
         residuals: MeanResiduals,
-        shares: Mapping[int, float],
+        shards: Mapping[int, float],
     ) -> None:
         copy = contribution.values.detach().clone()
         self._contribution = replace(contribution, values=copy)
         self._ready = torch.cuda.current_stream(copy.device).record_event() if copy.is_cuda else None
-        self._residuals, self._shares = residuals, shares
+        self._residuals, self._shards = residuals, shards
         self._attempt: Attempt | None = None
         super().__init__(number, contribution.name, describe_operation("mean", contribution.name, contribution), meter)
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         assert isinstance(mesh, TorchMesh) and mesh.group is not None
-        self._attempt = Attempt(mesh, self._on_device, self._residuals, self._shares)
+        self._attempt = Attempt(mesh, self._on_device, self._residuals, self._shards)
         mesh.group.carry_out(self._attempt.run, on_done)  # at once, in the order of the operations
         return PendingTransfer(0)
 
@@ -349,4 +349,4 @@ class TorchMember(MeshMember):
         if contribution.group or not flat or sparse or codec.max_encoded_bytes(values.numel()) <= SMALL:
             return super()._start_mean(contribution, waits)
         self._check()
-        return self._start(TorchMean(self.operations, contribution, self._meter, self._residuals, self._shares), waits)
+        return self._start(TorchMean(self.operations, contribution, self._meter, self._residuals, self._shards), waits)

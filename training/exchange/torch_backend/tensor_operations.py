@@ -138,7 +138,7 @@ def names(tensors: Sequence[torch.Tensor], reducers: Sequence[Reducer] = ()) -> 
 
 
 class TensorReduction(Reduction):
-    """An in-place all-reduce of a flat tensor, by equal shares."""
+    """An in-place all-reduce of a flat tensor, by equal shards."""
 
     def __init__(self, values: torch.Tensor, mesh: Mesh, reducer: Reducer) -> None:
         members, rank = mesh.members, mesh.rank
@@ -146,12 +146,12 @@ class TensorReduction(Reduction):
         self._members = members
         self._rank = rank
         self._reducer = reducer
-        share = -(-values.numel() // len(members))
-        share = -(-share // 64) * 64
-        piece = min(MAX_FRAME, max(_PIECE, share * values.element_size() // 4))
+        shard = -(-values.numel() // len(members))
+        shard = -(-shard // 64) * 64
+        piece = min(MAX_FRAME, max(_PIECE, shard * values.element_size() // 4))
         self._step = piece // values.element_size()
         self._bounds = {
-            member: (min(number * share, values.numel()), min((number + 1) * share, values.numel()))
+            member: (min(number * shard, values.numel()), min((number + 1) * shard, values.numel()))
             for number, member in enumerate(members)
         }
         self.pieces = {member: -(-(stop - start) // self._step) for member, (start, stop) in self._bounds.items()}
