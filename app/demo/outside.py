@@ -19,6 +19,7 @@ from app.demo.fixture import HERE, TourMachine, fixture
 from app.wizard.services.machines import ThisComputer
 from app.wizard.services.outside import Outside
 from app.wizard.state.records import Tell
+from distributed.agent.requests import ProbeMachine, Reach, ReadHealth, read_request
 from distributed.checks.examination import MachineExamination, examine
 from distributed.discovery.discovery import Sources
 from distributed.discovery.network_interfaces import Endpoint, PathKind
@@ -36,7 +37,6 @@ from distributed.discovery.sightings import (
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
 from distributed.machine.link import HERE_NAME, HereConnection, MachineLink
-from distributed.machine.requests import ProbeMachine, Reach, ReadHealth, read_request
 from distributed.measuring.link_figures import AllInterfaces, PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from distributed.agent.requests import Listen, Reach, ReadHealth
 from distributed.checks.findings import (
     Finding,
     Health,
@@ -24,7 +25,6 @@ from distributed.checks.findings import (
 from distributed.checks.job import check_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, MachineLink, Tell, address_towards, document, link_to
-from distributed.machine.requests import Listen, Reach, ReadHealth
 from distributed.measuring.measure import local_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import environment_size, provision_all

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from distributed.checks.machine_health import LOSES_LARGE
+from distributed.agent.machine_health import LOSES_LARGE
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
 from distributed.ssh.keys.host_keys import NEW_HOST_KEYS
 from profiles.quantities import bytes_text, memory_text
@@ -103,7 +103,7 @@ class Device(_Report):
 
 
 class Health(_Report):
-    """Report of :mod:`distributed.checks.machine_health`; sizes in bytes."""
+    """Report of :mod:`distributed.agent.machine_health`; sizes in bytes."""
 
     machine: _Text
     hardware: _Text

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from distributed.agent.requests import InspectData
 from distributed.checks.findings import Finding
 from distributed.machine.link import MachineLink, Tell
-from distributed.machine.requests import InspectData
 from distributed.preparation.preflight import NotReady
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
@@ -26,7 +26,7 @@ _STAY = "they stay there; only weights or gradients leave it"
 
 
 class LocalData(BaseModel):
-    """Report of :mod:`distributed.checks.data_probe`."""
+    """Report of :mod:`distributed.agent.data_probe`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

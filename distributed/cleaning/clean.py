@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from distributed.agent.requests import ListRemains
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import CACHE, Connection, Dial, link_to
-from distributed.machine.requests import ListRemains
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
 from training.records.events import SnapshotEvent

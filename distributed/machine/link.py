@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed.agent.requests import MachineRequest, ProbeMachine, frame
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.packing import AGENT, program, version
 from distributed.machine.pool import ConnectionPool
-from distributed.machine.requests import MachineRequest, ProbeMachine, frame
 from distributed.ssh.command_log import note
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust

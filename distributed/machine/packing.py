@@ -10,11 +10,11 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 
-from distributed.machine.requests import MachineRequest
+from distributed.agent.requests import MachineRequest
 
 AGENT = "agent.py"
 """The program's file there."""
-_MAIN = "distributed.machine.program"
+_MAIN = "distributed.agent.program"
 _PACKED = """import sys,zlib,base64,json,importlib.machinery
 class Sent:
     sources = json.loads(zlib.decompress(base64.b64decode({packed!r})))
@@ -29,7 +29,7 @@ class Sent:
     def exec_module(cls, module):
         exec(compile(cls.sources[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Sent)
-from distributed.machine.program import main
+from distributed.agent.program import main
 sys.exit(main())"""
 """The program: modules by name, each run when it is imported; a package there of the same name is not looked at."""
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from distributed.machine.link import MachineLink
-from distributed.machine.requests import (
+from distributed.agent.link_probe import MOST_PEERS, TOKEN
+from distributed.agent.requests import (
     ListAddresses,
     ListenForPeers,
     MachineRequest,
@@ -26,7 +26,7 @@ from distributed.machine.requests import (
     StopListening,
     frame,
 )
-from distributed.measuring.link_probe import MOST_PEERS, TOKEN
+from distributed.machine.link import MachineLink
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.documents.cluster import Document, Link, Mbit, Name, Text
 from distributed.ssh.errors import SshError, one_line

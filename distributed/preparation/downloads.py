@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed.preparation.environment_builder import CPU_INDEX
+from distributed.agent.environment_builder import CPU_INDEX
 from profiles.errors import BadInput
 from profiles.installation import SETUP, training_python
 

@@ -1,7 +1,7 @@
 """Packages for a machine that has only SSH and a Python, or uv: an environment in Muster's own folder there.
 
 It is built from the lock file, identified by its hash, and removed with that folder. Nothing else is written
-there. :mod:`distributed.preparation.environment_builder` does the work on the machine.
+there. :mod:`distributed.agent.environment_builder` does the work on the machine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from distributed.agent.requests import BuildEnvironment, FindEnvironment
 from distributed.machine.link import MachineLink, Tell, document
-from distributed.machine.requests import BuildEnvironment, FindEnvironment
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.this_computer import train_with

@@ -25,8 +25,8 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from distributed.agent.requests import GetFiles, ListMissing, PutFiles
 from distributed.machine.link import MachineLink, document
-from distributed.machine.requests import GetFiles, ListMissing, PutFiles
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from distributed.ssh.process import Process
 from profiles.errors import BadInput

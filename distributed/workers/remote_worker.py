@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
+from distributed.agent.requests import Attach, Forget, Start
 from distributed.machine.link import MachineLink
-from distributed.machine.requests import Attach, Forget, Start
 from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process

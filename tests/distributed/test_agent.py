@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from distributed.machine import agent, agent_files
-from distributed.machine.agent import Daemon, Spool
+from distributed.agent import daemon as agent
+from distributed.agent import files as agent_files
+from distributed.agent.daemon import Daemon, Spool
+from distributed.agent.requests import Attach, MachineRequest, Start, frame
 from distributed.machine.packing import AGENT, program
-from distributed.machine.requests import Attach, MachineRequest, Start, frame
 from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import signal_all
 from tests.waiting import until

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_connection import Says
 
+from distributed.agent.files import left
+from distributed.agent.requests import Attach, Start, frame
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
-from distributed.machine.agent_files import left
 from distributed.machine.link import HereConnection
 from distributed.machine.packing import AGENT
 from distributed.machine.packing import program as source
-from distributed.machine.requests import Attach, Start, frame
 from distributed.ssh.errors import RemoteFileError
 from tests.waiting import until
 from training.records.lease import Lease

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripted_connection import far_machine
 
-from distributed.machine import agent_files
+from distributed.agent import files as agent_files
 from distributed.machine.link import MachineLink
 from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, launched_files, left_out, user_sources
 from distributed.preparation.transfer import send_trees

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_connection import far_machine
 
+from distributed.agent import files as agent_files
 from distributed.hosts.schema import Machine
-from distributed.machine import agent_files
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation import transfer
 from distributed.preparation.transfer import LONGEST_LIST, MOST_FILES, announced, fetch_folder

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.checks import machine_health as health
+from distributed.agent import machine_health as health
+from distributed.agent.requests import ReadHealth
 from distributed.checks.findings import (
     Health,
     guarded_folder,
@@ -21,7 +22,6 @@ from distributed.checks.findings import (
     judge_host_keys,
     judge_mtu,
 )
-from distributed.machine.requests import ReadHealth
 from distributed.preparation.preflight import Facts
 from distributed.preparation.provision import environment_size
 

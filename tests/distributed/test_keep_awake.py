@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from distributed import system
-from distributed.checks import machine_health
+from distributed.agent import machine_health
 from tests.distributed.muster_runs import REPOSITORY
 from tests.distributed.test_agent import Agents, agents
 from tests.waiting import until

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed.agent import link_probe
+from distributed.agent.link_probe import ProbeServer, measure, together
+from distributed.agent.link_transfer import median_rate
+from distributed.agent.requests import ListAddresses, StopListening, frame
 from distributed.machine.packing import program, sources
-from distributed.machine.requests import ListAddresses, StopListening, frame
-from distributed.measuring import link_probe
 from distributed.measuring.link_figures import LinkFigures, Together
-from distributed.measuring.link_probe import ProbeServer, measure, together
-from distributed.measuring.link_transfer import median_rate
 from distributed.ssh.process import LIMIT, encode
 from distributed.system import parse_addresses, parse_ports
 from tests.waiting import PATIENCE, until

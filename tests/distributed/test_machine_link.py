@@ -11,11 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scripted_connection import Says
 
+from distributed.agent.files import probe
+from distributed.agent.requests import ProbeMachine
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.agent_files import probe
 from distributed.machine.link import HereConnection, MachineLink, document
-from distributed.machine.requests import ProbeMachine
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 from distributed.ssh.process import MAX_LINE
 

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts.schema import Machine
-from distributed.machine.link import HereConnection, MachineLink
-from distributed.machine.packing import program, sources
-from distributed.machine.requests import (
+from distributed.agent.requests import (
     GetFiles,
     InspectData,
     ListMissing,
@@ -26,6 +23,9 @@ from distributed.machine.requests import (
     frame,
     read_request,
 )
+from distributed.hosts.schema import Machine
+from distributed.machine.link import HereConnection, MachineLink
+from distributed.machine.packing import program, sources
 from distributed.ssh.errors import RemoteFileError
 from tests.preloaded.python import python_itself
 
@@ -77,12 +77,12 @@ def imports(source: str) -> set[str]:
 def test_the_program_needs_nothing_that_a_machine_may_lack() -> None:
     usual = sys.stdlib_module_names | {"distributed", "training"}
     demanding = {name for name, source in sources().items() if imports(source) - usual}
-    assert demanding == {"distributed.measuring.link_probe", "training.hardware.sensors"}  # their requests say so
+    assert demanding == {"distributed.agent.link_probe", "training.hardware.sensors"}  # their requests say so
 
 
 def test_what_is_sent_along_is_what_the_request_needs() -> None:
     assert set(sources(InspectData("").module)) == {
-        *("distributed.checks.data_probe", "distributed.machine.program", "distributed.machine.requests")
+        *("distributed.agent.data_probe", "distributed.agent.program", "distributed.agent.requests")
     }
     assert len(program(InspectData("").module)) < len(program()) / 3
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from planner_figures import measured_pair as pair
 
 from app.cli.train.measure import machines_of, matrix_lines, remark_lines, speed_lines
-from distributed.machine.requests import ListMissing, MachineRequest
+from distributed.agent.requests import ListMissing, MachineRequest
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.link_figures import (
     AllInterfaces,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distributed.checks.data_probe import inspect_path
+from distributed.agent.data_probe import inspect_path
 from distributed.checks.machine_data import LocalData, judge_machine_data, machine_data_findings
 from distributed.hosts.file import load_hosts, parse_hosts, save_hosts
 from distributed.hosts.schema import Machine

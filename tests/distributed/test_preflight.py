@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from distributed.agent.files import load_problem, start_loading
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.agent_files import load_problem, start_loading
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.planning.memory.fitting import MemoryBudget
 from distributed.preparation import preflight

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from distributed.agent import environment_builder as builder
+from distributed.agent.requests import BuildEnvironment, FindEnvironment, frame
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.machine.packing import program
-from distributed.machine.requests import BuildEnvironment, FindEnvironment, frame
 from distributed.preparation import downloads
-from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.downloads import hashed_for

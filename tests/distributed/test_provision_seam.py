@@ -23,7 +23,7 @@ from tests.lab.fixtures import MakeLightLab
 from tests.lab.light import LightLab
 
 KEY = """import sys; sys.path.insert(0, sys.argv[1])
-from distributed.preparation.environment_builder import key
+from distributed.agent.environment_builder import key
 print(key(sys.argv[2]))"""
 
 

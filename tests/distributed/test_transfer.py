@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_connection import Says, far_machine
 
+from distributed.agent import files as agent_files
+from distributed.agent.requests import ListMissing
 from distributed.hosts.schema import Machine
-from distributed.machine import agent_files
 from distributed.machine.link import HereConnection, MachineLink, link_to
-from distributed.machine.requests import ListMissing
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.transfer import Tree, packed, send_trees

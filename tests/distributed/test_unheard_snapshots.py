@@ -10,10 +10,10 @@ import torch
 
 from app.cli.runs.ask import note_unheard
 from app.run_view.run_state import reduce_events
+from distributed.agent import files as agent_files
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import Hosts
 from distributed.hosts.schema import Machine
-from distributed.machine import agent_files
 from distributed.machine.link import MachineLink
 from tests.distributed.scripted_connection import Says
 from tests.training.toy_task import toy_plan

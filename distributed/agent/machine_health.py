@@ -1,7 +1,7 @@
 """Reports a machine's hardware and system before a run: power, heat, memory, devices, connections to other machines.
 
 Needs Python >= 3.9 with psutil for the facts, and torch for the devices if installed: part of
-:mod:`distributed.machine.program`.
+:mod:`distributed.agent.program`.
 
 The parsers take text, so that they can be tested everywhere.
 """
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.requests import Listen, MachineRequest, Reach
+from distributed.agent.requests import Listen, MachineRequest, Reach
 from distributed.system import output, read
 
 LARGE = 9216

@@ -1,7 +1,7 @@
 """What can be asked of a machine: one class a request, used by who asks and by the program on the machine.
 
 Standard library only, Python >= 3.9: it is sent to the machines as part of that program, which
-:mod:`distributed.machine.program` runs. A request is one frame on the program's standard input: the number of its bytes
+:mod:`distributed.agent.program` runs. A request is one frame on the program's standard input: the number of its bytes
 in a line, then ``[CLASS, {FIELD: VALUE}]`` in JSON. The reply is one line with a JSON object, unless the request says
 otherwise; where it fails, the last line of the error output says why.
 """
@@ -41,21 +41,21 @@ class MachineRequest:
 
 @dataclass(frozen=True)
 class ProbeMachine(MachineRequest):
-    """A report on the machine; see :func:`distributed.machine.agent_files.report_on`."""
+    """A report on the machine; see :func:`distributed.agent.files.report_on`."""
 
     modules: Sequence[str]
     """Packages to look for."""
     dial: str = ""
     """``HOST PORT`` that it tries to connect to; the reply's ``dialled`` is the word that it was sent there."""
 
-    carried_out_by = "distributed.machine.agent_files:probe"
+    carried_out_by = "distributed.agent.files:probe"
 
 
 @dataclass(frozen=True)
 class ReadHealth(MachineRequest):
     """Its hardware and system; needs psutil and filelock there."""
 
-    carried_out_by = "distributed.checks.machine_health:facts"
+    carried_out_by = "distributed.agent.machine_health:facts"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Listen(MachineRequest):
 
     seconds: float
 
-    carried_out_by = "distributed.checks.machine_health:listen"
+    carried_out_by = "distributed.agent.machine_health:listen"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Reach(MachineRequest):
 
     endpoints: Sequence[tuple[str, int]]
 
-    carried_out_by = "distributed.checks.machine_health:reach"
+    carried_out_by = "distributed.agent.machine_health:reach"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class InspectData(MachineRequest):
 
     path: str
 
-    carried_out_by = "distributed.checks.data_probe:inspect"
+    carried_out_by = "distributed.agent.data_probe:inspect"
 
 
 # Requests about links follow one another on the input of one process, which needs psutil. One that fails has the reply
@@ -93,7 +93,7 @@ class InspectData(MachineRequest):
 class ListAddresses(MachineRequest):
     """``addresses``: pairs of interface and address; ``cards``: Mbit/s by interface."""
 
-    carried_out_by = "distributed.measuring.link_probe:converse"
+    carried_out_by = "distributed.agent.link_probe:converse"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ListenForPeers(MachineRequest):
 
     token: str
 
-    carried_out_by = "distributed.measuring.link_probe:converse"
+    carried_out_by = "distributed.agent.link_probe:converse"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class MeasureLink(MachineRequest):
     port: int
     token: str
 
-    carried_out_by = "distributed.measuring.link_probe:converse"
+    carried_out_by = "distributed.agent.link_probe:converse"
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class MeasureTogether(MachineRequest):
     peers: Sequence[Mapping[str, Any]]
     """``addresses``, ``port`` and ``token`` of each, and the ``ends``: the interfaces of the path here and there."""
 
-    carried_out_by = "distributed.measuring.link_probe:converse"
+    carried_out_by = "distributed.agent.link_probe:converse"
 
 
 @dataclass(frozen=True)
 class StopListening(MachineRequest):
     """Ends all listeners; ``{"refused": N}`` connections had no token."""
 
-    carried_out_by = "distributed.measuring.link_probe:converse"
+    carried_out_by = "distributed.agent.link_probe:converse"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class FindEnvironment(MachineRequest):
     recipe: str
     """Its digest."""
 
-    carried_out_by = "distributed.preparation.environment_builder:find"
+    carried_out_by = "distributed.agent.environment_builder:find"
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class BuildEnvironment(MachineRequest):
     wheels: str
     """Folder there with the packages; empty: they are downloaded."""
 
-    carried_out_by = "distributed.preparation.environment_builder:build"
+    carried_out_by = "distributed.agent.environment_builder:build"
 
 
 # ------------------------------------------------------------------------------------------------------------ files
@@ -169,7 +169,7 @@ class ListMissing(MachineRequest):
     trees: Sequence[str]
     blobs: Sequence[str]
 
-    carried_out_by = "distributed.machine.agent_files:missing"
+    carried_out_by = "distributed.agent.files:missing"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class PutFiles(MachineRequest):
     begun: Mapping[str, int]
     """Bytes of each blob that are there already, and are not sent."""
 
-    carried_out_by = "distributed.machine.agent_files:put"
+    carried_out_by = "distributed.agent.files:put"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class GetFiles(MachineRequest):
     rank: str
     name: str
 
-    carried_out_by = "distributed.machine.agent_files:get"
+    carried_out_by = "distributed.agent.files:get"
 
 
 # ---------------------------------------------------------------------------------------------------------- workers
@@ -200,7 +200,7 @@ class GetFiles(MachineRequest):
 
 @dataclass(frozen=True)
 class Start(MachineRequest):
-    """Starts a worker under a daemon; see :mod:`distributed.machine.agent`."""
+    """Starts a worker under a daemon; see :mod:`distributed.agent.daemon`."""
 
     run: str
     rank: str
@@ -218,7 +218,7 @@ class Start(MachineRequest):
     defaults: Mapping[str, str]
     """Environment variables where none are set."""
 
-    carried_out_by = "distributed.machine.agent:start"
+    carried_out_by = "distributed.agent.daemon:start"
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Attach(MachineRequest):
     silence: float
     """Seconds without input after which it ends."""
 
-    carried_out_by = "distributed.machine.agent:attach"
+    carried_out_by = "distributed.agent.daemon:attach"
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class ListRemains(MachineRequest):
 
     run: str
 
-    carried_out_by = "distributed.machine.agent_files:remains"
+    carried_out_by = "distributed.agent.files:remains"
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Forget(MachineRequest):
     run: str
     rank: str
 
-    carried_out_by = "distributed.machine.agent_files:forget_worker"
+    carried_out_by = "distributed.agent.files:forget_worker"
 
 
 def frame(request: MachineRequest) -> bytes:

@@ -1,6 +1,6 @@
 """Protocol between two link probes: JSON lines for control, and bulk data that is counted at the receiver.
 
-Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`.
+Standard library only, Python >= 3.9: part of :mod:`distributed.agent.program`.
 """
 
 from __future__ import annotations

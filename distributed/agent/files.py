@@ -1,6 +1,6 @@
 """Answers questions to a machine before and after a run: its identity, its files, what is left of a run there.
 
-Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`.
+Standard library only, Python >= 3.9: part of :mod:`distributed.agent.program`.
 
 Files are kept by the SHA-256 of their content under ``blobs/``; a tree under ``trees/`` is a folder of hard links to
 them, so that what two runs have in common is sent and stored once.
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.requests import Forget, GetFiles, ListMissing, ListRemains, ProbeMachine, PutFiles
+from distributed.agent.requests import Forget, GetFiles, ListMissing, ListRemains, ProbeMachine, PutFiles
 from distributed.system import interface_of, output, read
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 from training.records.lease import held_elsewhere

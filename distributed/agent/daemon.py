@@ -1,6 +1,6 @@
 """The agent on a machine: starts one worker, outlives the connection, and leaves nothing behind.
 
-Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`, and run before anything else exists.
+Standard library only, Python >= 3.9: part of :mod:`distributed.agent.program`, and run before anything else exists.
 
 ``start`` leaves a daemon in a session of its own. It numbers every line of the worker and keeps it on disk, and serves
 a socket in the run's folder (mode 0700). ``attach`` carries lines between that socket and an SSH session: a supervisor
@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.requests import Attach, Start
+from distributed.agent.requests import Attach, Start
 from distributed.system import keep_awake
 from training.records.lease import Lease, held_elsewhere
 

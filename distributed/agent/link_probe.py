@@ -1,6 +1,6 @@
 """Throughput and latency between two machines over raw TCP, one direction at a time. Runs on the machines themselves.
 
-Needs Python >= 3.9 with psutil: part of :mod:`distributed.machine.program`. The first request about links begins a
+Needs Python >= 3.9 with psutil: part of :mod:`distributed.agent.program`. The first request about links begins a
 conversation, in which others follow, and the end of the input ends it.
 
 A listener serves only connections that send its random token first. All buffers and all waits are limited.
@@ -23,15 +23,7 @@ from typing import Any
 
 import psutil
 
-from distributed.machine.requests import (
-    ListAddresses,
-    ListenForPeers,
-    MachineRequest,
-    MeasureLink,
-    MeasureTogether,
-    read_request,
-)
-from distributed.measuring.link_transfer import (
+from distributed.agent.link_transfer import (
     GREETING,
     Lines,
     carries_large,
@@ -41,6 +33,14 @@ from distributed.measuring.link_transfer import (
     receive,
     receive_data,
     send_data,
+)
+from distributed.agent.requests import (
+    ListAddresses,
+    ListenForPeers,
+    MachineRequest,
+    MeasureLink,
+    MeasureTogether,
+    read_request,
 )
 from distributed.system import interface_of, own_addresses, wireless
 

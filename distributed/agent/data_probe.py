@@ -1,4 +1,4 @@
-"""Inspects local data at a path on a machine, and reveals no rows: part of :mod:`distributed.machine.program`."""
+"""Inspects local data at a path on a machine, and reveals no rows: part of :mod:`distributed.agent.program`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from distributed.machine.requests import InspectData
+from distributed.agent.requests import InspectData
 
 _TABLES = ("train", "training", "metadata")
 _ENDS = (".csv", ".tsv", ".jsonl")

@@ -1,6 +1,6 @@
 """Builds an environment with the packages on a machine, or finds the existing one.
 
-Standard library only, Python >= 3.9: part of :mod:`distributed.machine.program`, run by the Python that the environment
+Standard library only, Python >= 3.9: part of :mod:`distributed.agent.program`, run by the Python that the environment
 will use.
 
 An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.requests import BuildEnvironment, FindEnvironment
+from distributed.agent.requests import BuildEnvironment, FindEnvironment
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _NETWORK_ERROR = re.compile(

@@ -1,4 +1,4 @@
-"""Muster's program on a machine: carries out one request of :mod:`distributed.machine.requests`.
+"""Muster's program on a machine: carries out one request of :mod:`distributed.agent.requests`.
 
 Standard library only, Python >= 3.9, as are the modules that it is sent with: it runs before anything is installed. It
 is one file in Muster's folder there, or the argument of ``python -c`` where nothing may be written::
@@ -18,7 +18,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from distributed.machine.requests import read_request
+from distributed.agent.requests import read_request
 
 
 def main() -> int:
