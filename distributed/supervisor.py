@@ -44,7 +44,7 @@ from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
-from training.records.plan import LAUNCHED_FILES
+from training.records.plan import LAUNCHED_FILES, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.outcome import RunOutcome, write_end
 from training.run.processes import PhaseTimer, run_from_stdin
@@ -153,9 +153,13 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------- joining and leaving machines
 
+    @property
+    def _current_plan(self) -> RunPlan:
+        """The plan with the members that were added later."""
+        return self._plan if self._run is None else self._run.members.plan
+
     def ranks(self, machine: str) -> tuple[int, ...]:
-        plan = self._plan if self._run is None else self._run.members.plan
-        if not (ranks := plan.ranks_on(machine)):
+        if not (ranks := self._current_plan.ranks_of(machine)):
             raise BadInput(f"{machine} is not a machine of this run", f"it has: {', '.join(self._links)}")
         return ranks
 
@@ -165,10 +169,11 @@ class Supervisor:
         return self.ranks(machine)
 
     def prepare(self, request: Request) -> tuple[int, ...]:
-        if request.entry is not None and request.entry.name not in self._links:
-            return self._add_machine(request.entry)
-        ranks = self.ranks(request.machine)
-        link = self._links[request.machine]
+        entry = request.entry
+        if entry is not None and entry.name not in self._links:
+            return self._add_machine(entry)
+        ranks = self.ranks(request.machine if entry is None else entry.name)
+        link = self._links[self._current_plan.all_members[ranks[0]].machine]
         if address := ensure_reachable(link, self._ssh_config, self._folder.path, dial=self._dial):
             self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
         self._send_files(link)

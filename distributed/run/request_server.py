@@ -28,7 +28,7 @@ class RunMachines(Protocol):
     """The machines of a run."""
 
     def ranks(self, machine: str) -> tuple[int, ...]:
-        """Return the ranks on a machine.
+        """Return the ranks on a machine, or that of a member, by name.
 
         Raises:
             BadInput: the run has no such machine.
@@ -58,12 +58,13 @@ class LocalMachines:
     """The members of a run on this machine only, by name; nothing needs to be prepared."""
 
     def __init__(self, plan: RunPlan) -> None:
-        self._names = {member.name: member.rank for member in plan.members}
+        self._plan = plan
 
     def ranks(self, machine: str) -> tuple[int, ...]:
-        if machine not in self._names:
-            raise BadInput(f"no member '{machine}' in this run", f"known: {', '.join(self._names)}")
-        return (self._names[machine],)
+        if not (ranks := self._plan.ranks_of(machine)):
+            names = ", ".join(member.name for member in self._plan.members)
+            raise BadInput(f"no member '{machine}' in this run", f"known: {names}")
+        return ranks
 
     def leaving_ranks(self, machine: str) -> tuple[int, ...]:
         return self.ranks(machine)

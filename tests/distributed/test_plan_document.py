@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_figures import job, joined, machine
 
+from app.cli.runs.ask import newcomer_of
+from distributed.hosts.file import RUN_HOSTS, save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import apply_planning
 from distributed.machine.link import HereConnection, MachineLink
@@ -112,7 +114,21 @@ def test_a_supervisor_finds_the_ranks_of_a_machine_whatever_the_order_of_the_hos
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
     with RunFolder.create(tmp_path, plan, ["test"], run_type="distributed") as folder:
         supervisor = Supervisor(folder, links(order.split()))
-        assert [supervisor.ranks(machine) for machine in ("studio", "tower")] == [(1,), (0, 2)]
+        assert [supervisor.ranks(machine) for machine in ("studio", "tower", "m2")] == [(1,), (0, 2), (2,)]
+        with pytest.raises(BadInput, match="pi is not a machine of this run"):
+            supervisor.ranks("pi")
+
+
+def test_a_machine_of_the_hosts_file_that_is_not_in_the_plan_is_added_as_the_file_says(tmp_path: Path) -> None:
+    members = tuple(MemberPlan(rank=r, name=f"a:cuda:{r}", batch_size=1).on_device(machine="a") for r in range(2))
+    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
+    with RunFolder.create(tmp_path, plan, ["test"], run_type="distributed") as folder:
+        assert newcomer_of(folder.path, "d") is None  # a run on this machine
+        hosts = Hosts(machines=(Machine(name="d", address="10.0.0.4", user="ada"), Machine(name="a")))
+        save_hosts(hosts, folder.path / RUN_HOSTS)
+        assert newcomer_of(folder.path, "d") == hosts.machines[0]
+        assert newcomer_of(folder.path, "a") is newcomer_of(folder.path, "a:cuda:1") is None
+        assert newcomer_of(folder.path, "bob@e") == Machine(name="e", address="e", user="bob")
 
 
 def test_what_the_planner_chose_reaches_its_member_in_any_order_of_the_hosts() -> None:

@@ -193,6 +193,10 @@ class RunPlan(BaseModel):
         """Return the ranks of all members on a machine."""
         return tuple(member.rank for member in self.all_members if member.machine == machine)
 
+    def ranks_of(self, name: str) -> tuple[int, ...]:
+        """Return the ranks on the machine of this name, or that of the member of this name; empty: there is none."""
+        return self.ranks_on(name) or tuple(member.rank for member in self.all_members if member.name == name)
+
     def is_local(self, member: MemberPlan) -> bool:
         """Whether a member is on the machine of the coordinator. Its process and its connections show whether it is
         alive: on a busy machine heartbeats may be late."""

@@ -16,7 +16,7 @@ from app.cli.runs.attach import stopping
 from app.cli.terminal import answer, somebody
 from app.console import command_about, say, show_line, visible
 from app.run_view.run_state import reduce_events
-from distributed.hosts.file import RUN_HOSTS, load_hosts, typed_machine
+from distributed.hosts.file import RUN_HOSTS, Machine, load_hosts, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.event_log import follow_events
@@ -51,7 +51,7 @@ def ask(
     """
     path = find_run(output, run)
     _refuse_ended(path)
-    newcomer = typed_machine(machine) if action == "add" and machine and _is_unknown(path, machine) else None
+    newcomer = newcomer_of(path, machine) if action == "add" and machine else None
     event = answer_to(path, leave_request(path, action, machine, newcomer))
     document = {"action": action, "machine": machine, "outcome": event.outcome, "message": event.message,
                 "run_id": RunFolder.open(path).metadata.run_id}  # fmt: skip
@@ -65,10 +65,17 @@ def _refuse_ended(path: Path) -> None:
         raise BadInput(f"no process is running {path.name}", f"see {command_about(path, 'runs', 'show')}")
 
 
-def _is_unknown(path: Path, machine: str) -> bool:
-    return (path / RUN_HOSTS).is_file() and all(
-        known.name != machine for known in load_hosts(path / RUN_HOSTS).machines
-    )
+def newcomer_of(path: Path, name: str) -> Machine | None:
+    """Return how to reach a machine that is not in the plan of a run, as its hosts file says or as typed; ``None``: it
+    is, or the run has no other machines.
+
+    Raises:
+        BadInput: the name is no address, or a file of the run cannot be read.
+    """
+    if not (path / RUN_HOSTS).is_file() or RunFolder.open(path).plan().ranks_of(name):
+        return None
+    listed = (machine for machine in load_hosts(path / RUN_HOSTS).machines if machine.name == name)
+    return next(listed, None) or typed_machine(name)
 
 
 def answer_to(path: Path, identity: str) -> RequestEvent:
