@@ -15,7 +15,7 @@ from app.html_report.sections import label, table, text
 from app.run_view.metrics import four_digits
 from app.run_view.run_series import OF_EXCHANGES
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, figure_text
+from profiles.quantities import bytes_text, figure_text, time_text
 from training.records.run_files import explain_errors, write_atomically
 from training.strategies.costs import FEWEST_ROUNDS
 
@@ -179,7 +179,7 @@ def _cells(row: StrategyResult) -> tuple[str, str, str]:
 def _times(result: StrategyComparison, to_end: bool) -> ResultTable:
     rates = [times.mbit for times in next(row.times for row in result.rows if row.times)]
     origin = "predicted for links in Mbit/s" if rates[0] else "on the simulated machines"
-    title = f"time to the end, {origin}; a step computes {result.compute:.2g} s"
+    title = f"time to the end, {origin}; a step computes {time_text(result.compute)}"
     if not to_end:
         title = f"time to loss {four_digits(result.target or 0.0)}, {'predicted likewise' if rates[0] else origin}"
     shown = [row for row in result.rows if row.losses]
@@ -191,4 +191,4 @@ def _times(result: StrategyComparison, to_end: bool) -> ResultTable:
 
 
 def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:#.2g}".rstrip(".") + " s" if seconds < 60 else duration_text(seconds)
+    return "-" if seconds is None else time_text(seconds)

@@ -9,6 +9,7 @@ from app.run_view.metrics import metric_label, metric_text, metrics_of
 from app.run_view.run_series import RUN, evaluation_series, of_member, of_run, series_names
 from app.run_view.run_state import RunState, SplitResults
 from app.run_view.timeline import chronological
+from profiles.quantities import time_text
 from training.records.events import Event, TimingEvent
 
 DATA_BRAKE = 0.1
@@ -86,7 +87,7 @@ def start_line(events: Iterable[Event]) -> str:
     seconds: dict[str, float] = {}
     for (phase, _), event in sorted(newest.items(), key=lambda item: item[1].time):
         seconds[phase] = max(event.seconds, seconds.get(phase, 0.0))
-    return ", ".join(f"{phase} {value:.1f} s" for phase, value in seconds.items())
+    return ", ".join(f"{phase} {time_text(value)}" for phase, value in seconds.items())
 
 
 _OF_STATE = (

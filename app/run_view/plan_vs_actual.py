@@ -278,7 +278,7 @@ def _absence_costs(
         stalled = sum(_stalled_seconds(ribbon, pace, prediction.candidate.choice.interval, typical))
         if away >= 1 or stalled > 0:
             words = f"{name} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
-            waited = f", and the others waited {stalled:.1f} s for it" if stalled > typical else ""
+            waited = f", and the others waited {time_text(stalled)} for it" if stalled > typical else ""
             yield away / pace.steps * share + stalled / pace.seconds[-1], words + waited
 
 
@@ -300,7 +300,7 @@ def _slow_start(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
         which = "the first step" if steps <= 1 else f"the first {steps:.0f} steps"
         later = "a later one" if steps <= 1 else "as many later ones"
         excess = (seconds - steps * typical) / pace.seconds[-1]
-        yield excess, f"{which} took {seconds:.1f} s, {later} {steps * typical:.2g} s"
+        yield excess, f"{which} took {time_text(seconds)}, {later} {time_text(steps * typical)}"
 
 
 def _typical_step_seconds(pace: Pace, interval: int) -> float:

@@ -13,12 +13,12 @@ def test_the_slowest_machine_stands_for_a_part() -> None:
         TimingEvent(time=4.0, part="imports", seconds=3.0, member=0),
         TimingEvent(time=6.0, part="imports", seconds=5.0, member=1),
     ]
-    assert start_line(events) == "command 0.5 s, imports 5.0 s"
+    assert start_line(events) == "command 500 ms, imports 5 s"
 
 
 def test_a_resumed_run_shows_its_newest_start() -> None:
     starts = [TimingEvent(time=time, part="imports", seconds=seconds, member=0) for time, seconds in ((1, 9), (99, 2))]
-    assert start_line(starts) == "imports 2.0 s"
+    assert start_line(starts) == "imports 2 s"
 
 
 def test_a_run_without_measurements_says_nothing() -> None:

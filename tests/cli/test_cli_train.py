@@ -248,7 +248,7 @@ def test_a_trial_run_estimates_the_steps_of_all_epochs(in_epoch: float, in_all: 
 def test_a_trial_run_for_a_person(capsys: Capture) -> None:
     rehearsal(FakeRun(training()))
     out = capsys.readouterr().out
-    assert "step          0.500 s, 32.0 samples/s" in out
+    assert "step          500 ms, 32.0 samples/s" in out
     assert "80 % computing, 20 % waiting for the others" in out
     assert "sends         8.0 kB a worker, every step" in out
 

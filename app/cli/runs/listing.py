@@ -31,6 +31,7 @@ from distributed.planning.feedback import planning_in
 from distributed.planning.run_time import promised_time, took_text
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
+from training.records.attempts import starting_seconds_in
 from training.records.plan import SCRIPT
 from training.records.run_folder import RunFolder
 from training.records.runs import (
@@ -244,8 +245,9 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         lines.append(f"error     {metadata.error_message}")
     if run.status in _UNFINISHED and metadata.strategy != SCRIPT:
         lines.append(f"kept      {state.saved_progress}")
-    if start_times := start_line(folder.events()):
-        lines.append(f"start     {start_times}")
+    starting, phases = starting_seconds_in(state.attempts), start_line(folder.events())
+    if starting is not None or phases:
+        lines.append(f"start     {duration_text(starting)}{f' ({phases})' if phases else ''}")
     lines += [f"path      {line}" for line in pair_lines(state.members, lambda rank: state.name(rank, {}), _MOST_WAYS)]
     lines += evaluation_lines(state)
     lines += [*results_of(metadata.task).lines(run.path), *showcase_lines(run.path)]

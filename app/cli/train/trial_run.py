@@ -28,7 +28,7 @@ from app.run_view.run_state import RunState
 from distributed.planning.run_time import promised_time
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import bytes_text, duration_text, memory_text, share_text
+from profiles.quantities import bytes_text, duration_text, memory_text, share_text, time_text
 from training.numerics.schedule import ends_in_warm_up, steps_in
 from training.records.event_log import read_events
 from training.records.events import Event, StepEvent, SyncEvent
@@ -265,7 +265,7 @@ def lines(measured: RehearsalFigures) -> list[str]:
     return [
         "",
         f"Trial: {counted(measured.steps, 'real step')} with {counted(measured.workers, 'worker')}",
-        f"step          {measured.seconds_per_step:.3f} s, {measured.samples_per_second:.1f} samples/s",
+        f"step          {time_text(measured.seconds_per_step)}, {measured.samples_per_second:.1f} samples/s",
         f"of which      {share_text(measured.compute_share)} computing, {share_text(measured.wait_share)} waiting for "
         "the others",
         f"sends         {exchange}",
