@@ -132,7 +132,7 @@ def _endless(handler: BaseHTTPRequestHandler) -> None:
 def test_a_large_file_ends_at_the_bound_told_or_not(site: Site, fetch: Fetch) -> None:
     site.answers |= {"/told": b"x" * 2000, "/endless": _endless}
     for path in ("/told", "/endless"):
-        with pytest.raises(UnusableRecording, match="more than 0.001 MB; --max-file"):
+        with pytest.raises(UnusableRecording, match="more than 1.0 kB; --max-file"):
             fetch(path, file_bytes=1000)
 
 
