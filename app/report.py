@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.console import command_about, command_line, relative_path, visible
+from app.console import command_about, visible
 from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document
 from app.run_view.metrics import metric_label, metrics_of, simulated_text, unfinished_text
 from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
@@ -18,7 +16,6 @@ from app.task_results import results_of
 from distributed.planning.feedback import planning_in
 from profiles.declarations import trait_of
 from profiles.errors import counted
-from profiles.locations import is_location
 from profiles.quantities import duration_text
 from training.numerics.schedule import ends_in_warm_up
 from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
@@ -112,38 +109,11 @@ def next_commands(ended: EndedRun) -> list[str]:
     """Return the commands to use the model of a run, or to resume it from its snapshot."""
     if ended.status != "completed":
         return [] if ended.plan.launch or ended.state.resume_step is None else [ended.resume_command]
-    kind = ended.plan.profile.model.trait
-    if ended.model is not None and kind == "speech":
-        commands = _speech_commands(ended)
-    else:
-        commands = writing_commands(ended.run_dir, kind == "texts", bool(starting_model(ended.plan.profile)))
+    model = ended.plan.profile.model
+    commands = results_of(model.task).commands(ended.run_dir, ended.plan) if ended.model is not None else []
+    if not commands:
+        commands = writing_commands(ended.run_dir, model.trait == "texts", bool(starting_model(ended.plan.profile)))
     return [*commands, command_about(ended.run_dir, "runs", "show")]
-
-
-def _speech_commands(ended: EndedRun) -> list[str]:
-    """Return the commands for a speech model: transcribe, evaluate, and, after a starter profile's data set, train on
-    one's own recordings."""
-    profile = ended.plan.profile
-    transcribe, *others = model_commands(ended.run_dir)
-    data = profile.data.dataset_path
-    dataset = relative_path(data) if os.path.isabs(data) else data
-    measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(dataset)}"
-    commands = [transcribe, measure, *others]
-    if profile.dataset_name and not is_location(profile.dataset_name, Path.cwd()) and not profile.model.from_scratch:
-        local_option = (
-            ["--local", str(ended.plan.world_size)] if all(map(ended.plan.is_local, ended.plan.members)) else []
-        )
-        commands.append(f"{command_line('distributed-train', profile.name, *local_option)} --dataset YOUR_RECORDINGS")
-    return commands
-
-
-def model_commands(run_dir: Path) -> list[str]:
-    """Return the commands to use a speech model: transcribe a file, compare it with its base, export it."""
-    return [
-        f"{command_about(run_dir, 'transcribe')} FILE.wav",
-        command_about(run_dir, "compare"),
-        f"{command_about(run_dir, 'export')} --to ctranslate2",
-    ]
 
 
 def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[str]:
@@ -163,14 +133,13 @@ def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[st
 
 
 def what_next(run: RunSummary) -> tuple[str, ...]:
-    """Return the commands for the speech or language model that a run has left; empty where it has none."""
-    model = run.metadata.config.get("model", {}) if run.metadata else {}
-    kind = trait_of(model.get("task", ""))
-    if run.status != "completed" or finished_model(run.path) is None:
+    """Return the commands for the model that a run has left; empty where it has none."""
+    if run.status != "completed" or run.metadata is None or finished_model(run.path) is None:
         return ()
-    if kind == "speech":
-        return tuple(model_commands(run.path))
-    return tuple(writing_commands(run.path, kind == "texts", kind == "texts" and not model.get("from_scratch")))
+    task, model = run.metadata.task, run.metadata.config.get("model", {})
+    texts = trait_of(task) == "texts"
+    commands = results_of(task).commands(run.path, None)
+    return tuple(commands or writing_commands(run.path, texts, texts and not model.get("from_scratch")))
 
 
 def evaluation_lines(state: RunState) -> list[str]:

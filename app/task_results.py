@@ -5,14 +5,19 @@ A plug-in names its :class:`TaskResults` in the entry points ``muster.results``,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput, ExitCode
 from profiles.installation import plugins
 from training.records.plan import RunPlan
+
+if TYPE_CHECKING:
+    from textual.screen import Screen
+
+    from training.tasks.outputs.showcase import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,32 @@ class EvaluationRequest:
 
 class TaskResults:
     """Results of a task's models; this base is for a task that has nothing to add to its metrics."""
+
+    usage: Sequence[str] = ()
+    """The command that uses a model, and what follows the model in it."""
+
+    def commands(self, run_dir: Path, plan: RunPlan | None) -> list[str]:
+        """Return the commands to use the model of a run; with its plan, those that need its data, too."""
+        return []
+
+    def dialog(
+        self,
+        commands: Sequence[str],
+        model: Path | None,
+        base: str,
+        samples: Sequence[Sample],
+        report: Callable[[], None],
+    ) -> Screen[Any] | None:
+        """Return the dialog after a run; ``None``: the one that all runs have.
+
+        Args:
+            commands: shown below its actions.
+            model: of the run; ``None``: it has none.
+            base: what it was trained from: a folder or a name; empty: it was trained from nothing.
+            samples: held-out ones of the run, before and after training.
+            report: writes and opens the report.
+        """
+        return None
 
     def lines(self, run_dir: Path) -> Sequence[str]:
         """Return what a run changed, as lines for a terminal."""

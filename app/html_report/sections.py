@@ -16,6 +16,7 @@ from app.run_view.metrics import metric_label, metric_text, metrics_of, simulate
 from app.run_view.pair_paths import is_loopback
 from app.run_view.run_state import machine_changes
 from app.run_view.timeline import TimelineEntry
+from app.task_results import results_of
 from distributed.planning.documents.document import Candidate, Planning, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
@@ -275,9 +276,9 @@ def result(evidence: Evidence) -> str:
         resume_command = command("distributed-train", "--resume", str(evidence.path.resolve()))
         return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{resume_command}"
     model_facts = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
-    speech = evidence.plan is not None and evidence.plan.profile.model.trait == "speech"
     model = str(evidence.model.resolve())
-    use = command("transcribe", model, "FILE.wav") if speech else ""
+    verb, *objects = results_of(evidence.metadata.task).usage or [""]
+    use = command(verb, model, *objects) if verb else ""
     if is_language_model(evidence.model):
         use = command("chat", model) if has_chat_template(evidence.model) else command("generate", model, "A TEXT")
     return reached + model_facts + use

@@ -15,8 +15,8 @@ import typer
 from app.cli.arguments import OUTPUT, Device, Json, Language, Output, Prompt, Timestamps
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
-from app.microphone import recorded
 from profiles.errors import BadInput, ExitCode
+from speech.microphone import recorded
 from training.records.model_folders import find_usable_model, is_speech_model
 from training.records.run_files import check_writable, explain_errors, write_atomically
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.microphone import RATE, hear_microphone, recorded
 from profiles.errors import BadInput
 from speech.commands.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
+from speech.microphone import RATE, hear_microphone, recorded
 from speech.whisper.decoding import TimedText
 from speech.whisper.transcription import TranscriptionResult
 

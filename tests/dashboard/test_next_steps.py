@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from app.dashboard.dialogs.next_steps import HearingDialog
 from app.screens.app import WizardApp
 from app.wizard.state.state import Step
 from profiles.errors import BadInput
+from speech.report.hearing import HearingDialog
 from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import at
 from training.tasks.outputs.showcase import Sample

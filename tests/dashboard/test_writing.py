@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from app.dashboard.dialogs.next_steps import HearingDialog
 from app.dashboard.dialogs.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
 from app.report import EndedRun
 from app.run_view.run_state import RunState
@@ -18,6 +17,7 @@ from app.screens.app import WizardApp
 from app.wizard.state.state import Step
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import load_profile
+from speech.report.hearing import HearingDialog
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from training.run.local_plan import plan_local_run

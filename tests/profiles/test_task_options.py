@@ -15,25 +15,25 @@ from profiles.files.resolve import load_profile, profile_from_options
 from profiles.options import OptionSpec, options
 
 TASKS = tuple(owners("model"))
-FOLDER = Path(__file__).parents[2] / "training" / "tasks"
+ROOT = Path(__file__).parents[2]
 MODULES = {
     "whisper": (
-        "whisper/task",
-        "whisper/model",
-        "whisper/distillation",
-        "pretrained",
-        "speech/speech_clips",
-        "speech/speech_dataset",
+        "speech/whisper/task",
+        "speech/whisper/model",
+        "speech/whisper/distillation",
+        "training/tasks/pretrained",
+        "speech/data/speech_clips",
+        "speech/data/speech_dataset",
     ),
-    "causal_lm": ("text/causal_lm", "pretrained", "text/texts"),
-    "custom": ("custom", "user_code", "object_files"),
+    "causal_lm": ("training/tasks/text/causal_lm", "training/tasks/pretrained", "training/tasks/text/texts"),
+    "custom": ("training/tasks/custom", "training/tasks/user_code", "training/tasks/object_files"),
 }
 LIMITED = [spec for spec in options() if spec.tasks]
 
 
 def attributes(task: str) -> set[str]:
     """Names that the modules of a task read of anything."""
-    trees = [ast.parse((FOLDER / f"{module}.py").read_text()) for module in MODULES[task]]
+    trees = [ast.parse((ROOT / f"{module}.py").read_text()) for module in MODULES[task]]
     return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 

@@ -15,13 +15,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from app.console import program_words, visible
 from app.dashboard.dialogs.next_steps import (
     Asking,
     AskingDialog,
-    HearingDialog,
     ModelDialog,
     answer_of,
     words_of,
@@ -32,6 +32,7 @@ from app.run_view.showcase import UNTRAINED
 from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
+from app.task_results import results_of
 from training.records.model_folders import has_chat_template, is_language_model, starting_model
 from training.tasks.outputs.showcase import Sample, Showcase
 
@@ -262,13 +263,14 @@ def _turn_lines(turn: ChatTurn) -> list[Content]:
 
 def next_dialog(
     ended: EndedRun, commands: Sequence[str], showcase: Showcase | None, report: Callable[[], None]
-) -> ModelDialog:
+) -> Screen[Any]:
     """Return the dialog after a run, by the kind of its model."""
     base, samples = starting_model(ended.plan.profile), showcase.samples if showcase else ()
-    kind = showcase.kind if showcase else "speech"
+    kind = showcase.kind if showcase else ""
     if kind == "text" or (ended.model is not None and is_language_model(ended.model)):
         texts = samples if kind == "text" else ()
         chats = ended.model is not None and has_chat_template(ended.model)
         return WritingDialog(commands, ended.model, base, texts, report, chats)
-    model = ended.model if ended.plan.profile.model.trait == "speech" else None
-    return HearingDialog(commands, model, base, samples if kind == "speech" else (), report)
+    clips = samples if kind == "speech" else ()
+    dialog = results_of(ended.plan.profile.model.task).dialog(commands, ended.model, base, clips, report)
+    return dialog or ModelDialog(commands, {}, None, report, "")
