@@ -12,7 +12,7 @@ from waiting import until
 from training.exchange.links import sealing
 from training.exchange.links.connection import Connection
 from training.exchange.links.link import MAX_EARLY, Incoming, Outgoing, PeerLost
-from training.exchange.links.loop import Loop
+from training.exchange.links.loop import READABLE, Loop
 from training.exchange.links.sealing import HEADER, TAG, Opener, Sealer
 from training.exchange.mean.transfer import PendingTransfer
 
@@ -173,6 +173,18 @@ def test_what_the_caller_leaves_the_links_thread_goes_on_with(wire: Wire) -> Non
     wire.here.sendall(wire.frame(b"a", 1))
     work.wait(PATIENCE)
     assert room == b"a"
+
+
+def test_the_links_thread_takes_over_what_the_caller_could_not_drive(wire: Wire) -> None:
+    """Another thread drives, and waits for bytes: it is told of the new job."""
+    before, _ = wire.start(1, 5)
+    until(lambda: wire.link.awaits == READABLE)
+    ended = threading.Event()
+    work = PendingTransfer(1, lambda error: ended.set())
+    work.add(wire.link, lambda link: link.receive(1, memoryview(bytearray(1))))
+    wire.here.sendall(wire.frame(b"a", 5) + wire.frame(b"b", 1))
+    assert work.submit(start=False).drive_for(ended, PATIENCE)
+    before.wait(PATIENCE)
 
 
 def test_links_of_one_loop_do_not_wait_for_one_another() -> None:

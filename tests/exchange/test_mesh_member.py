@@ -115,8 +115,10 @@ def test_a_caller_that_waits_at_once_carries_the_mean_out_itself(
         MeshMean, "complete", lambda mean: (threads.append(threading.current_thread()), complete(mean))[1]
     )
     with lab(tmp_path, 2) as running, ThreadPoolExecutor(2, "caller") as pool:
-        for _ in pool.map(lambda member: member.mean("x", torch.ones(elements), 1.0, FP32), running.connect_all()):
-            pass
+        members = running.connect_all()
+        for member in members:  # its links' thread has been at the handover of results
+            until(lambda member=member: not member.mesh._loop._turn.locked())  # type: ignore[misc]
+        list(pool.map(lambda member: member.mean("x", torch.ones(elements), 1.0, FP32), members))
     assert [thread.name.partition("_")[0] for thread in threads] == ["caller", "caller"]
 
 

@@ -40,6 +40,8 @@ class Loop:
         """Identity of the thread that drives the links."""
         self._work = threading.Event()
         self._woken = self._polls = False
+        self._unseen = False
+        """Whether there are jobs that no thread was told of."""
         self._waiting: dict[int, JobQueue[Any]] = {}
         """Links that wait for their connection, by its number."""
         self._poll = select.poll()
@@ -56,6 +58,10 @@ class Loop:
     def is_driven_here(self) -> bool:
         """Whether the calling thread drives the links at this moment."""
         return self._driver == threading.get_ident()
+
+    def expect_driver(self) -> None:
+        """Note new jobs whose submitter drives the links next."""
+        self._unseen = True
 
     def start(self) -> None:
         """Have new jobs begun, by whichever thread drives the links."""
@@ -74,7 +80,7 @@ class Loop:
         """Drive the links in this thread, unless another one does: until ``until()``, for up to ``seconds``, or until
         there is nothing more to do."""
         if not self._turn.acquire(blocking=False):
-            return self.start()
+            return self.start() if self._unseen else None
         deadline = time.monotonic() + seconds
         try:
             self._driver = threading.get_ident()
@@ -118,7 +124,7 @@ class Loop:
 
     def _go_round(self, seconds: float) -> None:
         """Let every link go on; if none can, wait for that, up to ``seconds``."""
-        changed = self._woken = False
+        changed = self._woken = self._unseen = False
         for link in self._links:
             if link.awaits <= 0:
                 changed |= link.advance()
@@ -202,8 +208,7 @@ class JobQueue(ABC, Generic[E]):
                 self._jobs.append((job, done))
         if closed:
             return done(self._refused())
-        if start:
-            self.loop.start()
+        self.loop.start() if start else self.loop.expect_driver()
 
     @abstractmethod
     def _refused(self) -> E:

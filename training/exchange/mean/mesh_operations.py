@@ -142,10 +142,8 @@ class MeshOperation(ABC, Generic[R]):
 
     def _settles(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the result."""
-        deadline = time.monotonic() + seconds
-        if self.transfer is not None:
-            self.transfer.drive(self._settled.is_set, seconds)
-        return self._settled.wait(max(0.0, deadline - time.monotonic()))
+        transfer = self.transfer
+        return self._settled.wait(seconds) if transfer is None else transfer.drive_for(self._settled, seconds)
 
     def done(self) -> bool:
         return self._settled.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 from training.exchange.base import ExchangeTimeout
@@ -59,6 +60,13 @@ class PendingTransfer:
         complete, for up to ``seconds``, or until there is nothing more to do."""
         if self._loop is not None:
             self._loop.drive(until or self._ended.is_set, seconds)
+
+    def drive_for(self, event: threading.Event, seconds: float) -> bool:
+        """Wait up to ``seconds`` for an event that follows its end, and drive the links meanwhile if no other thread
+        does; return whether it came."""
+        deadline = time.monotonic() + seconds
+        self.drive(event.is_set, seconds)
+        return event.wait(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
 
     def cut(self) -> None:
         """End it, and everything else on these links: no more bytes of it leave this member."""

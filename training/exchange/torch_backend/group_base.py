@@ -211,7 +211,7 @@ class GroupBase(dist.ProcessGroup):
 
         buffers = views(sends), views(receives)
         work.begin()
-        self._mesh.exchange(*buffers, on_end, work.mark)
+        work.transfer = self._mesh.exchange(*buffers, on_end, work.mark)
         return work
 
     # -------------------------------------------------------------------------------------------------- point to point

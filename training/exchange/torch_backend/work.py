@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import zlib
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from training.exchange.links.link import MARKS
+from training.exchange.mean.transfer import PendingTransfer
 from training.exchange.torch_backend.memory_order import Use, in_use
 from training.exchange.torch_backend.untraced import untraced
 
@@ -54,6 +56,8 @@ class MusterWork(dist.Work):
         super().__init__()
         self._name, self._waits_for, self._seconds = name, waits_for, seconds
         self.mark = zlib.crc32(name.encode()) % MARKS
+        self.transfer: PendingTransfer | None = None
+        """Its transfer on the mesh, which a thread that waits for it may drive."""
         self.use = Use((), ())
         """The memory that it reads and writes."""
         self.inference = False
@@ -124,7 +128,8 @@ class MusterWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() or self._seconds
         with self.profiled(" wait"):
-            ended = self._ended.wait(seconds or None)
+            transfer = self.transfer or PendingTransfer(0)
+            ended = transfer.drive_for(self._ended, seconds or math.inf)
         if not ended:
             missing = self._waits_for()
             raise RuntimeError(
