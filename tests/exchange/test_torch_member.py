@@ -26,7 +26,7 @@ from training.exchange.codecs import codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh_member import MeshMember
-from training.exchange.residuals import MeanResiduals, Residual
+from training.exchange.residuals import MeanEncoder, MeanResiduals, Residual
 from training.exchange.stock_torch import torch_group
 from training.exchange.stock_torch.mesh_store import MeshStore
 from training.exchange.stock_torch.torch_group import TorchGroup, TorchMesh, UnusableMember, choose_backend
@@ -255,7 +255,7 @@ def attempted(weight: float, elements: int, *said: bytes) -> MeanResult:
     tag = zlib.crc32(f"the mean 'x' of {elements} numbers as fp32 {[(0, (0, 1)), (1, (1, elements))]}".encode())
     mesh.group = cast(Any, Peer(struct.pack("<dIQ?H", weight, tag, 0, False, 0), *said))
     own = Contribution("x", torch.ones(2), 1.0, FP32)
-    attempt = Attempt(mesh, lambda device: own, MeanResiduals(), {})
+    attempt = Attempt(mesh, lambda device: own, MeanEncoder(MeanResiduals(), own.stream, own.codec), {})
     attempt.run()
     return attempt.result()[0]
 

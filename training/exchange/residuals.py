@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.exchange.codecs import Codec, SparseCodec, all_finite
+from training.exchange.staging import decode_there, encode_there
 from training.lazy import torch
 
 
@@ -49,40 +50,6 @@ class MeanResiduals:
         self._residuals: dict[str, dict[int, torch.Tensor]] = {}
         """By stream, and by the start of each piece in the vector."""
         self._lock = threading.Lock()
-
-    def encode(
-        self,
-        stream: str,
-        start: int,
-        mean: torch.Tensor,
-        codec: Codec,
-        encode: Callable[[torch.Tensor], torch.Tensor],
-        decode: Callable[[torch.Tensor], torch.Tensor],
-        pending: dict[int, torch.Tensor],
-    ) -> torch.Tensor:
-        """Encode a piece of a mean; what that loses is added to the stream's next mean.
-
-        Args:
-            stream: empty: nothing is added, and nothing kept.
-            start: of the piece in the vector.
-            mean: flat fp32.
-            encode: as ``codec`` does; ``decode`` is its inverse.
-            pending: receives the new residual, by start; it takes effect when it is passed to :meth:`settle`.
-
-        Raises:
-            ValueError: the codec cannot carry the mean.
-        """
-        if not stream:
-            return encode(mean)
-        residual = self._of_piece(stream, start, mean)
-        # Zeros of a sparse reply cost no bytes: a residual there waits until its position is sent again.
-        compensated = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
-        total = mean + compensated
-        if not codec.carries(total):
-            total, compensated = mean, torch.zeros_like(mean)
-        data = encode(total)
-        pending[start] = residual - compensated + (total - decode(data))
-        return data
 
     def settle(self, stream: str, pending: Mapping[int, torch.Tensor]) -> None:
         """Keep what encoding all of this owner's pieces of one mean lost; it replaces all residuals of the stream.
@@ -132,9 +99,46 @@ class MeanResiduals:
         with self._lock:
             return self._residuals.get(stream, {})
 
-    def _of_piece(self, stream: str, start: int, mean: torch.Tensor) -> torch.Tensor:
+    def of_piece(self, stream: str, start: int, mean: torch.Tensor) -> torch.Tensor:
         """Return the residual of a piece, whose bounds may have changed."""
         residual = self._pieces(stream).get(start)
         if residual is None or residual.shape != mean.shape:
             residual = self.between(stream, start, start + mean.numel())
         return torch.zeros_like(mean) if residual is None else residual.to(mean.device)
+
+
+class MeanEncoder:
+    """What the owner of a part of a vector does with its mean, on whatever device: encodes it piece by piece, and adds
+    what that loses to the stream's next mean, once this one is final.
+
+    Args:
+        stream: empty: nothing is added, and nothing kept.
+        codec: of the outcome.
+    """
+
+    def __init__(self, residuals: MeanResiduals, stream: str, codec: Codec) -> None:
+        self._residuals, self._stream, self._codec = residuals, stream, codec
+        self._pending: dict[int, torch.Tensor] = {}
+
+    def encode(self, start: int, mean: torch.Tensor) -> torch.Tensor:
+        """Return the piece of the mean (flat fp32) that begins at ``start``, encoded, on the device of the mean.
+
+        Raises:
+            ValueError: the codec cannot carry the mean.
+        """
+        codec = self._codec
+        if not self._stream:
+            return encode_there(codec, mean)
+        residual = self._residuals.of_piece(self._stream, start, mean)
+        # Zeros of a sparse reply cost no bytes: a residual there waits until its position is sent again.
+        compensated = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
+        total = mean + compensated
+        if not codec.carries(total):
+            total, compensated = mean, torch.zeros_like(mean)
+        data = encode_there(codec, total)
+        self._pending[start] = residual - compensated + (total - decode_there(codec, data, mean.numel()))
+        return data
+
+    def settle(self) -> None:
+        """Keep what encoding lost, now that the mean is final."""
+        self._residuals.settle(self._stream, self._pending)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from training.exchange.codecs import Codec
+from training.exchange.codecs import CastCodec, Codec
 from training.lazy import torch
 
 _CODED_AT_ONCE = 1 << 22
@@ -81,6 +81,22 @@ def fetch_as_decoded(values: torch.Tensor, codec: Codec) -> torch.Tensor:
     except ValueError:  # not all values are finite
         return to_host([values], torch.float32)
     return host
+
+
+def encode_there(codec: Codec, values: torch.Tensor) -> torch.Tensor:
+    """Return flat fp32 ``values`` encoded as flat uint8 on their device; fp32 shares memory with ``values``."""
+    if values.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8, device=values.device)
+    if isinstance(codec, CastCodec):
+        return values.to(codec.dtype).view(torch.uint8)
+    return codec.encode(values).to(values.device)
+
+
+def decode_there(codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return the fp32 values of :func:`encode_there`, on the same device; may share memory with ``data``."""
+    if isinstance(codec, CastCodec) and data.is_cuda:
+        return data.clone().view(codec.dtype).to(torch.float32)
+    return codec.decode(data.to("cpu"), elements).to(data.device)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time
@@ -28,7 +27,7 @@ from training.exchange.base import (
 )
 from training.exchange.codecs import chunk_bounds, roundtrip
 from training.exchange.payloads import state_from_bytes, state_to_bytes
-from training.exchange.residuals import MeanResiduals, Residual
+from training.exchange.residuals import MeanEncoder, MeanResiduals, Residual
 from training.simulated.baton import Baton
 
 T = TypeVar("T")
@@ -42,26 +41,15 @@ def average(contributions: Collection[Contribution], residuals: MeanResiduals) -
     Args:
         residuals: encoding errors of earlier means; updated.
     """
-    first_contribution = next(iter(contributions))
+    any_contribution = next(iter(contributions))
     inputs = [(contribution.weight, contribution.values.to("cpu")) for contribution in contributions]
-    mean, codec, reply = (
-        torch.zeros(first_contribution.values.numel()),
-        first_contribution.codec,
-        first_contribution.codec.reply,
-    )
-    updated_residuals: dict[int, torch.Tensor] = {}
+    mean, codec = torch.zeros(any_contribution.values.numel()), any_contribution.codec
+    encoder = MeanEncoder(residuals, any_contribution.stream, codec.reply)
     for start, stop in chunk_bounds(mean.numel()):
-        if stop == start:
-            continue
-        terms = [(weight, roundtrip(codec, values[start:stop])) for weight, values in inputs]
-        decode = functools.partial(reply.decode, elements=stop - start)
-        mean_chunk = weighted_mean(terms)
-        mean[start:stop] = decode(
-            residuals.encode(
-                first_contribution.stream, start, mean_chunk, reply, reply.encode, decode, updated_residuals
-            )
-        )
-    residuals.settle(first_contribution.stream, updated_residuals)
+        if stop > start:
+            terms = [(weight, roundtrip(codec, values[start:stop])) for weight, values in inputs]
+            mean[start:stop] = codec.reply.decode(encoder.encode(start, weighted_mean(terms)), stop - start)
+    encoder.settle()
     return mean
 
 

@@ -14,7 +14,6 @@ A small vector is averaged in one round instead (:class:`OneRoundMean`): the sam
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 import threading
@@ -38,7 +37,7 @@ from training.exchange.mean.outcomes import (
     outcome_tail,
 )
 from training.exchange.mean.reduction import AT_ONCE, Reduction
-from training.exchange.residuals import MeanResiduals
+from training.exchange.residuals import MeanEncoder, MeanResiduals
 
 _PIECES, _PIECES_OF_UNEQUAL = 16, 48
 """Pieces of the widest shard. If shards differ, a slow member waits with every piece for the outcome of it, so they are
@@ -94,10 +93,10 @@ class _MeanBase:
     def __init__(
         self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, members: Sequence[int]
     ) -> None:
-        self._mesh, self._contribution, self._codec, self._residuals = mesh, contribution, contribution.codec, residuals
+        self._mesh, self._contribution, self._codec = mesh, contribution, contribution.codec
         self.members = tuple(members)
         self.peers = [rank for rank in self.members if rank != mesh.rank]
-        self._pending_residuals: dict[int, torch.Tensor] = {}
+        self._encoder = MeanEncoder(residuals, contribution.stream, contribution.codec.reply)
         self._description = describe_operation("mean", contribution.name, contribution)
         self._description_crc = description_crc(self._description)
         self._tail = memoryview(
@@ -113,7 +112,7 @@ class _MeanBase:
 
     def settle(self) -> None:
         """Keep what encoding this member's shard of the mean lost, now that the mean is final."""
-        self._residuals.settle(self._contribution.stream, self._pending_residuals)
+        self._encoder.settle()
 
     def _note_settled(self) -> None:
         """Note which results all members have; call it when all contributions have arrived. What is kept of them for
@@ -149,8 +148,7 @@ class _MeanBase:
         size = 4 * (stop - start)
         if stop > start and not direct:
             if stream:
-                decode = functools.partial(reply.decode, elements=stop - start)
-                data = self._residuals.encode(stream, start, mean, reply, reply.encode, decode, self._pending_residuals)
+                data = self._encoder.encode(start, mean)
                 into[: (size := data.numel())] = data
             else:
                 size = reply.encode_into(mean, into)

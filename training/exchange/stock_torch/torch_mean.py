@@ -25,7 +25,7 @@ from training.exchange.base import (
     combine_flags,
     weighted_mean,
 )
-from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec, SparseCodec
+from training.exchange.codecs import CHUNK_ELEMENTS, SparseCodec
 from training.exchange.group.coordinator_client import JoinConfig
 from training.exchange.links.link import PeerLost
 from training.exchange.mean.mesh import Mesh
@@ -41,7 +41,8 @@ from training.exchange.mean.outcomes import (
 from training.exchange.mean.owners import shard_bounds, shards_of
 from training.exchange.mean.reduction import AT_ONCE
 from training.exchange.mean.transfer import PendingTransfer
-from training.exchange.residuals import MeanResiduals
+from training.exchange.residuals import MeanEncoder, MeanResiduals
+from training.exchange.staging import decode_there, encode_there
 from training.exchange.stock_torch.torch_group import NcclFailed, TorchMesh, UnusableMember
 
 _TRIES = 2
@@ -62,20 +63,20 @@ class Attempt:
 
     Args:
         on_device: returns the contribution on a device; called in the group's thread.
+        encoder: of this member's part of the mean.
     """
 
     def __init__(
         self,
         mesh: TorchMesh,
         on_device: Callable[[torch.device], Contribution],
-        residuals: MeanResiduals,
+        encoder: MeanEncoder,
         shards: Mapping[int, float],
     ) -> None:
         assert mesh.group is not None
         self._mesh, self._group, self._on_device = mesh, mesh.group, on_device
-        self._residuals, self._shards = residuals, shards
+        self.encoder, self._shards = encoder, shards
         self._full = mesh.full
-        self.pending_residuals: dict[int, torch.Tensor] = {}
         self._frames: list[Frame] = []
         self._weights: dict[int, float] = {}
         self._flags: list[bytes] = []
@@ -113,9 +114,9 @@ class Attempt:
             combine_flags(self._flags, len(self._contribution.flags)),
         )
         weight = sum(self._weights[rank] for rank in members)
-        self._residuals.settle(contribution.stream, self.pending_residuals)
+        self.encoder.settle()
         for start, stop, data in self._frames:
-            contribution.values[start:stop] = decoded(contribution.codec, data, stop - start)
+            contribution.values[start:stop] = decode_there(contribution.codec, data, stop - start)
         if contribution.values.is_cuda:
             torch.cuda.current_stream(contribution.values.device).synchronize()
         left_out = () if contribution.is_finite else ((0, contribution.values.numel()),)
@@ -167,7 +168,7 @@ class Attempt:
         """Owners average a piece of their shards and send the outcome to all; yields while a transfer is under way."""
         group, codec, values = self._group, self._contribution.codec, self._contribution.values
         slices = [(min(a + start, b), min(a + start + step, b)) for a, b in self._bounds.values()]
-        frames = [encoded(codec, values[a:b]) for a, b in slices]
+        frames = [encode_there(codec, values[a:b]) for a, b in slices]
         own_frame = frames.pop(group.group_rank)
         contributions = group.exchange(frames, [own_frame.numel()] * len(frames))
         yield
@@ -187,15 +188,11 @@ class Attempt:
             return frames[0]
         contribution, terms = self._contribution, []
         for rank, frame in zip(self._mesh.members, frames):
-            values = decoded(contribution.codec, frame, stop - start)
+            values = decode_there(contribution.codec, frame, stop - start)
             if not contribution.codec.carries(values):  # a correct member does not send them
                 raise PeerLost(rank, self._mesh.names[rank], f"it sent no numbers in '{contribution.name}'")
             terms.append((self._weights[rank], values))
-        encode = functools.partial(encoded, contribution.codec)
-        decode = functools.partial(decoded, contribution.codec, elements=stop - start)
-        return self._residuals.encode(
-            contribution.stream, start, weighted_mean(terms), contribution.codec, encode, decode, self.pending_residuals
-        )
+        return self.encoder.encode(start, weighted_mean(terms))
 
 
 class FrameOutcome(OperationResult):
@@ -245,7 +242,8 @@ class TorchMean(MeshOperation[MeanResult]):
 
     def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         assert isinstance(mesh, TorchMesh) and mesh.group is not None
-        self._attempt = Attempt(mesh, self._on_device, self._residuals, self._shards)
+        encoder = MeanEncoder(self._residuals, self._contribution.stream, self._contribution.codec)
+        self._attempt = Attempt(mesh, self._on_device, encoder, self._shards)
         mesh.group.carry_out(self._attempt.run, on_done)  # at once, in the order of the operations
         return PendingTransfer(0)
 
@@ -259,7 +257,7 @@ class TorchMean(MeshOperation[MeanResult]):
         contribution = self._on_device(torch.device("cpu"))
         self._value = apply_outcome(replace(contribution, values=torch.empty_like(contribution.values)), rank, outcome)
         if self._attempt is not None and rank in outcome.members:
-            self._residuals.settle(contribution.stream, self._attempt.pending_residuals)
+            self._attempt.encoder.settle()
         self._attempt = None
 
     def _on_device(self, device: torch.device) -> Contribution:
@@ -274,22 +272,6 @@ class TorchMean(MeshOperation[MeanResult]):
         if result.mean.is_cuda:
             result.mean.record_stream(torch.cuda.current_stream(result.mean.device))
         return result if result.mean.device == device else replace(result, mean=result.mean.to(device))
-
-
-def encoded(codec: Codec, values: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` as bytes on their device; fp32 shares memory with ``values``."""
-    if values.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8, device=values.device)
-    if isinstance(codec, CastCodec):
-        return values.to(codec.dtype).view(torch.uint8)
-    return codec.encode(values).to(values.device)
-
-
-def decoded(codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return the fp32 values of :func:`encoded`; may share memory with ``data``."""
-    if isinstance(codec, CastCodec) and data.is_cuda:
-        return data.clone().view(codec.dtype).to(torch.float32)
-    return codec.decode(data.to("cpu"), elements).to(data.device)
 
 
 SMALL = 16_384
