@@ -12,6 +12,7 @@ import pytest
 from distributed.hosts.file import save_hosts
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
+from tests.lab.spec import HostSpec
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.records.run_folder import RunFolder
@@ -20,9 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
-    """The processes here and on one host are started as a user's are; in the other tests a preloaded one is copied."""
-    lab = make_light_lab("a", "b")
-    cold, usual = lab.hosts("a", python=python_itself()), lab.hosts("b")
+    """The processes here and on one host are started as a user's are; in the other tests a preloaded one is copied. The
+    other host has two members, and one session for each connection."""
+    lab = make_light_lab("a", HostSpec("b", sshd_options=("MaxSessions 1",)))
+    cold, usual = lab.hosts("a", python=python_itself()), lab.hosts("b", devices=("cpu", "cpu"))
     save_hosts(cold.model_copy(update={"machines": cold.machines + usual.machines}), lab.hosts_file)
     muster = Muster(tmp_path, lab.hosts_file, python=python_itself())
     done = muster.run(*muster.train("--max-steps", "6"))
@@ -30,7 +32,8 @@ def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path
     (folder,) = (tmp_path / "output").iterdir()
     assert RunFolder.open(folder).metadata.run_type == "distributed"
     assert (folder / "model" / "model.safetensors").is_file()
-    assert [host.logins for host in lab] == [2, 2]  # of the command, and of the run
+    assert lab["a"].logins == 2  # of the command, and of the run
+    assert lab["b"].logins in (3, 4)  # the members' sessions on connections of their own
     assert [ours(host) for host in lab] == [[], []]
 
 
