@@ -121,7 +121,6 @@ class _Planner:
             )
         return Planning(
             job=job,
-            preference=job.preference,
             ranking=tuple(ranking),
             chosen=None if best is None else 0,
             settings=None if best is None else settings_of(best, self._predictor),

@@ -36,7 +36,7 @@ def planning(chosen: int | None = 0) -> Planning:
     """Two machines with 20 steps of 16 samples and a second, or the pc alone with 10 samples a second."""
     ranking = (way(*NAMES, rate=16.0), way("pc", rate=10.0, seconds=0.8, steps=40))
     job = Job(trainable=10, total=10, samples=100)
-    return Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
+    return Planning(job=job, ranking=ranking, chosen=chosen)
 
 
 def prediction(chosen: int = 0) -> PlanPrediction:

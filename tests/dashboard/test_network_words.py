@@ -28,7 +28,7 @@ def picture(chosen: int | None) -> Picture:
         way("allreduce", 1.25, "a", "b", steps=160),
         way("allreduce", 1.0, "a", samples=12.0),
     )
-    planning = Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
+    planning = Planning(job=job, ranking=ranking, chosen=chosen)
     return Picture(Path("run"), reduce_events([*started(), *steps(1, 9)]), planning=planning)
 
 

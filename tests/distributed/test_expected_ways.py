@@ -69,6 +69,6 @@ def test_plan_and_explanation_tell_it() -> None:
     candidate = Candidate(choice=Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b")))
     reasons = tuple(expected_routes(chosen("ab"), [pair("a", "b")]))
     job = Job(trainable=10, total=10, samples=100)
-    planning = Planning(job=job, preference="fastest", ranking=(candidate,), chosen=0, reasons=reasons)
+    planning = Planning(job=job, ranking=(candidate,), chosen=0, reasons=reasons)
     for output_lines in (summary_lines(planning), explanation_lines(planning)):
         assert "a and b (10.0.0.2, eth0 to en0) exchange directly" in " ".join(output_lines)

@@ -325,7 +325,6 @@ class Planning(DocumentFile):
 
     version: Literal[1] = 1
     job: Job
-    preference: Preference
     ranking: tuple[Candidate, ...]
     chosen: int | None
     """Index in the ranking; ``None`` if nothing fits."""
