@@ -82,25 +82,20 @@ class Groups(DocumentFile):
             raise ValueError("two groups have the same name")
         if (size := sum(group.count for group in self.groups)) > _MOST_MEMBERS:
             raise ValueError(f"{size} machines are more than {_MOST_MEMBERS}")
-        if len(set(self.names)) < size:
+        if len(self.group_of_machine) < size:
             raise ValueError("two machines have the same name: those of a group are numbered")
-        if max(map(len, self.names)) > _LONGEST_NAME:
+        if max(map(len, self.group_of_machine)) > _LONGEST_NAME:
             raise ValueError(f"a name has more than {_LONGEST_NAME} characters with its number")
         return self
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names of all machines."""
-        return tuple(
-            f"{group.name}-{number}" if group.count > 1 else group.name
+    def group_of_machine(self) -> dict[str, Group]:
+        """The group of every machine, by the machine's name."""
+        return {
+            f"{group.name}-{number}" if group.count > 1 else group.name: group
             for group in self.groups
             for number in range(1, group.count + 1)
-        )
-
-    @cached_property
-    def group_of_machine(self) -> tuple[Group, ...]:
-        """The group of every machine, in the order of ``names``."""
-        return tuple(group for group in self.groups for _ in range(group.count))
+        }
 
     def cluster(self) -> AccessLineCluster:
         """Return the machines as the planner's figures."""
@@ -112,9 +107,9 @@ class Groups(DocumentFile):
                     memory_free=int(1e9 * (group.memory_gb or 0)),
                     interface_mbit=group.link.mbit * LINE_SHARE,
                 )
-                for group, name in zip(self.group_of_machine, self.names, strict=True)
+                for name, group in self.group_of_machine.items()
             ),
-            round_trips=tuple(group.link.latency_ms for group in self.group_of_machine),
+            round_trips={name: group.link.latency_ms for name, group in self.group_of_machine.items()},
         )
 
 
@@ -122,13 +117,12 @@ class AccessLineCluster(Cluster):
     """Machines with an access line each, in a network that is otherwise never the bottleneck."""
 
     machines: Annotated[tuple[ClusterMachine, ...], Field(min_length=1, max_length=_MOST_MEMBERS)]
-    round_trips: tuple[float, ...]
+    round_trips: dict[str, float]
     """Milliseconds, by machine."""
 
     @cached_property
     def _paths(self) -> dict[str, tuple[float, float]]:
-        lines = zip(self.machines, self.round_trips, strict=True)
-        return {machine.name: (machine.interface_mbit, round_trip) for machine, round_trip in lines}
+        return {machine.name: (machine.interface_mbit, self.round_trips[machine.name]) for machine in self.machines}
 
     @cached_property
     def _links(self) -> dict[tuple[tuple[float, float], tuple[float, float]], Link]:
@@ -250,7 +244,7 @@ class ClusterClock:
         self._machines, self._plan = Machines(document), plan
         self._predictor: Predictor | None = None
         self._costs: dict[tuple[object, ...], Cost] = {}
-        group_of_rank = document.group_of_machine if isinstance(document, Groups) else ()
+        group_of_rank = document.group_of_machine.values() if isinstance(document, Groups) else ()
         self.absences = {
             rank: Absence(group.lost_per_hour / 3600, group.back_after_minutes * 60)
             for rank, group in enumerate(group_of_rank)
@@ -279,7 +273,9 @@ class ClusterClock:
         """Return a key that is equal for members with equal costs."""
         document = self._machines.document
         batch = self._plan.members[rank].batch_size
-        return (document.group_of_machine[rank].name, batch) if isinstance(document, Groups) else rank
+        if not isinstance(document, Groups):
+            return rank
+        return document.group_of_machine[self._machines.names[rank]].name, batch
 
     def _predict_cost(self, members: tuple[int, ...]) -> Cost:
         assert self._predictor is not None
