@@ -155,8 +155,10 @@ def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
 
 
 def with_best_paths(settings: Settings, measured: MeasurementResult, machines: Sequence[Ready]) -> Settings:
-    """Return the settings with each member's interface, addresses, and route to the coordinator, as measured."""
+    """Return the settings with each member's interface, addresses, and route to the coordinator, as measured; members
+    have the ranks of a run on these machines."""
     links = {link.name: link for link, _ in machines}
+    order = {name: number for number, name in enumerate(member_names(machines))}
     coordinator = links.get(settings.coordinator)
     coordinator = None if coordinator is None or coordinator.machine.is_local else coordinator
 
@@ -167,7 +169,9 @@ def with_best_paths(settings: Settings, measured: MeasurementResult, machines: S
         addresses = addresses_of(member.machine, measured.pairs)
         return member.on_device(interface=interface, coordinator_address=address, addresses=addresses)
 
-    return settings.model_copy(update={"members": tuple(map(connected, settings.members))})
+    in_order = sorted(settings.members, key=lambda member: order.get(member.name, len(order)))
+    members = tuple(connected(m.model_copy(update={"rank": rank})) for rank, m in enumerate(in_order))
+    return settings.model_copy(update={"members": members})
 
 
 def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from planner_figures import job, joined, machine
 from app.cli.runs.ask import newcomer_of
 from distributed.hosts.file import RUN_HOSTS, save_hosts
 from distributed.hosts.schema import Hosts, Machine
-from distributed.launcher import apply_planning
+from distributed.launcher import apply_planning, with_best_paths
 from distributed.machine.link import HereConnection, MachineLink
+from distributed.measuring.measure import MeasurementResult
 from distributed.planning.planner import plan as plan_for
 from distributed.preparation.prepare import updated_hosts
 from distributed.run.run_machines import links_of, on_present
@@ -143,6 +144,18 @@ def test_what_the_planner_chose_reaches_its_member_in_any_order_of_the_hosts() -
     assert by_name[0] == by_name[1] and [plan.members[0].machine for plan in orders] == ["a", "b"]
     chosen = {name: (member.batch_size, member.lead.kind, member.lead.index) for name, member in by_name[0].items()}
     assert chosen == {"a": (14, "auto", 0), "b:cuda:0": (7, "cuda", 0), "b:cuda:1": (3, "cuda", 1)}
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_the_planners_document_and_the_plan_give_a_member_the_same_rank(order: str) -> None:
+    planning = plan_for(joined((machine("a"), machine("b", 4)), 10_000), job(1_000_000, strategy="allreduce"))
+    machines = [(link, SOUND) for link in links([*order])]
+    assert planning.settings is not None
+    settings = with_best_paths(planning.settings, MeasurementResult([*order]), machines)
+    chosen = planning.model_copy(update={"settings": settings})
+    plan = apply_planning(chosen, Profile(name="p"), machines).plan
+    ranks = [(member.rank, member.name) for member in plan.members]
+    assert ranks == [(member.rank, member.name) for member in settings.members] == [(0, order[0]), (1, order[1])]
 
 
 @given(plans())

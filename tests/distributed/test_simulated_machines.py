@@ -174,7 +174,7 @@ def test_another_number_of_members_is_refused() -> None:
 
 
 def test_a_job_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(BadInput, match="needs .* on laptop-1, which has 1.0 GB"):
+    with pytest.raises(BadInput, match="needs .* on laptop-1, which has 954 MB"):
         clock(plan_with([{**LAPTOP, "memory_gb": 1}])).cost((0, 1, 2, 3), 10**9, 100)
 
 

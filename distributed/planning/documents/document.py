@@ -299,7 +299,7 @@ class Settings(Document):
     """Options of the profile by name."""
 
     members: tuple[MemberPlan, ...]
-    """What was chosen for each member, by its name: batch size, shard, paths; the hosts file gives rank and device."""
+    """What was chosen for each member, by its name: batch size, shard and paths."""
     engine: Engine
     coordinator: Text = ""
     """Machine of the coordinator; empty: the machine that starts the run."""
