@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,7 +39,7 @@ def hear_microphone(seconds: float) -> Samples:
     except OSError as error:  # the package without PortAudio
         hint = "on Debian and Ubuntu: apt install libportaudio2"
         raise BadInput("no microphone: the library PortAudio is not installed", hint) from error
-    say(f"listening for {seconds:g} s; Ctrl-C ends it earlier")
+    say(f"speak now, for {seconds:g} s{'; Ctrl-C ends it earlier' if sys.stdin.isatty() else ''}")
     blocks: list[Any] = []
     try:
         stream = library.InputStream(samplerate=RATE, channels=1, dtype="float32")

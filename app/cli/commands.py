@@ -79,6 +79,12 @@ COMMANDS: dict[str, CommandEntry] = {
         "model",
         trains=True,
     ),
+    "serve": CommandEntry(
+        ".model.serve",
+        "Answer commands of another program, a JSON list a line on stdin, with the models kept loaded.",
+        "model",
+        trains=True,
+    ),
     "discover": CommandEntry(
         ".machines.discover",
         "List the machines on this network and those this computer knows, and show which of them answer.",

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, Output, Prompt, Timestamps
+from app.cli.model.serve import loaded
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from profiles.errors import BadInput, ExitCode
 from speech.microphone import recorded
-from training.records.model_folders import find_usable_model, is_speech_model
+from training.records.model_folders import base_model, find_usable_model, is_speech_model
 from training.records.run_files import check_writable, explain_errors, write_atomically
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def transcribe(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files; default: the screen.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     microphone: Annotated[float, typer.Option(metavar="SECONDS", help="Record from this machine's microphone.")] = 0.0,
+    compare: Annotated[bool, typer.Option("--compare", help="First show what the base model hears.")] = False,
     language: Language = "",
     prompt: Prompt = "",
     timestamps: Timestamps = None,
@@ -57,24 +59,35 @@ def transcribe(
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
     path = find_usable_model(output, model, is_speech_model)
+    models = [*([base_model(path)] if compare else []), str(path)]
+    if compare and out:
+        raise BadInput("--compare shows the texts of both models and writes no files", "leave out --out")
     if files and not any(file.exists() for file in files):  # before the model is loaded for nothing
         raise BadInput(f"{visible(files[0])}: no such file", "name sound files")
     chosen = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         recordings = [sound] if sound else files or []
         folder = TranscriptFolder(out, recordings, chosen, overwrite) if out else None
-        if not as_json:
-            say(f"listening with {path}")  # loading takes seconds, and which run a profile means is worth knowing
-        options = {"language": language, "prompt": prompt, "timestamps": timestamps}
-        transcripts = _heard(path, recordings, device, prefer_timestamps=bool({*chosen} - {"txt"}), **options)
-        return _tell(path, transcripts, chosen, folder, as_json)
+        options: dict[str, Any] = {"language": language, "prompt": prompt, "timestamps": timestamps}
+        options["prefer_timestamps"] = bool({*chosen} - {"txt"})
+        answers = []
+        for number, name in enumerate(models):
+            say(f"listening with {visible(name)}")  # loading takes seconds, and it tells which run a profile means
+            if compare and not as_json:
+                show_line(f"{('before', 'after')[number]}: {visible(name)}")
+            answers.append(_tell(_heard(name, recordings, device, **options), chosen, folder, as_json))
+        documents = [{"model": name, "transcripts": heard} for name, heard in zip(models, answers, strict=True)]
+        base = {"base": documents[0]} if compare else {}
+        damaged = any(heard["error"] for heard in answers[-1])
+        code = ExitCode.BAD_INPUT if damaged else ExitCode.DONE
+        return answer(as_json, {**documents[-1], **base}, (), code)
 
 
-def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> Iterator[TranscriptionResult]:
+def _heard(model: str, files: Sequence[Path], device: str, **options: Any) -> Iterator[TranscriptionResult]:
     with only_data_on_stdout():
-        from speech.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
+        from speech.whisper.transcription import TranscriptionOptions, load_transcriber  # imports torch
 
-        transcripts = transcribe(model, files, device, TranscriptionOptions(**options))
+        transcripts = loaded(load_transcriber, model, device, TranscriptionOptions(**options))(files)
     while True:
         with only_data_on_stdout():
             transcript = next(transcripts, None)
@@ -84,17 +97,13 @@ def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> I
 
 
 def _tell(
-    model: Path,
-    transcripts: Iterable[TranscriptionResult],
-    formats: Sequence[str],
-    folder: TranscriptFolder | None,
-    as_json: bool,
-) -> ExitCode:
-    documents, code = [], ExitCode.DONE
+    transcripts: Iterable[TranscriptionResult], formats: Sequence[str], folder: TranscriptFolder | None, as_json: bool
+) -> list[dict[str, Any]]:
+    """Write transcripts as they come; return their documents."""
+    documents = []
     for transcript in transcripts:
         documents.append(document(transcript) | ({"normalised": _normalised(transcript)} if as_json else {}))
         if transcript.error:
-            code = ExitCode.BAD_INPUT
             if not as_json:
                 say_error(f"{visible(transcript.file)}: {transcript.error}")
             if not transcript.segments:
@@ -108,7 +117,7 @@ def _tell(
         elif not as_json:
             for line in (line for name in formats for line in FORMATS[name](transcript).rstrip("\n").split("\n")):
                 show_line(line)
-    return answer(as_json, {"model": str(model), "transcripts": documents}, (), code)
+    return documents
 
 
 def _normalised(transcript: TranscriptionResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,14 +62,13 @@ class TranscriptionOptions:
     max_new_tokens: int = 440
 
 
-def transcribe(
-    model_dir: str | Path,
-    files: Sequence[Path],
-    device: str = "auto",
-    options: TranscriptionOptions = TranscriptionOptions(),
-    batch_size: int = 8,
-) -> Iterator[TranscriptionResult]:
-    """Transcribe audio files of any length, in order, with no more than a window of each in memory.
+def load_transcriber(
+    model_dir: str | Path, device: str = "auto", options: TranscriptionOptions = TranscriptionOptions()
+) -> Callable[..., Iterator[TranscriptionResult]]:
+    """Load a model, and return the function that transcribes audio files of any length with it, as often as needed.
+
+    It takes their paths and, optionally, the number of windows computed at once (8); it yields the results in order,
+    with no more than a window of each file in memory.
 
     A recording longer than the model's window is transcribed in windows that begin where the words of the previous one
     ended (:mod:`speech.whisper.decoding`); without timestamps it is split at its quietest positions. A file
@@ -77,8 +77,7 @@ def transcribe(
     Raises:
         BadInput: the model cannot be used, or does not support the language, the prompt or timestamps.
     """
-    transcriber = _WindowTranscriber(model_dir, device, options)
-    return _transcribe_all(transcriber, files, batch_size)
+    return functools.partial(_transcribe_all, _WindowTranscriber(model_dir, device, options))
 
 
 def piece_count(count: int, longest: int) -> int:
@@ -250,7 +249,7 @@ class _WindowTranscriber(Transcriber):
 
 
 def _transcribe_all(
-    transcriber: _WindowTranscriber, files: Iterable[Path], batch_size: int
+    transcriber: _WindowTranscriber, files: Iterable[Path], batch_size: int = 8
 ) -> Iterator[TranscriptionResult]:
     """Transcribe the next windows of several files in one batch; yield each file when it is finished."""
     coming, queue = iter(files), list[_Recording]()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from textual.pilot import Pilot
 
+from app.dashboard.dialogs.model_process import ModelProcess
 from app.screens.app import WizardApp
 from app.wizard.state.state import Step
 from profiles.errors import BadInput
@@ -29,23 +28,38 @@ CLIP = Sample(
 MODEL = Path("/runs/one/model")
 
 
-def hear(model: str, file: Path, is_normalised: bool) -> str:
-    assert file.read_bytes() == b"a clip"
-    text = {"base": "close the kitten", str(MODEL): "close the kitchen blind"}[model]
-    return text if is_normalised else f"{text.capitalize()}."
+class Models(ModelProcess):
+    """A process that has heard every recording already; ``problem`` is what it answers instead."""
+
+    problem = ""
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        assert words[:2] == ("transcribe", str(MODEL))
+        if words[2] == "--microphone":
+            assert words[3] == "5.0"
+        else:
+            assert Path(words[2]).read_bytes() == b"a clip"
+        if self.problem:
+            raise BadInput(self.problem, "connect one")
+        base = {"base": self._heard("close the kitten")} if "--compare" in words else {}
+        return {**self._heard("close the kitchen blind"), **base}
+
+    def file(self, name: str, content: bytes) -> Path:
+        Path(name).write_bytes(content)
+        return Path(name)
+
+    def _heard(self, text: str) -> dict[str, Any]:
+        return {"transcripts": [{"normalised": text, "text": f"{text.capitalize()}."}]}
 
 
-@contextlib.contextmanager
-def microphone(seconds: float, path: Path) -> Iterator[Path]:
-    assert seconds == 5
-    path.write_bytes(b"a clip")
-    yield path
+class NoMicrophone(Models):
+    problem = "no microphone"
 
 
-def dialog(tmp_path: Path, model: Path | None = MODEL, **more: Any) -> HearingDialog:
+def dialog(model: Path | None = MODEL, base: str = "base", **more: Any) -> HearingDialog:
     reports: list[str] = more.pop("reports", [])
-    settings = {"ask": hear, "record": lambda seconds: microphone(seconds, tmp_path / "voice.wav"), **more}
-    return HearingDialog(["muster runs show one"], model, "base", [CLIP], lambda: reports.append("open"), **settings)
+    settings = {"process": Models, **more}
+    return HearingDialog(["muster runs show one"], model, base, [CLIP], lambda: reports.append("open"), **settings)
 
 
 def show(shown: HearingDialog, *keys: str, until: str) -> str:
@@ -69,45 +83,37 @@ def in_order(screen: str, *words: str) -> bool:
 
 
 @pytest.mark.slow
-def test_enter_lets_both_models_hear_a_held_out_clip(tmp_path: Path) -> None:
-    screen = show(dialog(tmp_path), "enter", until="said")
+def test_enter_lets_both_models_hear_a_held_out_clip() -> None:
+    screen = show(dialog(), "enter", until="said")
     assert in_order(screen, "said", "before", "after") and "blind." not in screen  # compared as error rates compare
 
 
 @pytest.mark.slow
-def test_a_model_from_nothing_is_not_compared_as_if_it_spoke(tmp_path: Path) -> None:
-    untrained = HearingDialog(
-        [], MODEL, "", [CLIP], lambda: None, ask=hear, record=lambda seconds: contextlib.nullcontext()
-    )
-    screen = show(untrained, "enter", until="(untrained)")
+def test_a_model_from_nothing_is_not_compared_as_if_it_spoke() -> None:
+    screen = show(dialog(base=""), "enter", until="(untrained)")
     assert f"({CLIP.reference.split()[0]})" not in screen
 
 
 @pytest.mark.slow
-def test_m_shows_the_old_and_the_new_model_side_by_side(tmp_path: Path) -> None:
-    screen = show(dialog(tmp_path), "m", until="before")
-    assert "Speak now, for 5 seconds" in screen and in_order(screen, "before", "after") and "blind." in screen
+def test_m_shows_the_old_and_the_new_model_side_by_side() -> None:
+    screen = show(dialog(), "m", until="before")
+    assert "Your voice" in screen and in_order(screen, "before", "after") and "blind." in screen
 
 
 @pytest.mark.slow
-def test_without_a_microphone_it_says_so(tmp_path: Path) -> None:
-    @contextlib.contextmanager
-    def none(seconds: float) -> Iterator[Path]:
-        raise BadInput("no microphone", "connect one")
-        yield Path()
-
-    show(dialog(tmp_path, record=none), "m", until="no microphone (connect one)")
+def test_without_a_microphone_it_says_so() -> None:
+    show(dialog(process=NoMicrophone), "m", until="no microphone (connect one)")
 
 
 @pytest.mark.slow
-def test_r_opens_the_report_and_t_tells_how_a_friend_opens_the_model(tmp_path: Path) -> None:
+def test_r_opens_the_report_and_t_tells_how_a_friend_opens_the_model() -> None:
     reports: list[str] = []
-    show(dialog(tmp_path), "t", until="muster transcribe model recording.wav")
-    show(dialog(tmp_path, reports=reports), "r", until="How fast")
+    show(dialog(), "t", until="muster transcribe model recording.wav")
+    show(dialog(reports=reports), "r", until="How fast")
     assert reports == ["open"]
 
 
 @pytest.mark.slow
-def test_a_run_without_a_model_shows_what_was_kept_of_its_clips(tmp_path: Path) -> None:
-    screen = show(dialog(tmp_path, model=None), "enter", until="kitten")
+def test_a_run_without_a_model_shows_what_was_kept_of_its_clips() -> None:
+    screen = show(dialog(model=None), "enter", until="kitten")
     assert in_order(screen, "said", "before", "after")

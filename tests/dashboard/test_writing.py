@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
+from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.dialogs.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
 from app.report import EndedRun
 from app.run_view.run_state import RunState
@@ -43,9 +44,25 @@ for line in sys.stdin:
 """
 
 
-def write(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, str]:
-    assert model == MODEL
-    return "the base" if compare else "", f"{'exactly' if exact else 'answered'} {prompt}"
+class Models(ModelProcess):
+    """A process whose models answer at once; ``problem`` is what it answers instead."""
+
+    problem = ""
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        assert words[:3] == ("generate", str(MODEL), "--file")
+        if self.problem:
+            raise BadInput(self.problem, "check model_path")
+        base = {"base": {"text": "the base"}} if "--compare" in words else {}
+        return {"text": f"{'exactly' if '--exact' in words else 'answered'} {Path(words[3]).read_text()}", **base}
+
+    def file(self, name: str, content: bytes) -> Path:
+        Path(name).write_bytes(content)
+        return Path(name)
+
+
+class Broken(Models):
+    problem = "model base: no such folder"
 
 
 def ended(folder: Path, profile: str, **options: str) -> EndedRun:
@@ -82,7 +99,7 @@ def test_a_model_of_speech_hears(tmp_path: Path) -> None:
 
 
 def dialog(model: Path | None = MODEL, base: str = "base", chats: bool = True, **more: Any) -> WritingDialog:
-    settings = {"ask": write, "chat": [sys.executable, "-c", CHAT], **more}
+    settings = {"process": Models, "chat": [sys.executable, "-c", CHAT], **more}
     return WritingDialog(["muster runs show one"], model, base, [PROMPT], lambda: None, chats, **settings)
 
 
@@ -127,10 +144,7 @@ def test_a_typed_prompt_is_answered_by_both() -> None:
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_asked_says_why() -> None:
-    def broken(*_: Any) -> tuple[str, str]:
-        raise BadInput("model base: no such folder", "check model_path")
-
-    show(dialog(ask=broken), "enter", until="model base: no such folder (check model_path)")
+    show(dialog(process=Broken), "enter", until="model base: no such folder (check model_path)")
 
 
 @pytest.mark.slow

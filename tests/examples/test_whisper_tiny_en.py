@@ -104,8 +104,8 @@ def test_a_folder_that_is_there_is_left_alone(
 
 @pytest.mark.slow
 def test_the_model_hears_english(whisper_tiny_en: Path) -> None:
-    from speech.whisper.transcription import transcribe
+    from speech.whisper.transcription import load_transcriber
 
     clips = EXAMPLES / "spoken_commands" / "audio" / "test" / "flite-awb-1.00"
-    heard = transcribe(whisper_tiny_en, [clips / "test-0020.opus", clips / "test-0026.opus"], device="cpu")
+    heard = load_transcriber(whisper_tiny_en, "cpu")([clips / "test-0020.opus", clips / "test-0026.opus"])
     assert [one.text for one in heard] == ["Zero.", "No."]

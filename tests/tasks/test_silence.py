@@ -15,7 +15,7 @@ from speech.data.patches import TextBounds, find_recordings
 from speech.data.sound_file import Samples
 from speech.whisper.cleaning.pseudo_label import LabellingJob, label
 from speech.whisper.decoding import is_silence
-from speech.whisper.transcription import TranscriptionOptions, transcribe
+from speech.whisper.transcription import TranscriptionOptions, load_transcriber
 
 SPOKEN = sorted((Path(__file__).parents[2] / "examples/spoken_commands").glob("audio/test/*/*"))[:1]
 SOUNDS: dict[str, Callable[[int], Samples]] = {
@@ -33,7 +33,7 @@ def test_where_nobody_speaks_nothing_is_written(
     for name in names:
         soundfile.write(tmp_path / f"{name}.wav", SOUNDS[name](5 * RATE), RATE)
     files = [*(tmp_path / f"{name}.wav" for name in names), *SPOKEN]
-    *silent, spoken = transcribe(whisper_tiny_en, files, "cpu", TranscriptionOptions(timestamps=times))
+    *silent, spoken = load_transcriber(whisper_tiny_en, "cpu", TranscriptionOptions(timestamps=times))(files)
     heard = {one.file.stem: (one.text, one.segments, one.error) for one in silent}
     assert heard == dict.fromkeys(names, ("", (), ""))
     assert spoken.text

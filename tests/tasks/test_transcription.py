@@ -20,13 +20,13 @@ from speech.data.sound_file import Samples
 from speech.data.speech_clips import hold_out
 from speech.data.speech_dataset import read_speech
 from speech.whisper.evaluation import evaluate_model
-from speech.whisper.transcription import TranscriptionOptions, next_cut, piece_count, transcribe
+from speech.whisper.transcription import TranscriptionOptions, load_transcriber, next_cut, piece_count
 from training.hardware.device import select_device
 
 
 def test_files_come_out_in_their_order(trained_whisper: Path) -> None:
     files = [trained_whisper / f"audio/clip{index}.wav" for index in (2, 0, 3, 1)]
-    found = list(transcribe(trained_whisper / "model", files, device="cpu", batch_size=3))
+    found = list(load_transcriber(trained_whisper / "model", "cpu")(files, 3))
     assert [(one.file, one.text) for one in found] == [(f, WORDS[i]) for f, i in zip(files, (2, 0, 3, 1))]
     assert found[0].seconds == pytest.approx(0.6)
 
@@ -36,7 +36,7 @@ def test_long_recording_is_heard_in_windows(trained_whisper: Path, tmp_path: Pat
     said = (3, 1, 0, 2)
     parts = [part for word in said for part in (tone(word), silence)]
     soundfile.write(tmp_path / "long.wav", np.concatenate(parts), RATE)
-    found = list(transcribe(trained_whisper / "model", [tmp_path / "long.wav"], device="cpu", batch_size=2))
+    found = list(load_transcriber(trained_whisper / "model", "cpu")([tmp_path / "long.wav"], 2))
     assert found[0].text == " ".join(WORDS[word] for word in said)
     assert found[0].seconds == pytest.approx(3.6)
 
@@ -44,7 +44,7 @@ def test_long_recording_is_heard_in_windows(trained_whisper: Path, tmp_path: Pat
 def test_broken_file_does_not_stop_the_others(trained_whisper: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.wav").write_text("no sound")
     files = [tmp_path / "broken.wav", trained_whisper / "audio/clip1.wav", tmp_path / "missing.wav"]
-    first, second, third = transcribe(trained_whisper / "model", files, device="cpu")
+    first, second, third = load_transcriber(trained_whisper / "model", "cpu")(files)
     assert "not a readable sound file" in first.error
     assert (second.text, second.error) == ("two", "")
     assert (third.file, third.error) == (files[2], "No such file or directory")
@@ -57,7 +57,7 @@ def test_what_was_heard_before_the_damage_is_there(trained_whisper: Path, tmp_pa
     soundfile.write(tmp_path / "cut.wav", sound, RATE)
     data = (tmp_path / "cut.wav").read_bytes()
     (tmp_path / "cut.wav").write_bytes(data[: 44 + int(seconds * RATE) * 2])
-    (heard,) = transcribe(trained_whisper / "model", [tmp_path / "cut.wav"], device="cpu")
+    (heard,) = load_transcriber(trained_whisper / "model", "cpu")([tmp_path / "cut.wav"])
     assert heard.text == " ".join(WORDS[word] for word in (3, 1, 0, 2)[: round(seconds / 0.9)])
     assert heard.error.startswith("broken off")
 
@@ -121,21 +121,23 @@ def test_split_that_is_not_there(trained_whisper: Path) -> None:
 
 def test_bad_model_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no config.json in this folder"):
-        transcribe(tmp_path, [])
+        load_transcriber(tmp_path)
 
 
 def test_adapter_folder(trained_whisper: Path, adapter: Path) -> None:
-    found = list(transcribe(adapter, [trained_whisper / "audio/clip3.wav"], device="cpu"))
+    found = list(load_transcriber(adapter, "cpu")([trained_whisper / "audio/clip3.wav"]))
     assert found[0].text == "four"
 
 
 def test_multilingual_model_detects_the_language(multilingual_whisper: Path, trained_whisper: Path) -> None:
     files = [trained_whisper / "audio/clip0.wav"]
     for language in ("", "german"):
-        found = list(transcribe(multilingual_whisper, files, "cpu", TranscriptionOptions(language, max_new_tokens=3)))
+        found = list(
+            load_transcriber(multilingual_whisper, "cpu", TranscriptionOptions(language, max_new_tokens=3))(files)
+        )
         assert not found[0].error
     with pytest.raises(BadInput, match="has no language 'it'"):
-        transcribe(multilingual_whisper, files, "cpu", TranscriptionOptions("italian"))
+        load_transcriber(multilingual_whisper, "cpu", TranscriptionOptions("italian"))
 
 
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Output
+from app.cli.model.serve import loaded
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import command_line, ctrl_c_heard, say, show_line, show_piece, visible
 from profiles.errors import BadInput, ExitCode
@@ -76,7 +77,7 @@ def generate(
         raise BadInput("the prompt is empty", "write a text; with --exact the model begins one of its own")
     texts = []
     for number, name in enumerate(models):
-        writer = _load(name, device, tokenizer or (str(path) if holds_tokenizer(path) else ""), as_json)
+        writer = _load(name, device, tokenizer or (str(path) if holds_tokenizer(path) else ""))
         if compare and not as_json:
             show_line(f"{('before', 'after')[number]}: {visible(name)}")
         sampling = _sampling(max_tokens, temperature, top_p, seed)
@@ -106,7 +107,7 @@ def chat(
         BadInput: the model cannot be found or used, or knows no conversations.
     """
     path = _find_writer(output, model)
-    writer = _load(str(path), device, tokenizer, as_json)
+    writer = _load(str(path), device, tokenizer)
     if not writer.has_chat_template:
         hint = f"it goes on from a text: {command_line('generate', str(path), 'TEXT')}"
         raise BadInput(f"model {path} has learnt plain text and has no chat template, so it cannot converse", hint)
@@ -248,13 +249,12 @@ def _find_writer(output: Path, reference: str) -> Path:
     raise BadInput(f"model {path} is no language model in the format of transformers", hint)
 
 
-def _load(model: str, device: str, tokenizer: str, as_json: bool) -> TextGenerator:
-    if not as_json:
-        say(f"writing with {visible(model)}")
+def _load(model: str, device: str, tokenizer: str) -> TextGenerator:
+    say(f"writing with {visible(model)}")
     with only_data_on_stdout():
         from training.tasks.text.generation import TextGenerator  # imports torch
 
-        return TextGenerator(model, device, tokenizer)
+        return loaded(TextGenerator, model, device, tokenizer)
 
 
 def _sampling(max_tokens: int, temperature: float, top_p: float, seed: int) -> Sampling:

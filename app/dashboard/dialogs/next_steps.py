@@ -3,50 +3,29 @@ further commands. Language models have :mod:`app.dashboard.dialogs.writing`."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from app.console import TOUR_PROFILE, command_line, program_words, visible
+from app.console import TOUR_PROFILE, command_line, visible
+from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.tabs.samples import sample_texts
 from app.report import EndedRun, next_commands
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark
-from profiles.errors import BadInput, MusterError
+from profiles.errors import MusterError
 from training.records.plan import RunMetadata
 from training.tasks.outputs.showcase import Kind, Sample
 
 _PROGRAMS = ("cli_typer.py", "muster")
 """Program names of commands that start a run."""
 _EVERY = 0.25
-_LONGEST = 600.0
-"""Timeout of a model's answer, seconds."""
-
-
-def answer_of(*arguments: str) -> dict[str, Any]:
-    """Return the JSON document of a command of this program, which runs in a process of its own.
-
-    Raises:
-        BadInput: it failed.
-    """
-    command = [*program_words(), *arguments, "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST, stdin=subprocess.DEVNULL)
-    try:
-        document: dict[str, Any] = json.loads(answer.stdout)
-    except ValueError as error:
-        lines = answer.stderr.strip().splitlines() or ["no answer"]
-        raise BadInput(f"the model cannot be asked: {visible(lines[-1])}") from error
-    if "error" in document:
-        raise BadInput(document["error"]["message"], document["error"]["hint"])
-    return document
 
 
 def words_of(message: object, hint: str = "") -> str:
@@ -59,25 +38,26 @@ class Asking:
 
     Args:
         kind: of the sample.
-        ask: runs the models; yields its stages, then the sample with their outputs.
+        models: the process that runs them.
+        ask: returns the sample with their outputs.
     """
 
-    def __init__(self, kind: Kind, ask: Callable[[], Iterator[str | Sample]]) -> None:
-        self.kind, self._ask = kind, ask
-        self.stage = ""
+    def __init__(self, kind: Kind, models: ModelProcess, ask: Callable[[], Sample]) -> None:
+        self.kind, self.models, self._ask = kind, models, ask
         self.sample: Sample | None = None
         self.problem = ""
         threading.Thread(target=self._run, name="asking", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            for news in self._ask():
-                if isinstance(news, Sample):
-                    self.sample = news
-                else:
-                    self.stage = news
-        except (MusterError, OSError, subprocess.SubprocessError, LookupError) as error:
+            self.sample = self._ask()
+        except (MusterError, OSError, LookupError) as error:
             self.problem = words_of(error.message, error.hint) if isinstance(error, MusterError) else str(error)
+
+    def end(self) -> None:
+        """End the process, unless it has answered: then its models stay loaded for the next sample."""
+        if self.sample is None and not self.problem:
+            self.models.close()
 
 
 class AskingDialog(Dialog):
@@ -91,12 +71,15 @@ class AskingDialog(Dialog):
         super().on_mount()
         self.set_interval(_EVERY, lambda: self.query_one("#content Static", Static).update(self.content()))
 
+    def on_unmount(self) -> None:
+        self._asking.end()
+
     def content(self) -> Content:
         asking = self._asking
         if asking.problem:
             return StatusMark.PROBLEM.show(visible(asking.problem))
         if asking.sample is None:
-            return StatusMark.WORKING.show(asking.stage)
+            return StatusMark.WORKING.show(visible(asking.models.stage))
         return Content("\n").join(sample_texts(asking.kind, asking.sample))
 
 
@@ -121,6 +104,7 @@ class ModelDialog(CommandsDialog):
         model: of the run; ``None``: it has none.
         report: writes and opens the report.
         use: how a friend uses the model; ``{}`` is its folder.
+        process: makes the process that runs the models; it ends with this dialog.
     """
 
     ACTION_KEYS: ClassVar[tuple[Key, ...]] = ()
@@ -137,11 +121,23 @@ class ModelDialog(CommandsDialog):
         model: Path | None,
         report: Callable[[], None],
         use: str,
+        process: Callable[[], ModelProcess] = ModelProcess,
     ) -> None:
         friend = {"friend": "t  How a friend opens this model"} if model is not None else {}
         actions = {**actions, "report": "r  Open the report in the browser", **friend}
         super().__init__("What next?", commands, actions)
-        self._model, self._report, self._use = model, report, use
+        self._model, self._report, self._use, self._process = model, report, use, process
+        self._models = process()
+
+    def on_unmount(self) -> None:
+        self._models.close()
+
+    @property
+    def models(self) -> ModelProcess:
+        """The process that runs the models; another one after the last was ended by leaving its answer."""
+        if self._models.closed:
+            self._models = self._process()
+        return self._models
 
     def keys(self) -> tuple[Key, ...]:
         keys = (*self.ACTION_KEYS, Key("t", "friend", "Tell a friend"), Key("r", "report", "Report"))

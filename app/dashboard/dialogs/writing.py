@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
@@ -19,13 +18,8 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from app.console import program_words, visible
-from app.dashboard.dialogs.next_steps import (
-    Asking,
-    AskingDialog,
-    ModelDialog,
-    answer_of,
-    words_of,
-)
+from app.dashboard.dialogs.model_process import ModelProcess, kill_group, start_group
+from app.dashboard.dialogs.next_steps import Asking, AskingDialog, ModelDialog, words_of
 from app.dashboard.tabs.samples import sample_texts
 from app.report import EndedRun
 from app.run_view.showcase import UNTRAINED
@@ -40,23 +34,6 @@ _TOKENS = "128"
 """Most tokens of an answer to a prompt."""
 _EVERY = 0.1
 
-Generate = Callable[[Path, str, bool, bool], tuple[str, str]]
-"""Generates with a model, and with its base to compare, after a prompt that is used exactly or by the template."""
-
-
-def generate(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, str]:
-    """Return the outputs of the base model (empty without ``compare``) and of the model after a prompt.
-
-    Raises:
-        BadInput: one of them cannot be used.
-    """
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="muster-") as file:
-        file.write(prompt)
-        file.flush()
-        options = [*(["--exact"] if exact else []), *(["--compare"] if compare else [])]
-        document = answer_of("generate", str(model), "--file", file.name, "--max-tokens", _TOKENS, *options)
-    return document["base"]["text"] if compare else "", document["text"]
-
 
 class WritingDialog(ModelDialog):
     """The dialog after a run for a language model.
@@ -65,7 +42,7 @@ class WritingDialog(ModelDialog):
         base: what it was trained from: a folder or a name; empty: it was trained from nothing.
         samples: held-out ones of the run.
         chats: whether the model converses.
-        ask: runs the models.
+        process: see :class:`ModelDialog`.
         chat: command of a chat process.
     """
 
@@ -83,7 +60,7 @@ class WritingDialog(ModelDialog):
         samples: Sequence[Sample],
         report: Callable[[], None],
         chats: bool,
-        ask: Generate = generate,
+        process: Callable[[], ModelProcess] = ModelProcess,
         chat: Sequence[str] = (),
     ) -> None:
         actions = {"held_out": "Answer a held-out prompt: before and after training"} if samples else {}
@@ -92,8 +69,8 @@ class WritingDialog(ModelDialog):
         if model is not None:
             actions["prompt"] = "p  Type a prompt: the old and the new model side by side"
         use = "Talk with the model:  muster chat {}" if chats else "Let the model write:  muster generate {} 'A text'"
-        super().__init__(commands, actions, model, report, use)
-        self._base, self._samples, self._ask = base, samples, ask
+        super().__init__(commands, actions, model, report, use, process)
+        self._base, self._samples = base, samples
         self._chat = chat or [*program_words(), "chat", str(model), "--json"]
         self._shown = 0
 
@@ -124,14 +101,16 @@ class WritingDialog(ModelDialog):
             self.app.push_screen(ChatDialog(ChatProcess(self._chat)))
 
     def _write(self, heading: str, sample: Sample, prompt: str, exact: bool) -> None:
-        model, base = self._model, self._base
+        models = self.models
 
-        def ask() -> Iterator[str | Sample]:
-            yield "both models write" if base else "the model writes"
-            before, after = self._ask(Path(str(model)), prompt, exact, bool(base))
-            yield sample.model_copy(update={"before": before if base else UNTRAINED, "after": after})
+        def ask() -> Sample:
+            file = models.file("prompt.txt", prompt.encode())
+            options = [*(["--exact"] if exact else []), *(["--compare"] if self._base else [])]
+            document = models.ask("generate", str(self._model), "--file", str(file), "--max-tokens", _TOKENS, *options)
+            before = document["base"]["text"] if self._base else UNTRAINED
+            return sample.model_copy(update={"before": before, "after": document["text"]})
 
-        self.app.push_screen(AskingDialog(heading, Asking("text", ask)))
+        self.app.push_screen(AskingDialog(heading, Asking("text", models, ask)))
 
 
 @dataclass
@@ -157,8 +136,7 @@ class ChatProcess:
         self.busy = False
         """Whether an answer is being written."""
         self.problem = ""
-        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, encoding="utf-8")
+        self._process = start_group(command, subprocess.DEVNULL)
         self._reader = threading.Thread(target=self._read, name="chat", daemon=True)
         self._reader.start()
 
@@ -174,8 +152,8 @@ class ChatProcess:
             self.busy = False  # the process has ended; the reader thread finds out why
 
     def close(self) -> None:
-        """Kill the process, which has nothing to save."""
-        self._process.kill()
+        """End the process with all its children."""
+        kill_group(self._process)
         self._reader.join()
 
     def _read(self) -> None:
