@@ -52,8 +52,6 @@ class HomeScreen(StepScreen):
         Key("r", "retry", "Reload", "Read runs and profiles again.", shown=False),
     )
 
-    RIGHT_KEYS = (replace(EVERYWHERE[0], label="Leave", help="Leave; runs continue."), *EVERYWHERE[1:])
-
     _placed = False
     _watched = False
 
@@ -97,6 +95,10 @@ class HomeScreen(StepScreen):
         problem = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
         return [*about, *([join(*machines)] if machines else []), *traffic_note, *problem]
 
+    def right_keys(self) -> tuple[Key, ...]:
+        leave = replace(EVERYWHERE[0], label="Leave", help="Leave; runs continue.")
+        return EVERYWHERE if self.state.doctor.value else (leave, *EVERYWHERE[1:])
+
     def hint(self, state: WizardState) -> Content:
         if state.home.cause:
             return literal(" ".join(filter(None, (state.home.cause, state.home.fix))), "$text-error")
@@ -136,7 +138,11 @@ class HomeScreen(StepScreen):
         self.do(actions.doctor())
 
     def action_back(self) -> None:
-        if not self.end_filters():
+        if self.end_filters():
+            return
+        if self.state.doctor.value:
+            self.do(actions.close_doctor())
+        else:
             self.steered.action_leave()
 
     def headless(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.content import Content
@@ -18,7 +19,7 @@ from app.wizard.state.dependencies import measures
 from app.wizard.state.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStatus, JobOption
 from app.wizard.state.state import StatePart, Step, WizardState
 from profiles.errors import counted
-from profiles.options import OptionSpec
+from profiles.options import OptionSpec, check_value
 from profiles.quantities import memory_text
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
@@ -204,7 +205,7 @@ class JobScreen(StepScreen):
             choices = [(choice, "") for choice in row.spec.choices]
             dialog: TextDialog = ChoiceDialog(row.name, about, value=row.value, choices=choices)
         else:
-            dialog = TextDialog(row.name, about, value=row.value)
+            dialog = TextDialog(row.name, about, value=row.value, problem_of=partial(_problem, row.name))
         self.app.push_screen(dialog, lambda text: self._set(row.name, text))
 
     def _set(self, name: str, text: str | None) -> None:
@@ -246,6 +247,12 @@ def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:
 def _fit(row: Fit) -> Content:
     figures = f"needs {memory_text(row.needed)} of {memory_text(row.free)} free" if row.needed and row.free else ""
     return join(MARKS[row.status].show(f"{row.name}: {row.label}"), muted(figures))
+
+
+def _problem(name: str, value: str) -> str:
+    """Return why a value cannot be that of an option, without the option's help, which the dialog shows."""
+    problem = (check_value(name, value) or "").partition(" (")[0]
+    return problem and f"'{value}': {problem}"
 
 
 def _about_option(spec: OptionSpec) -> list[str]:

@@ -18,6 +18,7 @@ from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
+from app.wizard.state.dependencies import is_unsaved
 from app.wizard.state.launch_records import LaunchRow
 from app.wizard.state.records import UNSETTLED, ItemStatus, MachineChange, PlanPreview
 from app.wizard.state.state import Action, Step, WizardState
@@ -32,6 +33,7 @@ _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=Tru
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
 _LABEL = 11
+_SAVE_FIRST = "works once w has saved the profile"
 
 
 class PlanScreen(StepScreen):
@@ -47,15 +49,14 @@ class PlanScreen(StepScreen):
     HELP = (
         "Nothing is trained or saved so far; other machines have what you asked for at Access and Checks, and code "
         "and data to measure with. '+' is added, '~' changes, '-' is removed. Enter saves the profile and starts; "
-        "'w' only writes the files, so that the command can be run later. 'clean' removes everything of Muster from "
+        "'w' only writes the files, so that the command works. 'clean' removes everything of Muster from "
         "the machines again."
     )
-    HEADLESS_ABOUT = "--plan-only shows the plan and starts nothing; --try really runs a few steps and saves nothing."
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("enter", "go_on", "Start", "Save the profile and start the run.", main=True),
         Key("e", "headless", "Command", "The command that does the same, to copy."),
+        Key("w", "write", "Save", "Only write the files, so that the command works; starts nothing."),
         Key("a", "name", "Name", "Another name for the saved profile."),
-        Key("w", "write", "Only save", "Write the files without starting."),
         Key("b", "job", "Job", "Back to the job, to change options.", shown=False),
         Key("n", "another", "Another", "Start another run, if one was started from this plan."),
     )
@@ -69,7 +70,7 @@ class PlanScreen(StepScreen):
         if state.plan.status in UNSETTLED:
             return ()
         width = self.query_one("#about").size.width or self.app.size.width // 2
-        return facts(state.plan.value, width)
+        return facts(state.plan.value, width, is_unsaved(state))
 
     def head(self, state: WizardState) -> Content:
         failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
@@ -96,8 +97,8 @@ class PlanScreen(StepScreen):
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
-        start, command, name, save, job, another = self.KEYS
-        common = (command, name, save, job)
+        start, command, save, name, job, another = self.KEYS
+        common = (command, save, name, job)
         if self.state.started:
             return (_SHOW, another, *common)
         if failed:
@@ -148,6 +149,11 @@ class PlanScreen(StepScreen):
     def copied(self) -> str:
         return self.headless()
 
+    def about_headless(self) -> str:
+        first = f"It {_SAVE_FIRST}. " if is_unsaved(self.state) else ""
+        trying = "--plan-only shows the plan and starts nothing; --try really runs a few steps and saves nothing."
+        return first + trying
+
     def headless(self) -> str:
         return self.state.plan.value.command or command_line("distributed-train", self.state.answers.profile)
 
@@ -158,8 +164,12 @@ def _change_row(change: MachineChange, shows_machine: bool) -> TableRow:
     return TableRow(change.key, (literal(change.machine if shows_machine else ""), description, size))
 
 
-def facts(plan: PlanPreview, width: int) -> list[Content]:
-    """Return the facts to know about a plan before it starts, in lines of ``width`` cells."""
+def facts(plan: PlanPreview, width: int, unsaved: bool) -> list[Content]:
+    """Return the facts to know about a plan before it starts, in lines of ``width`` cells.
+
+    Args:
+        unsaved: whether its command does not work yet.
+    """
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
         ("time", _time(plan), ""),
@@ -168,6 +178,7 @@ def facts(plan: PlanPreview, width: int) -> list[Content]:
         ("data", plan.staying, ""),
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),
+        ("command", _SAVE_FIRST if unsaved else "", "$text-warning"),
         *[("writes", text, "") for text in plan.files],
         ("network", "; ".join(plan.network), ""),
     ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from rich.text import Text
 from textual import events
 from textual.app import SystemCommand
 from textual.binding import Binding
+from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input
 
@@ -27,8 +31,14 @@ from profiles.errors import ExitCode
 _LEAVING = ("ctrl+c", "ctrl+q", "q")
 _AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
 """Keys that act at any time: they only leave or close."""
+_OVERTAKING = ("ctrl+c", "ctrl+q")
 OPENING_PAUSE = float(os.environ.get("MUSTER_OPENING_PAUSE", "0.5"))
-"""Seconds during which a newly opened screen ignores keys; the variable is for programs that press keys."""
+"""Seconds during which a newly opened screen ignores keys that were not meant for it; the variable is for programs that
+press keys."""
+_ROUNDS = 3
+"""Passes through the queues: for the key, for a message that it caused, for the screen that opened."""
+_PATIENCE = 2.0
+"""Seconds after which a key does not wait for a queue any longer."""
 
 
 class MusterApp(TerminalApp):
@@ -53,6 +63,14 @@ class MusterApp(TerminalApp):
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
     opening_pause = OPENING_PAUSE
     _opened = float("-inf")
+    _opener = ""
+    """Key that opened the newest screen; empty: it opened by itself."""
+    _key: events.Key | None = None
+    """The key that is being handled."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._keys: deque[events.Key] = deque()
 
     # ------------------------------------------------------------------------------------------------- display
 
@@ -65,26 +83,68 @@ class MusterApp(TerminalApp):
             fit(screen, event.size)
 
     def push_screen(self, *screen: Any, **settings: Any) -> Any:
-        self._opened = self.monotonic()
+        self._note_opening()
         return super().push_screen(*screen, **settings)
 
     def switch_screen(self, *screen: Any, **settings: Any) -> Any:
-        self._opened = self.monotonic()
+        self._note_opening()
         return super().switch_screen(*screen, **settings)
 
+    def _note_opening(self) -> None:
+        if len(self.screen_stack) > 1:  # no key can have been meant for a screen before the first one
+            self._opened = self.monotonic()
+            self._opener = self._key.key if self._key is not None else ""
+
+    # ------------------------------------------------------------------------------------------------- keys
+
     async def on_event(self, event: events.Event) -> None:
-        """Drop keys for a screen that is not visible, or that opened too recently for the key to be meant for it."""
-        if isinstance(event, events.Key) and not event.is_forwarded:
-            unseen = too_small(self.size) and event.key not in _LEAVING
-            if unseen or self._too_early(event):
-                return
-        await super().on_event(event)
+        """Queue keys, so that each reaches the screen that the one before has opened; ctrl+c and ctrl+q overtake."""
+        if not isinstance(event, events.Key) or event.is_forwarded or event.key in _OVERTAKING:
+            await super().on_event(event)
+            return
+        self._keys.append(event)
+        if len(self._keys) == 1:
+            self._taking = asyncio.create_task(self._take_keys())
+
+    async def _take_keys(self) -> None:
+        await self._settle()
+        while self._keys:
+            if not self._is_ignored(self._keys[0]):
+                self._key = self._keys[0]
+                await super().on_event(self._key)
+                await self._settle()
+                self._key = None
+            self._keys.popleft()
+
+    async def _settle(self) -> None:
+        """Wait until a key, and the messages that it caused, have had their effect and a screen they opened is there.
+
+        All of that lies in the queues of the focused widget and of those above it.
+        """
+        for _ in range(_ROUNDS):
+            node: DOMNode | None = self.focused or self.screen
+            while node is not None:
+                handled = asyncio.Event()
+                if node.call_later(handled.set):  # else it is gone
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(handled.wait(), _PATIENCE)
+                node = node.parent
+
+    def _is_ignored(self, event: events.Key) -> bool:
+        """Whether a key was not meant for the screen as it is: none is visible, or another one was there until now."""
+        unseen = too_small(self.size) and event.key not in _LEAVING
+        return unseen or self._too_early(event)
 
     def _too_early(self, event: events.Key) -> bool:
-        """Whether a key was probably meant for the previous screen; text typed into a field is always accepted."""
-        typed = (event.is_printable and isinstance(self.focused, Input)) or isinstance(self.screen, JumpScreen)
+        """Whether a key came with the opening of a screen: one that opened by itself, that was opened by the same key,
+        or that has to be read first. Text typed into a field is always accepted."""
         pressed = self.monotonic() - (time.monotonic() - event.time)
-        return pressed < self._opened + self.opening_pause and not typed and event.key not in _AT_ANY_TIME
+        if pressed >= self._opened + self.opening_pause or event.key in _AT_ANY_TIME:
+            return False
+        if (event.is_printable and isinstance(self.focused, Input)) or isinstance(self.screen, JumpScreen):
+            return False
+        must_be_read = isinstance(self.screen, Box) and self.screen.MUST_BE_READ
+        return must_be_read or self._opener in ("", event.key)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Yield the entries of the palette: actions of this screen, then those of every screen."""

@@ -48,11 +48,6 @@ class BaseScreen(Screen[Any]):
     HELP: ClassVar[str] = ""
     """Purpose of the screen in a few sentences; ``?`` shows it above the keys."""
     KEYS: ClassVar[tuple[Key, ...]] = ()
-    HEADLESS_ABOUT: ClassVar[str] = ""
-    """Explanation that ``e`` shows under the headless command."""
-    RIGHT_KEYS: ClassVar[tuple[Key, ...]] = EVERYWHERE
-    """Keys at the right of the key bar, never cut."""
-
     DEFAULT_CSS = """
     BaseScreen { layers: base above; background: $background; }
     BaseScreen.-behind { text-style: dim; }
@@ -72,7 +67,7 @@ class BaseScreen(Screen[Any]):
         yield TitleBar(self.title_line(), markup=False)
         with Vertical(id="body"):
             yield from self.body()
-        yield KeyBar(self.offered_keys(), self.RIGHT_KEYS)
+        yield KeyBar(self.offered_keys(), self.right_keys())
         yield TooSmall()
 
     def on_mount(self) -> None:
@@ -102,6 +97,10 @@ class BaseScreen(Screen[Any]):
         """Return the keys that are available at the moment."""
         return self.KEYS
 
+    def right_keys(self) -> tuple[Key, ...]:
+        """Return the keys at the right of the key bar, never cut."""
+        return EVERYWHERE
+
     def help_text(self) -> str:
         """Return the text that ``?`` shows above the keys."""
         return self.HELP
@@ -109,6 +108,10 @@ class BaseScreen(Screen[Any]):
     def headless(self) -> str:
         """Return the command that does the same without a screen."""
         return app_of(self).headless_command()
+
+    def about_headless(self) -> str:
+        """Return the explanation that ``e`` shows under the headless command."""
+        return ""
 
     def copied(self) -> str:
         """Return the text that ``y`` copies: the selection, else the headless command."""
@@ -124,7 +127,7 @@ class BaseScreen(Screen[Any]):
         """Redraw title and keys."""
         if self.ready:
             self.query_one(TitleBar).update(self.title_line())
-            self.query_one(KeyBar).offer(self.offered_keys())
+            self.query_one(KeyBar).offer(self.offered_keys(), self.right_keys())
 
     def action_back(self) -> None:
         """Return to the previous screen; if a filter is active, end that instead."""
@@ -145,7 +148,7 @@ class BaseScreen(Screen[Any]):
         self.app.push_screen(HelpDialog(self.HEADING, self.help_text(), self.offered_keys()))
 
     def action_headless(self) -> None:
-        self.app.push_screen(CommandDialog(self.headless(), self.HEADLESS_ABOUT))
+        self.app.push_screen(CommandDialog(self.headless(), self.about_headless()))
 
     def action_copy(self) -> None:
         app_of(self).copy(self.copied())

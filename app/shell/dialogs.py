@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -46,6 +46,8 @@ class Box(ModalScreen[T]):
     CLOSE = Key("escape", "close", "Close")
     HOLDS_CTRL_C: ClassVar[bool] = False
     """Whether ctrl+c closes only this box rather than the application."""
+    MUST_BE_READ: ClassVar[bool] = False
+    """Whether keys are ignored that were pressed before anybody can have read it."""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", show=False)]
 
     def __init__(self, heading: str) -> None:
@@ -218,6 +220,7 @@ class QuestionDialog(Dialog):
 class TrustDialog(Dialog):
     """Asks whether a host key belongs to the intended machine; every key but one, enter included, means no."""
 
+    MUST_BE_READ = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "accept", show=False),
         Binding("enter,n", "close", show=False),
@@ -279,6 +282,7 @@ class TextDialog(Box[str | None]):
         secret: shown as dots, and cleared from the field as soon as it is submitted.
         choices: values to choose from, with a description of each.
         needed: warning shown if nothing was typed; if there are choices, the marked one is taken instead.
+        problem_of: returns in one line what is wrong with a value; empty: nothing.
     """
 
     DEFAULT_CSS = """
@@ -300,9 +304,10 @@ class TextDialog(Box[str | None]):
         secret: bool = False,
         choices: Sequence[tuple[str, str]] = (),
         needed: str = "",
+        problem_of: Callable[[str], str] = lambda value: "",
     ) -> None:
         super().__init__(heading)
-        self._about, self._value = about, visible(value)
+        self._about, self._value, self._problem_of = about, visible(value), problem_of
         self._accept, self._secret, self._choices, self._needed = accept, secret, choices, needed
 
     def body(self) -> ComposeResult:
@@ -342,8 +347,10 @@ class TextDialog(Box[str | None]):
     def _submit(self, value: str) -> None:
         if self._needed and not value.strip():
             value = next((table.cursor for table in self.query(RowTable)), "")
-        if self._needed and not value:
-            self.query_one("#about", Static).update(literal(self._needed, "$text-warning"))
+        problem = self._needed if self._needed and not value else self._problem_of(value)
+        if problem:
+            lines = (*self._about, literal(problem, "$text-warning"))
+            self.query_one("#about", Static).update(Content("\n").join(lines))
             return
         field = self.query_one("#field", Input)
         if self._secret:

@@ -120,20 +120,21 @@ class KeyBar(Static):
     KeyBar { dock: bottom; height: 1; padding: 0 1; background: $surface; text-wrap: nowrap; }
     """
 
-    def __init__(self, keys: Sequence[Key], everywhere: Sequence[Key] = EVERYWHERE) -> None:
+    def __init__(self, keys: Sequence[Key], right: Sequence[Key]) -> None:
         super().__init__(markup=False)
         self.auto_links = False
-        self._keys, self._everywhere = tuple(keys), tuple(everywhere)
+        self._offered = tuple(keys), tuple(right)
 
-    def offer(self, keys: Sequence[Key]) -> None:
+    def offer(self, keys: Sequence[Key], right: Sequence[Key]) -> None:
         """Replace the keys."""
-        if tuple(keys) != self._keys:
-            self._keys = tuple(keys)
+        offered = tuple(keys), tuple(right)
+        if offered != self._offered:
+            self._offered = offered
             self.refresh()
 
     def render(self) -> Content:
         keymap = app_of(self).keymap
-        keys, everywhere = ([key.chosen(keymap) for key in group] for group in (self._keys, self._everywhere))
+        keys, everywhere = ([key.chosen(keymap) for key in group] for group in self._offered)
         return key_line(keys, self.content_size.width, everywhere)
 
 

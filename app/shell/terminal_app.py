@@ -10,17 +10,32 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from textual.app import App
 from textual.filter import Monochrome, NoColor
 from textual.message_pump import MessagePump
+from textual.notifications import Notification, Notifications
 from textual.scrollbar import ScrollBar
 
 from app.console import command_line, visible
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour
 
+if TYPE_CHECKING:  # typing has it from Python 3.11 on
+    from typing_extensions import Self
+
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
+
+
+class LatestNotifications(Notifications):
+    """Notifications of which a new one replaces what it repeats: the same text, and the last plain piece of news, which
+    was about the key before or about the beginning of what has ended now. Warnings stay until they have expired."""
+
+    def add(self, notification: Notification) -> Self:
+        for shown in [*self]:
+            if shown.severity == "information" or shown.message == notification.message:
+                del self[shown]
+        return super().add(notification)
 
 
 class TerminalApp(App[None]):
@@ -36,6 +51,7 @@ class TerminalApp(App[None]):
         self, *, ascii_only: bool = False, clock: Callable[[], float] = time.time, keymap: Mapping[str, str] = NO_KEYS
     ) -> None:
         super().__init__()
+        self._notifications = LatestNotifications()
         self.keymap = keymap
         self.set_keymap(dict(keymap))
         # With another encoding, a terminal would show every other character as an escape of six characters.

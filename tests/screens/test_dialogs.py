@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 from rich.style import Style
+from textual.notifications import Notification
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.wizard.state.state import Step
-from tests.screens.pilot import fixed_clock, run, until_text
-from tests.screens.states import at
+from app.shell.dialogs import TextDialog
+from app.shell.terminal_app import LatestNotifications
+from app.wizard.state import actions as do
+from app.wizard.state.state import Step, TaskKind
+from tests.screens.pilot import choose, fixed_clock, run, text, until_text
+from tests.screens.states import EXAMINED, STUDIO, at
 
 
 def style_of(pilot: Pilot[Any], text: str) -> Style:
@@ -40,3 +44,67 @@ def test_a_dialog_dims_what_is_behind_it(colours: str, monkeypatch: pytest.Monke
         assert style_of(pilot, "How fast") == before
 
     run(WizardApp(at(Step.LINKS), clock=fixed_clock), drive, (120, 32))
+
+
+@pytest.mark.slow
+def test_a_value_that_an_option_cannot_have_is_refused_where_it_is_typed() -> None:
+    steering = at(Step.JOB)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await choose(pilot, "option:batch_size")
+        await pilot.press("enter", *"abc", "enter")
+        await until_text(pilot, "'abc': not a whole number")
+        assert isinstance(pilot.app.screen, TextDialog) and steering.done == []
+        await pilot.press(*["backspace"] * 3, "4", "enter")
+        assert steering.done == [do.set_option("batch_size", "4")]
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_a_notification_replaces_what_it_repeats_and_keeps_other_warnings() -> None:
+    shown = LatestNotifications()
+    for message, severity in (
+        ("pause: requested", "information"),
+        ("pause: requested", "information"),
+        ("pause refused: it is over", "warning"),
+        ("no such machine", "warning"),
+        ("pause: requested", "information"),
+        ("pause refused: it is over", "warning"),
+    ):
+        shown.add(Notification(message, severity=severity))
+    assert [one.message for one in shown] == ["no such machine", "pause refused: it is over"]
+
+
+@pytest.mark.slow
+def test_esc_after_the_doctor_puts_its_findings_away_and_leaves_only_then() -> None:
+    steering = at(Step.HOME)
+    steering.state = steering.state.putting(TaskKind.DOCTOR, value=EXAMINED[STUDIO.key])
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await until_text(pilot, "esc Back")
+        await pilot.press("escape")
+        assert steering.done == [do.close_doctor()]
+        steering.state = steering.done[0].on(steering.state)
+        pilot.app.changed()
+        await until_text(pilot, "esc Leave")
+        assert "no torch" not in text(pilot.app)
+
+    run(WizardApp(steering, clock=fixed_clock), drive, (120, 32))
+
+
+@pytest.mark.slow
+def test_the_command_of_a_plan_says_which_key_makes_it_work() -> None:
+    steering = at(Step.PLAN)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await until_text(pilot, "works once w has saved the profile")
+        assert "w Save" in text(pilot.app)
+        await pilot.press("e")
+        await until_text(pilot, "It works once w has saved the profile.")
+        await pilot.press("escape")
+        steering.state = steering.state.putting(TaskKind.SAVE, inputs=steering.state.plan.inputs)
+        pilot.app.changed()
+        await until_text(pilot, "the command works now")
+        assert "works once" not in text(pilot.app)
+
+    run(WizardApp(steering, clock=fixed_clock), drive)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.shell.dialogs import TextDialog, TrustDialog
+from app.shell.dialogs import ChoiceDialog, QuestionDialog, TrustDialog
 from app.wizard.state import actions as do
 from app.wizard.state.state import Step
 from tests.screens.pilot import fixed_clock, run, text, until_text
@@ -52,40 +53,72 @@ def test_two_keys_at_once_close_a_dialog_and_not_the_screen_under_it() -> None:
     run(WizardApp(steering, clock=fixed_clock), drive)
 
 
-def test_a_screen_that_has_just_opened_takes_no_key() -> None:
-    steering = at(Step.ACCESS)
+def hasty(steering: Any) -> WizardApp:
+    """The application as a person uses it whose clock stands still: every key comes right after the one before."""
     app = WizardApp(steering, clock=fixed_clock)
-    now = 1000.0
-    app.opening_pause, app.monotonic = 0.5, lambda: now
+    app.opening_pause, app.monotonic = 0.5, lambda: 1000.0
+    return app
+
+
+def test_a_host_key_is_not_accepted_before_it_can_be_read() -> None:
+    steering = at(Step.ACCESS)
+    app = hasty(steering)
 
     async def drive(pilot: Pilot[Any]) -> None:
-        nonlocal now
-        await pilot.press("s")
-        assert steering.done == []
-        now += 0.6
         await pilot.press(*TO_THE_NEW_ONE, "enter", "a", "a")
         assert isinstance(app.screen, TrustDialog) and steering.done == []
-        now += 0.6
+        app.monotonic = lambda: 1000.6
         await pilot.press("a")
         assert steering.done == [do.trust_key("SHA256:studio", FINGERPRINT)]
 
     run(app, drive)
 
 
-def test_what_is_typed_into_a_field_at_once_is_not_lost_and_decides_nothing_yet() -> None:
-    steering = at(Step.MACHINES)
-    app = WizardApp(steering, clock=fixed_clock)
-    now = 1000.0
-    app.opening_pause, app.monotonic = 0.5, lambda: now
+def test_the_first_screen_takes_the_first_key() -> None:
+    steering = at(Step.ACCESS)
 
     async def drive(pilot: Pilot[Any]) -> None:
-        nonlocal now
-        now += 0.6
-        await pilot.press("a", *"pi", "enter")
-        assert isinstance(app.screen, TextDialog) and steering.done == []
-        now += 0.6
-        await pilot.press("enter")
+        await pilot.press("s")
+        assert len(steering.done) == 1
+
+    run(hasty(steering), drive)
+
+
+def test_keys_typed_at_once_reach_the_dialog_that_the_first_of_them_opens() -> None:
+    steering = at(Step.MACHINES)
+    app = hasty(steering)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        for key in ("a", "p", "i", "enter"):  # as a terminal sends them: none waits for the one before
+            pilot.app.post_message(events.Key(key, key if len(key) == 1 else "\r"))
+        await pilot.pause()
         assert steering.done == [do.add_machine("pi")]
+
+    run(app, drive)
+
+
+def test_the_key_that_opened_a_screen_is_not_taken_twice_and_another_one_is() -> None:
+    app = hasty(at(Step.JOB))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("down", "enter", "enter")
+        assert isinstance(app.screen, ChoiceDialog)
+        await pilot.press("down", "enter")
+        assert isinstance(app.screen, ChoiceDialog)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, ChoiceDialog)
+
+    run(app, drive)
+
+
+def test_a_screen_that_opens_by_itself_takes_no_key_at_once() -> None:
+    app = hasty(at(Step.LINKS))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        answers: list[bool | None] = []
+        app.push_screen(QuestionDialog("Leave?", "Leave", "Stay"), answers.append)
+        await pilot.press("enter")
+        assert isinstance(app.screen, QuestionDialog) and not answers
 
     run(app, drive)
 

@@ -13,7 +13,7 @@ from app.wizard.plain.plain_words import plan_lines
 from app.wizard.services.launching import STEPS, Grid, refused, tail
 from app.wizard.services.plan import SSH, coordinator_place, plan_of, saving
 from app.wizard.state.records import ItemStatus
-from app.wizard.state.state import Answers, PlanRequest, StatePart
+from app.wizard.state.state import Answers, PlanRequest, TaskKind, WizardState
 from distributed.planning.documents.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
@@ -103,7 +103,7 @@ def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(f"{CONFIG}local_data = true\n")
     plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
-    lines = list(plan_lines(StatePart(plan)))
+    lines = list(plan_lines(WizardState().putting(TaskKind.PLAN, value=plan)))
     assert f"  data: {DATA_STAY}" in lines and any(
         "on anna: copies what is missing of code and model" in line for line in lines
     )

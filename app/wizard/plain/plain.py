@@ -292,7 +292,7 @@ class PlainWizard:
             lambda state: state.strategy.status not in UNSETTLED and state.plan.status not in UNSETTLED,
             2 * self._look_for,
         )
-        self._say(words.plan_lines(self._state.plan))
+        self._say(words.plan_lines(self._state))
         if blockers(self._state):
             self._choose("Enter: try again", {"": do.retry()})
         else:

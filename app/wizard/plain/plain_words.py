@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from app.console import command_line
 from app.wizard.state.assessment import of_finding, of_pair, path_of, started_text, warnings_of
-from app.wizard.state.dependencies import MEASURES
+from app.wizard.state.dependencies import MEASURES, is_unsaved
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
     Access,
@@ -16,9 +16,8 @@ from app.wizard.state.records import (
     ItemStatus,
     JobOption,
     MachineRow,
-    PlanPreview,
 )
-from app.wizard.state.state import StatePart, WizardState
+from app.wizard.state.state import WizardState
 from app.wizard.state.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import together_text
 from profiles.errors import counted
@@ -179,7 +178,8 @@ def way_words(candidate: CandidateRow) -> str:
     return ", ".join([*phrases, *([f"H = {candidate.interval}"] if candidate.periodic else [])])
 
 
-def plan_lines(plan_part: StatePart[PlanPreview]) -> Iterator[str]:
+def plan_lines(state: WizardState) -> Iterator[str]:
+    plan_part = state.plan
     plan = plan_part.value
     yield f"  way: {plan.way}"
     for row in plan.changes:
@@ -191,7 +191,7 @@ def plan_lines(plan_part: StatePart[PlanPreview]) -> Iterator[str]:
     if plan.staying:
         yield f"  data: {plan.staying}"
     yield f"  saved as profile: {plan.profile}"
-    yield f"  command: {plan.command}"
+    yield f"  command: {plan.command}{' (works once s has saved the profile)' if is_unsaved(state) else ''}"
     yield "  (with --plan-only it starts nothing; with --try it really runs a few steps and saves nothing)"
     yield from (f"  network: {text}" for text in plan.network)
     yield from _trouble(plan_part, "  ")

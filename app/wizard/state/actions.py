@@ -84,6 +84,12 @@ def doctor(state: State) -> State:
     return state.ordering(TaskKind.DOCTOR)
 
 
+@action
+def close_doctor(state: State) -> State:
+    """Put the findings about this computer away."""
+    return state.putting(TaskKind.DOCTOR, state_part=state.empty(TaskKind.DOCTOR))
+
+
 # --------------------------------------------------------------------------------------------------------------- retry
 
 

@@ -104,6 +104,11 @@ def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], current: obj
     return replace(old.outdated() if stays else state.empty(kind), inputs=current)
 
 
+def is_unsaved(state: WizardState) -> bool:
+    """Whether the plan's command works only once its files are written."""
+    return bool(state.plan.value.files) and not (state.saved or state.started)
+
+
 # --------------------------------------------------------------------------------------------------------------- apply
 
 
