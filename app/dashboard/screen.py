@@ -33,6 +33,7 @@ from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
+from app.wizard.state.ways import label_of_run
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
@@ -134,8 +135,7 @@ class DashboardScreen(BaseScreen):
         picture = self.picture
         plan = picture.plan
         name = plan.profile.name if plan else picture.path.name
-        method = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
-        method = plan.launch.title if plan and plan.launch else method
+        method = "" if plan is None else plan.launch.title if plan.launch else label_of_run(plan)
         run_id = plan.run_id if plan else ""
         pieces: list[Content | str] = [
             Content.styled("Muster", "bold $primary"), literal(name, "bold"), literal(run_id, "$text-muted"),
@@ -168,7 +168,13 @@ class DashboardScreen(BaseScreen):
         return (report, *following, Key("d", "detach", "Leave", "Leave."), *view_keys)
 
     def help_text(self) -> str:
-        return f"{self._pane.ABOUT}\n" if self.ready else ""
+        plan = self.picture.plan
+        names = (
+            f"{label_of_run(plan)}: {plan.profile.strategy.strategy} over {plan.engine}."
+            if plan and not plan.launch
+            else ""
+        )
+        return f"{self._pane.ABOUT}\n{names}\n" if self.ready else ""
 
     def headless(self) -> str:
         words = ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")

@@ -210,16 +210,17 @@ class TourOutside(Outside):
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         self.clock.work(_ASKING)
-        machine = Machine(name=target.name, address=target.host)
+        machine = Machine(name=target.name, address=target.host, user=target.user)
         tour_machine = self._tour_machine(machine)
-        host = ResolvedHost(target.name, tour_machine.address if tour_machine else target.host, 22, USER)
+        address = tour_machine.address if tour_machine else target.host
+        host = ResolvedHost(target.name, address, 22, target.user or USER)
         try:
             connection = self._connect(machine, trust)
         except SshError as error:
             return explain(target, host, error)
         assert tour_machine is not None  # the connection was made
         return AccessReport(
-            target.name, host.host_port, USER, fingerprint=connection.fingerprint, system=tour_machine.uname
+            target.name, host.host_port, host.user, fingerprint=connection.fingerprint, system=tour_machine.uname
         )
 
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
@@ -248,6 +249,8 @@ class TourOutside(Outside):
         if tour_machine is None:
             raise NameUnknown(machine.name, *_ABSENT)
         trouble = tour_machine.trouble
+        if trouble is not None and trouble.error == UserRefused.cause and machine.user not in ("", USER):
+            self._mended.add(tour_machine.name)
         waited = self.clock.passed - self._tried.setdefault(tour_machine.name, self.clock.passed)
         if trouble is None or tour_machine.name in self._mended or 0 < trouble.seconds <= waited:
             lacks = trouble.lacks if trouble is not None and tour_machine.name not in self._equipped else ()

@@ -8,10 +8,25 @@ RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares, shown as per cent."""
 
 
-def metric_text(name: str, value: float | None) -> str:
-    """Return ``3.2 %`` for an error rate, four digits for anything else, ``-`` for ``None`` and NaN."""
+NOT_YET = "not yet"
+"""Stands for an error rate above 100 %: the model, not trained enough, writes more wrong words than were said."""
+
+
+def is_usable(name: str, value: float) -> bool:
+    """Whether a metric tells how good a model is: false for an error rate above 100 %."""
+    return name not in ("wer", "cer") or value <= 1
+
+
+def metric_text(name: str, value: float | None, exact: bool = False) -> str:
+    """Return ``3.2 %`` for a share, four digits for anything else, ``-`` for ``None`` and NaN.
+
+    Args:
+        exact: return an error rate above 100 % as it is, rather than :data:`NOT_YET`.
+    """
     if value is None or value != value:
         return "-"
+    if not exact and not is_usable(name, value):
+        return NOT_YET
     return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
 
 

@@ -79,7 +79,7 @@ def _figures(measured: EvaluationResult, dataset_part: str) -> Iterator[str]:
         if name == "cut":
             yield unfinished_text(value)
         elif name not in ("samples", "hours"):
-            yield f"{metric_label(name):5} {metric_text(name, value)}"
+            yield f"{metric_label(name):5} {metric_text(name, value, exact=True)}"
     length = duration_text(metrics["hours"] * 3600)
     amount = f"{counted(round(metrics['samples']), 'recording')} of {visible(dataset_part)}, {length} of sound"
     yield f"on {amount}, computed in {measured.precision}"

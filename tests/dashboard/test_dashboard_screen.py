@@ -422,3 +422,13 @@ def test_ascii_is_ascii_on_every_tab(folder: RunFolder) -> None:
                 assert filtered.text.isascii()
 
     show(folder.path, drive, ascii_only=True)
+
+
+def test_the_title_says_fast_and_help_by_which_strategy(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        title = lines(app)[0]
+        assert title.split()[-1] == "Fast" and not any(name in title for name in ("diloco", "mesh"))
+        await pilot.press("question_mark")
+        await until_text(pilot, "Fast: diloco over mesh.")
+
+    show(folder.path, drive)

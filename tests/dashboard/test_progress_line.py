@@ -31,26 +31,31 @@ def line(width: int, *evaluations: EvaluationEvent) -> str:
 
 
 @pytest.mark.parametrize(
-    ("width", "reached"), [(78, "WER 180.1 % -> 7.1 %"), (114, "WER on validation: 180.1 % -> 7.1 %")]
+    ("width", "reached"), [(78, "WER 80.1 % -> 7.1 %"), (114, "WER on validation: 80.1 % -> 7.1 %")]
 )
 def test_what_was_reached_is_whole(width: int, reached: str) -> None:
-    shown = line(width, evaluated(0, 1.801), evaluated(900, 0.071))
+    shown = line(width, evaluated(0, 0.801), evaluated(900, 0.071))
     assert shown.startswith("step 30/2700") and shown.endswith(reached) and len(shown) <= width
 
 
 def test_the_bar_gives_way_before_words_do() -> None:
-    shown = line(84, evaluated(0, 1.801))
-    assert shown.endswith("WER on validation: 180.1 % before") and len(shown) <= 84
+    shown = line(84, evaluated(0, 0.801))
+    assert shown.endswith("WER on validation: 80.1 % before") and len(shown) <= 84
     assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1%  24.0 samples/s  12:34")
+
+
+def test_more_wrong_words_than_were_said_are_no_error_rate_yet() -> None:
+    assert line(84, evaluated(0, 1.801)).endswith("WER on validation: not yet")
+    assert line(84, evaluated(0, 1.801), evaluated(900, 0.071)).endswith("WER on validation: not yet -> 7.1 %")
 
 
 def test_a_value_of_an_earlier_evaluation_says_of_which_step(tmp_path: Path) -> None:
     test = evaluated(0, 1.933).model_copy(update={"split": "test"})
     picture = Picture(tmp_path, reduce_events([*started(), test, evaluated(0, 1.801), evaluated(30, 0.45)]))
-    assert newest_text(picture, "test wer") == "193 % at 0"
+    assert newest_text(picture, "test wer") == "not yet at 0"
     assert newest_text(picture, "validation wer") == "45 %"
     first, second = evaluation_lines(picture.state)
-    assert first.endswith("193.3 % (step 0)") and second.endswith("180.1 % -> 45.0 %")
+    assert first.endswith("not yet (step 0)") and second.endswith("not yet -> 45.0 %")
 
 
 def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> None:

@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from app.demo import MOST
+from app.demo import MOST, ScriptClock
+from app.demo.outside import TourOutside
 from app.demo.services import DemoServices
 from app.wizard.engine import Wizard
 from app.wizard.state import actions as do
 from app.wizard.state.records import AccessNeed, ItemStatus
 from app.wizard.state.state import Step, WizardState
 from distributed.run.requests import leave_request
+from distributed.ssh.config import SshTarget
 from tests.waiting import PATIENCE, until_state
 from training.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
 FAST = 40.0
+_AT_ONCE = 1e9
 
 
 @pytest.fixture
@@ -102,6 +105,17 @@ def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]
     wizard.give_password(pc.key, "wrong")
     until_state(wizard, lambda state: any(row.words == "wrong password" for row in state.access))
     assert "wrong" not in repr(wizard.state.log)
+
+
+def test_another_user_is_tried_and_let_in() -> None:
+    clock = ScriptClock(_AT_ONCE)
+    air = next(machine for machine in TourOutside(MOST, clock).machines if machine.name == "demo-air")
+    outside = TourOutside(MOST, clock)
+    refused, admitted = (
+        outside.check_access(SshTarget(air.name, air.address, user=user), lambda key: True) for user in ("", "ada")
+    )
+    assert (refused.cause, refused.user) == ("user_refused", "me")
+    assert (admitted.failed, admitted.user) == (None, "ada")
 
 
 def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:

@@ -32,6 +32,7 @@ from app.dashboard.tabs.ribbons import strips
 from app.dashboard.tabs.samples import sample_lines
 from app.report import evaluation_lines, failure_hint
 from app.run_view.figures import evaluated_series, evaluation_text
+from app.run_view.metrics import NOT_YET
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
@@ -246,8 +247,9 @@ def _reached(state: RunState) -> tuple[str, ...]:
     if not state.evaluations:
         return ("",)
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
-    before = "" if results.last.step else " before"
-    return (evaluation_text(results, split) + before, evaluation_text(results) + before)
+    texts = evaluation_text(results, split), evaluation_text(results)
+    before = "" if results.last.step or texts[0].endswith(NOT_YET) else " before"
+    return tuple(text + before for text in texts)
 
 
 def _error_chart(picture: Picture) -> ChartData:

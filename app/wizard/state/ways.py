@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from app.wizard.state.records import CandidateRow
-from profiles.errors import counted
+from profiles.errors import BadInput, counted
+
+if TYPE_CHECKING:  # pydantic, which the first screen does without
+    from training.records.plan import RunPlan
 
 FAST, EXACT, BOTH, SINGLE = "Fast", "Exact", "Fast and exact", "One machine"
 _ALIKE = 1.05
@@ -24,6 +29,20 @@ def offered(candidates: Sequence[CandidateRow], chosen: CandidateRow | None) -> 
 def label_of(candidate: CandidateRow, candidates: Sequence[CandidateRow]) -> str:
     """Return ``Fast``, ``Exact``, ``One machine``, or the strategy name of any other candidate plan."""
     return SINGLE if candidate.choice.alone else _labels(candidates).get(candidate.index, candidate.choice.name)
+
+
+def label_of_run(plan: RunPlan) -> str:
+    """Return the label of a run's way to train; the strategy's name where nothing is known of what it exchanges."""
+    if plan.world_size == 1:
+        return SINGLE
+    from training.strategies.registry import cost_model  # all strategies, which the set-up's first screen does without
+
+    strategy = plan.profile.strategy
+    with suppress(BadInput):  # code of the user's states impossible costs
+        costs = cost_model(strategy.strategy, strategy)
+        if costs is not None:
+            return EXACT if costs.exact else FAST
+    return strategy.strategy
 
 
 def _labels(candidates: Sequence[CandidateRow]) -> dict[int, str]:
