@@ -57,7 +57,7 @@ class ChecksScreen(StepScreen):
         "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
         "memory, system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a "
         "problem keeps a machine from training. 'f' installs what is missing on the selected machine, 'F' on all: "
-        "each takes about 1.6 GB (7 GB with an NVIDIA card) in Muster's folder there, and 'clean' removes it again. "
+        "each takes about 1.6 GB (5.6 GB with an NVIDIA card) in Muster's folder there, and 'clean' removes it again. "
         "Where a machine has no internet, 'i' sends it the packages from this computer."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (

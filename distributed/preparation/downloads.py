@@ -58,13 +58,21 @@ def collect_wheels(
         (files / "requirements.txt").write_text("\n".join(packages))
         options = ["-r", str(files / "requirements.txt")]
         options += ["-c", str(files / "lock.txt")] if is_same_platform else ["--no-deps", *target_options(target)]
-        needs_torch = any(line.startswith("torch") for line in requirements)
-        if needs_torch and target["system"] == "Linux" and not target.get("cuda"):
-            options += ["--extra-index-url", CPU_INDEX]  # the small build of torch
+        if target["system"] == "Linux" and any(line.startswith("torch") for line in requirements):
+            options += _torch_source(bool(target.get("cuda")), is_same_platform, say)
         options += ["--only-binary=:all:", "--dest", str(files / "wheels")]
         _pip("download", options, "the packages cannot be collected")
 
     return _fetched_once(cache_key, fill) / "wheels"
+
+
+def _torch_source(has_gpu: bool, is_same_platform: bool, say: Callable[[str], None]) -> list[str]:
+    """Return the options for the build of torch: with CUDA only where pip also finds the libraries that it loads."""
+    if has_gpu and is_same_platform:
+        return []
+    if has_gpu:
+        say("its NVIDIA card stays unused: PyTorch with CUDA can only be sent from a machine of the same kind")
+    return ["--extra-index-url", CPU_INDEX]
 
 
 def _fetched_once(cache_key: str, fill: Callable[[Path], None]) -> Path:

@@ -162,8 +162,8 @@ def environment_size(gpus: int | None) -> str:
     Without one it has the small build of torch, also on Macs, on ARM, and beside cards of other makers.
     """
     if gpus is None:
-        return "about 1.6 GB, or 7 GB with an NVIDIA card"
-    return "about 7 GB, with CUDA for its NVIDIA card" if gpus else "about 1.6 GB"
+        return "about 1.6 GB, or 5.6 GB with an NVIDIA card"
+    return "about 5.6 GB, with CUDA for its NVIDIA card" if gpus else "about 1.6 GB"
 
 
 def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed.preparation import downloads
 from distributed.preparation.code_sync import REPOSITORY
 from distributed.preparation.downloads import (
+    CPU_INDEX,
     collect_wheels,
     hashed_for,
     is_like_here,
@@ -83,3 +86,17 @@ def test_a_package_that_is_not_to_be_had_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(BadInput, match="cannot be collected: .*muster-none"):
         collect_wheels(["muster-none"], "", HERE, lambda line: None)
+
+
+@pytest.mark.parametrize(("target", "is_small", "said"), [
+    ({}, True, False), ({"cuda": True}, False, False), ({"cuda": True, "machine": "other"}, True, True),
+])  # fmt: skip
+def test_the_build_of_torch_is_one_that_loads_there(
+    target: dict[str, Any], is_small: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(downloads, "_pip", lambda command, options, problem: asked.extend(options))
+    told: list[str] = []
+    collect_wheels(["torch>=2.6"], f"torch==2.13.0\n# {target}", {**HERE, "system": "Linux", **target}, told.append)
+    assert (CPU_INDEX in asked) == is_small
+    assert any("stays unused" in line for line in told) == said
