@@ -23,10 +23,13 @@ from pathlib import Path
 from app.console import say, visible
 from app.run_view.metrics import metric_label, metric_text
 from app.trackers.kinds import TrackedRun
+from distributed.planning.feedback import planning_in
+from distributed.planning.run_time import promised_time, took_text
 from profiles.errors import BadInput, StoppedByUser
 from training.records.event_log import newest_number
 from training.records.events import EvaluationEvent, Event, MemberEvent
 from training.records.run_files import write_atomically
+from training.records.runs import summarise
 
 TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
@@ -156,7 +159,11 @@ class Notifier:
         if self._ended.exists() and self._ended.read_text() == ending:
             return "sent before"
         has_folder = self._run.path.is_dir()  # that of a run that could not begin is removed
-        text = ending_text(status, (message if status == "failed" else "") or self._result, early=not has_folder)
+        details = (message if status == "failed" else "") or self._result
+        if status == "completed" and (seconds := summarise(self._run.path).seconds) is not None:
+            took = took_text(seconds, promised_time(planning_in(self._run.path)))
+            details = f"{took}; {details}" if details else took
+        text = ending_text(status, details, early=not has_folder)
         if problem := self._send(status, text):
             return problem
         if has_folder:
