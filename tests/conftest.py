@@ -56,7 +56,9 @@ def _own_numbers(request: pytest.FixtureRequest) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes for each GPU who asks, with all source lines
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
         torch.set_num_threads(1)  # a worker of a run in this process has set its own
 
 
@@ -104,6 +106,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # tests make little garbage: to look for it after each 700 objects takes 5 %
         gc.enable()
 
 
