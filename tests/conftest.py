@@ -56,7 +56,7 @@ def _own_numbers(request: pytest.FixtureRequest) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes for each GPU who asks, with all source lines
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes for each GPU, with source lines, who asks
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
         torch.set_num_threads(1)  # a worker of a run in this process has set its own

@@ -69,7 +69,7 @@ def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
         await pilot.press("2", "down", "down")
         focused = app.focused
         assert app.dashboard.query_one(MachinesPane).selected == 2
-        for size in ((160, 45), (80, 24), (60, 16), (160, 45)) * 5:
+        for size in ((160, 45), (80, 24), (60, 16), (160, 45)) * 2:
             await resize(pilot, *size)
             if size == (60, 16):
                 assert "needs 72x20" in text(app)

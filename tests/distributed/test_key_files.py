@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed.ssh.keys.key_files import explain_key, is_default, public_blob
@@ -62,6 +62,7 @@ def test_only_the_names_that_ssh_looks_for_may_be_missing_without_a_word() -> No
     assert usual and all(map(is_default, usual)) and not is_default(Path("~/.ssh/gpu"))
 
 
+@settings(max_examples=20)  # ssh-keygen looks at each
 @given(st.binary(max_size=100))
 def test_any_file_is_explained_in_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any key"

@@ -182,8 +182,6 @@ def left(lab: Lab) -> list[int]:
     [
         ("ddp", "torch", "model.pt"),
         ("trainer", "accelerate", "trained/model.safetensors"),
-        ("accelerate_loop", "accelerate", "trained/model.safetensors"),
-        ("lightning_module", "pytorch_lightning", "trained.ckpt"),
     ],
 )
 def test_what_knows_nothing_of_us_trains_on_two_hosts(

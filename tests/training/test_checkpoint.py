@@ -175,8 +175,8 @@ def test_a_snapshot_of_another_plan_is_bad_input(store: SnapshotStore) -> None:
         store.load(10, "another plan")
 
 
-KILLED = """
-import itertools, sys, torch
+KILLED = """from multiprocessing.util import sys  # so it is a copy of the preloaded Python
+import itertools, torch
 from pathlib import Path
 from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 from training.snapshots.snapshot_writer import SnapshotWriter

@@ -296,7 +296,7 @@ def test_who_stops_during_an_evaluation_leaves_no_half_of_it(
         {"strategy": "diloco", "sync_interval": 5},
         STREAMING,
         {"strategy": "zero1"},
-        {"strategy": "fedavg"},
+        {"strategy": "fedavg", "owned": {"fedavg": {"sync_interval": 5}}},
         OWN_PACE,
     ],
     ids=["allreduce", "diloco", "two fragments under way", "zero1", "fedavg", "own pace"],
@@ -304,19 +304,19 @@ def test_who_stops_during_an_evaluation_leaves_no_half_of_it(
 def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(
     tmp_path: Path, serve: Serve, strategy: dict[str, Any]
 ) -> None:
-    plan = toy_plan(2, training={"max_steps": 120}, strategy=strategy)
+    plan = toy_plan(2, training={"max_steps": 60}, strategy=strategy)
     connect = serve(plan)
     left, leaving, back = threading.Event(), Control(), {}
-    leaving.post(Command(command="stop", at_step=20))
+    leaving.post(Command(command="stop", at_step=10))
 
     class Patient(ToyTask):
-        """Lets rank 0 make its last 70 steps only when the newcomer is in."""
+        """Lets rank 0 make its last 35 steps only when the newcomer is in."""
 
         steps = 0
 
         def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
             self.steps += 1
-            if self.steps == 50:
+            if self.steps == 25:
                 left.set()
                 deadline = time.monotonic() + 60
                 while not exchange.must_publish_state and time.monotonic() < deadline:
@@ -346,7 +346,7 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(
     check_no_errors({0: members[0]} | back)
     assert members[1].ending is ExitCode.STOPPED
     assert back[1].ending is ExitCode.DONE
-    assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 120
+    assert 10 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 60
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
     assert torch.equal(weights(members[0]), weights(back[1]))
 
