@@ -359,15 +359,10 @@ def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
-def remains(root: Path, request: ListRemains) -> dict[str, list[Any]]:
-    """Return what is left of a run."""
-    return left(root, request.run)
-
-
-def left(root: Path, run: str) -> dict[str, list[Any]]:
+def left(root: Path, request: ListRemains) -> dict[str, list[Any]]:
     """Return the remaining processes of a run (its agents, its workers and their descendants) and its snapshots. Keys
     are removed where no agent is left to do it."""
-    rows = processes()
+    rows, run = processes(), request.run
     agent = re.compile(rf"agent\.py {re.escape(str(root))} (start|attach) {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     worker_processes = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]

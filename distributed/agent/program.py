@@ -27,8 +27,7 @@ def main() -> int:
     try:
         root = Path(sys.argv[1]).expanduser().resolve()
         request = read_request(lambda size: os.read(0, size))
-        function = request.carried_out_by.partition(":")[2]
-        reply = getattr(importlib.import_module(request.module), function)(root, request)
+        reply = getattr(importlib.import_module(request.module), request.function)(root, request)
     except (OSError, ValueError, EOFError, ImportError, tarfile.TarError) as error:
         print(str(error) or type(error).__name__, file=sys.stderr)
         return 1

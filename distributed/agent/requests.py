@@ -20,14 +20,14 @@ _LONGEST_COUNT = 12
 class MachineRequest:
     """Base class."""
 
-    carried_out_by: ClassVar[str]
-    """``MODULE:FUNCTION``, called on the machine with Muster's folder there and the request; it returns the reply, or
-    ``None`` where it has written something else."""
+    module: ClassVar[str]
+    function: ClassVar[str]
+    """Called on the machine with Muster's folder there and the request; returns the reply, or ``None`` where it has
+    written something else."""
 
-    @property
-    def module(self) -> str:
-        """The module that carries it out."""
-        return self.carried_out_by.partition(":")[0]
+    def __init_subclass__(cls, by: str) -> None:
+        module, _, cls.function = by.partition(":")
+        cls.module = f"distributed.agent.{module}"
 
     @property
     def title(self) -> list[str]:
@@ -40,7 +40,7 @@ class MachineRequest:
 
 
 @dataclass(frozen=True)
-class ProbeMachine(MachineRequest):
+class ProbeMachine(MachineRequest, by="files:probe"):
     """A report on the machine; see :func:`distributed.agent.files.report_on`."""
 
     modules: Sequence[str]
@@ -48,41 +48,31 @@ class ProbeMachine(MachineRequest):
     dial: str = ""
     """``HOST PORT`` that it tries to connect to; the reply's ``dialled`` is the word that it was sent there."""
 
-    carried_out_by = "distributed.agent.files:probe"
-
 
 @dataclass(frozen=True)
-class ReadHealth(MachineRequest):
+class ReadHealth(MachineRequest, by="machine_health:facts"):
     """Its hardware and system; needs psutil and filelock there."""
 
-    carried_out_by = "distributed.agent.machine_health:facts"
-
 
 @dataclass(frozen=True)
-class Listen(MachineRequest):
+class Listen(MachineRequest, by="machine_health:listen"):
     """``{"port": N}`` at once; takes connections there until its input ends, or for ``seconds``."""
 
     seconds: float
 
-    carried_out_by = "distributed.agent.machine_health:listen"
-
 
 @dataclass(frozen=True)
-class Reach(MachineRequest):
+class Reach(MachineRequest, by="machine_health:reach"):
     """``{"HOST PORT": ""}``, or the reason why it cannot be connected to, for every endpoint."""
 
     endpoints: Sequence[tuple[str, int]]
 
-    carried_out_by = "distributed.agent.machine_health:reach"
-
 
 @dataclass(frozen=True)
-class InspectData(MachineRequest):
+class InspectData(MachineRequest, by="data_probe:inspect"):
     """What lies at a path, relative to the home folder: ``path``, ``problem``, ``columns``."""
 
     path: str
-
-    carried_out_by = "distributed.agent.data_probe:inspect"
 
 
 # Requests about links follow one another on the input of one process, which needs psutil. One that fails has the reply
@@ -90,61 +80,49 @@ class InspectData(MachineRequest):
 
 
 @dataclass(frozen=True)
-class ListAddresses(MachineRequest):
+class ListAddresses(MachineRequest, by="link_probe:converse"):
     """``addresses``: pairs of interface and address; ``cards``: Mbit/s by interface."""
-
-    carried_out_by = "distributed.agent.link_probe:converse"
 
 
 @dataclass(frozen=True)
-class ListenForPeers(MachineRequest):
+class ListenForPeers(MachineRequest, by="link_probe:converse"):
     """``{"port": N}``, on which peers are served that send the token."""
 
     token: str
 
-    carried_out_by = "distributed.agent.link_probe:converse"
-
 
 @dataclass(frozen=True)
-class MeasureLink(MachineRequest):
+class MeasureLink(MachineRequest, by="link_probe:converse"):
     """The figures of the best path to a peer that listens."""
 
     addresses: Sequence[str]
     port: int
     token: str
 
-    carried_out_by = "distributed.agent.link_probe:converse"
-
 
 @dataclass(frozen=True)
-class MeasureTogether(MachineRequest):
+class MeasureTogether(MachineRequest, by="link_probe:converse"):
     """``mbit`` to all ``peers`` at once, and ``mbit_back`` from them."""
 
     peers: Sequence[Mapping[str, Any]]
     """``addresses``, ``port`` and ``token`` of each, and the ``ends``: the interfaces of the path here and there."""
 
-    carried_out_by = "distributed.agent.link_probe:converse"
-
 
 @dataclass(frozen=True)
-class StopListening(MachineRequest):
+class StopListening(MachineRequest, by="link_probe:converse"):
     """Ends all listeners; ``{"refused": N}`` connections had no token."""
 
-    carried_out_by = "distributed.agent.link_probe:converse"
-
 
 @dataclass(frozen=True)
-class FindEnvironment(MachineRequest):
+class FindEnvironment(MachineRequest, by="environment_builder:find"):
     """The ``python`` of the environment of a recipe, empty where there is none, and which wheels fit."""
 
     recipe: str
     """Its digest."""
 
-    carried_out_by = "distributed.agent.environment_builder:find"
-
 
 @dataclass(frozen=True)
-class BuildEnvironment(MachineRequest):
+class BuildEnvironment(MachineRequest, by="environment_builder:build"):
     """Builds it: lines with the progress, the last one with ``python`` or ``problem``."""
 
     recipe: str
@@ -156,24 +134,20 @@ class BuildEnvironment(MachineRequest):
     wheels: str
     """Folder there with the packages; empty: they are downloaded."""
 
-    carried_out_by = "distributed.agent.environment_builder:build"
-
 
 # ------------------------------------------------------------------------------------------------------------ files
 
 
 @dataclass(frozen=True)
-class ListMissing(MachineRequest):
+class ListMissing(MachineRequest, by="files:missing"):
     """The ``trees`` and ``blobs`` of these that are missing, the bytes of blobs that have ``begun``, and ``root``."""
 
     trees: Sequence[str]
     blobs: Sequence[str]
 
-    carried_out_by = "distributed.agent.files:missing"
-
 
 @dataclass(frozen=True)
-class PutFiles(MachineRequest):
+class PutFiles(MachineRequest, by="files:put"):
     """Stores blobs, whose gzipped tar follows, and builds trees of them."""
 
     trees: Mapping[str, Mapping[str, str]]
@@ -181,25 +155,21 @@ class PutFiles(MachineRequest):
     begun: Mapping[str, int]
     """Bytes of each blob that are there already, and are not sent."""
 
-    carried_out_by = "distributed.agent.files:put"
-
 
 @dataclass(frozen=True)
-class GetFiles(MachineRequest):
+class GetFiles(MachineRequest, by="files:get"):
     """``{"files": {path: bytes}}`` about a folder of a worker, then these bytes."""
 
     run: str
     rank: str
     name: str
 
-    carried_out_by = "distributed.agent.files:get"
-
 
 # ---------------------------------------------------------------------------------------------------------- workers
 
 
 @dataclass(frozen=True)
-class Start(MachineRequest):
+class Start(MachineRequest, by="daemon:start"):
     """Starts a worker under a daemon; see :mod:`distributed.agent.daemon`."""
 
     run: str
@@ -218,11 +188,9 @@ class Start(MachineRequest):
     defaults: Mapping[str, str]
     """Environment variables where none are set."""
 
-    carried_out_by = "distributed.agent.daemon:start"
-
 
 @dataclass(frozen=True)
-class Attach(MachineRequest):
+class Attach(MachineRequest, by="daemon:attach"):
     """Carries lines between a daemon and this session until either ends."""
 
     run: str
@@ -232,26 +200,20 @@ class Attach(MachineRequest):
     silence: float
     """Seconds without input after which it ends."""
 
-    carried_out_by = "distributed.agent.daemon:attach"
-
 
 @dataclass(frozen=True)
-class ListRemains(MachineRequest):
+class ListRemains(MachineRequest, by="files:left"):
     """The ``processes`` of a run and its ``snapshots``; removes keys that no agent is there to remove."""
 
     run: str
 
-    carried_out_by = "distributed.agent.files:remains"
-
 
 @dataclass(frozen=True)
-class Forget(MachineRequest):
+class Forget(MachineRequest, by="files:forget_worker"):
     """Removes the keys of a worker whose agent and guard were killed before they could."""
 
     run: str
     rank: str
-
-    carried_out_by = "distributed.agent.files:forget_worker"
 
 
 def frame(request: MachineRequest) -> bytes:

@@ -45,7 +45,7 @@ def program(module: str = "") -> bytes:
 
 def sources(module: str = "") -> dict[str, str]:
     """Return the source of the program's modules by name; ``module`` as in :func:`program`."""
-    everything = (kind.carried_out_by.partition(":")[0] for kind in MachineRequest.__subclasses__())
+    everything = (kind.module for kind in MachineRequest.__subclasses__())
     collected: dict[str, str] = {}
     for name in (_MAIN, *([module] if module else everything)):
         _collect(name, collected)

@@ -18,7 +18,7 @@ import pytest
 from distributed.agent import daemon as agent
 from distributed.agent import files as agent_files
 from distributed.agent.daemon import Daemon, Spool
-from distributed.agent.requests import Attach, MachineRequest, Start, frame
+from distributed.agent.requests import Attach, ListRemains, MachineRequest, Start, frame
 from distributed.machine.packing import AGENT, program
 from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import signal_all
@@ -345,5 +345,5 @@ def test_no_key_stays_where_agent_and_guard_were_both_killed(agents: Agents) -> 
     signal_all([one.pid for one in (*guard, daemon)], signal.SIGKILL)
     until(lambda: not agents.pids())
     assert (agents.folder / "secrets").exists()
-    assert agent_files.left(agents.root, "run-1")["processes"] == []
+    assert agent_files.left(agents.root, ListRemains("run-1"))["processes"] == []
     assert not (agents.folder / "secrets").exists()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scripted_connection import Says
 
 from distributed.agent.files import left
-from distributed.agent.requests import Attach, Start, frame
+from distributed.agent.requests import Attach, ListRemains, Start, frame
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.machine.link import HereConnection
 from distributed.machine.packing import AGENT
@@ -212,9 +212,9 @@ def test_a_number_counts_as_left_over_only_while_its_agent_has_not_ended(
     folder.mkdir(parents=True)
     child = spawn(home, "a script's helper")
     (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": child.pid}))
-    assert left(home, "one")["processes"] == []
+    assert left(home, ListRemains("one"))["processes"] == []
     (folder / "agent.sock").touch()
-    assert [line.split()[0] for line in left(home, "one")["processes"]] == [str(child.pid)]
+    assert [line.split()[0] for line in left(home, ListRemains("one"))["processes"]] == [str(child.pid)]
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def without_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_ps_a_live_run_is_seen(machine: HereConnection, home: Path, live: Path, without_ps: Path) -> None:
     found = survey(machine, BLOB)
     assert found.alive == ("alive",) and not found.processes
-    assert len(left(live, "alive")["processes"]) >= 2
+    assert len(left(live, ListRemains("alive"))["processes"]) >= 2
     assert remove(machine, BLOB, found).alive == ("alive",)
 
 

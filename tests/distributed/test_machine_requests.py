@@ -62,8 +62,7 @@ def test_what_is_no_request_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", MachineRequest.__subclasses__())
 def test_every_request_has_a_part_of_the_program_that_carries_it_out(kind: type[MachineRequest]) -> None:
-    module, _, function = kind.carried_out_by.partition(":")
-    assert module in sources() and callable(getattr(import_module(module), function))
+    assert kind.module in sources() and callable(getattr(import_module(kind.module), kind.function))
 
 
 def imports(source: str) -> set[str]:

@@ -11,6 +11,7 @@ import torch
 from app.cli.runs.ask import note_unheard
 from app.run_view.run_state import reduce_events
 from distributed.agent import files as agent_files
+from distributed.agent.requests import ListRemains
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import Hosts
 from distributed.hosts.schema import Machine
@@ -32,7 +33,7 @@ def test_a_machine_tells_of_its_whole_snapshots(tmp_path: Path) -> None:
     for step in (4, 8):
         store.save(Snapshot(step, {"model/w": torch.ones(1)}, {"live": [0, 1]}), "plan")
     (store.directory / "step-00000008" / "state.safetensors").write_bytes(b"cut")
-    [told] = agent_files.left(tmp_path, "run-1")["snapshots"]
+    [told] = agent_files.left(tmp_path, ListRemains("run-1"))["snapshots"]
     event = SnapshotEvent.model_validate({"seconds": 0.0, **told})
     assert (event.member, event.step, event.live) == (1, 4, (0, 1))
     assert event.path == "checkpoints/member-1/step-00000004"
