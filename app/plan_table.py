@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from app.console import visible
+from app.wizard.state.ways import EXACT, SINGLE, label_of_run
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning
 from distributed.planning.reasons import ROUTE_CODES, sentence
@@ -14,7 +15,7 @@ from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, memory_text, time_text
 from training.records.plan import RunPlan
-from training.strategies.registry import cost_model, loss_sources
+from training.strategies.registry import loss_sources
 from training.strategies.user_strategy import sync_schedule_of
 
 WIDTH = 80
@@ -37,16 +38,14 @@ def choice_text(choice: Choice) -> str:
 
 
 def way_text(plan: RunPlan) -> str:
-    """Return how the members of a plan train together, in a sentence without the strategy's name."""
+    """Return how the members of a plan train together, in a sentence."""
     if plan.world_size == 1:
-        return "One machine: nothing is exchanged."
-    settings = plan.profile.strategy
-    interval, costs = sync_schedule_of(settings).interval, cost_model(settings.strategy)
+        return f"{SINGLE}: nothing is exchanged."
+    label, interval = label_of_run(plan), sync_schedule_of(plan.profile.strategy).interval
     if interval > 1:
-        return f"Fast: they merge what they have learnt every {counted(interval, 'step')}."
-    if costs is not None and costs.exact:
-        return "Exact: they merge in every step, as if one machine did all the work."
-    return "Fast: they merge in every step, and send less than everything."
+        return f"{label}: they merge what they have learnt every {counted(interval, 'step')}."
+    effect = "as if one machine did all the work" if label == EXACT else "and send less than everything"
+    return f"{label}: they merge in every step, {effect}."
 
 
 def details_text(plan: RunPlan, planning: Planning | None) -> str:

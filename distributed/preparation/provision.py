@@ -163,7 +163,7 @@ def environment_size(gpus: int | None) -> str:
     """
     if gpus is None:
         return "about 1.6 GB, or 5.6 GB with an NVIDIA card"
-    return "about 5.6 GB, with CUDA for its NVIDIA card" if gpus else "about 1.6 GB"
+    return "about 5.6 GB, with CUDA" if gpus else "about 1.6 GB"
 
 
 def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:

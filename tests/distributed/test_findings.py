@@ -185,5 +185,5 @@ def test_machines_that_share_a_host_key_are_warned_of() -> None:
 
 def test_the_size_of_an_environment_follows_the_card() -> None:
     assert environment_size(0) == "about 1.6 GB"  # Macs, ARM, cards of other makers
-    assert environment_size(2) == "about 5.6 GB, with CUDA for its NVIDIA card"
+    assert environment_size(2) == "about 5.6 GB, with CUDA"
     assert "or 5.6 GB" in environment_size(None)
