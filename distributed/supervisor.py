@@ -202,6 +202,7 @@ class Supervisor:
         compared = [self._links[name] for name in participants]
         link, members = check_newcomer(entry, compared, self._ssh_config, plan, required_bytes, self._dial)
         try:
+            record_added_machine(self._folder.path, entry)  # first: a clean-up finds what was sent
             self._send_files(link)
             self._prepared[link.name] = _done()
             for member in members:
@@ -210,7 +211,6 @@ class Supervisor:
         finally:
             if link.name not in self._links:
                 link.close()
-        record_added_machine(self._folder.path, entry)
         return tuple(member.rank for member in members)
 
     def _worker(self, rank: int, log: BinaryIO) -> RemoteWorker:

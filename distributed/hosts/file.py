@@ -252,12 +252,11 @@ def _refuse_duplicates(machines: Sequence[Machine], source: str) -> None:
         if twin != number:
             problem = f"machines {twin} and {number} share a name, '{machine.name}'"
             raise BadInput(f"{source}: {problem}", "rename one, or remove it")
-        endpoint = (machine.host.casefold().rstrip("."), machine.port or 22)
-        twin = endpoints.setdefault(endpoint, number)
+        twin = endpoints.setdefault(machine.endpoint, number)
         if twin != number:
             names_of_both = f"'{machines[twin - 1].name}' and '{machine.name}'"
             raise BadInput(
-                f"{source}: {names_of_both} are the same machine ({endpoint[0]} port {endpoint[1]})",
+                f"{source}: {names_of_both} are the same machine ({machine.endpoint[0]} port {machine.endpoint[1]})",
                 "remove one of them",
             )
 

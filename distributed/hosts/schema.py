@@ -73,6 +73,11 @@ class Machine(BaseModel):
         return self.address or self.name
 
     @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port of its SSH server, equal for entries that lead to one."""
+        return self.host.casefold().rstrip("."), self.port or 22
+
+    @property
     def is_local(self) -> bool:
         """Whether this is the machine Muster runs on, reached without SSH."""
         return self.host in HERE and self.port is None and not self.user

@@ -217,7 +217,7 @@ def record_added_machine(run_dir: Path, entry: Machine) -> None:
         BadInput: the file cannot be read or written.
     """
     hosts = load_hosts(run_dir / RUN_HOSTS)
-    if entry.name not in {machine.name for machine in hosts.machines}:
+    if all(entry.name.casefold() != m.name.casefold() and entry.endpoint != m.endpoint for m in hosts.machines):
         save_hosts(hosts.model_copy(update={"machines": (*hosts.machines, entry)}), run_dir / RUN_HOSTS)
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from planner_figures import job, joined, machine
 
 from app.cli.runs.ask import newcomer_of
-from distributed.hosts.file import RUN_HOSTS, save_hosts
+from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import apply_planning, with_best_paths
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.measure import MeasurementResult
 from distributed.planning.planner import plan as plan_for
 from distributed.preparation.prepare import updated_hosts
-from distributed.run.run_machines import links_of, on_present
+from distributed.run.run_machines import links_of, on_present, record_added_machine
 from distributed.supervisor import Supervisor
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -165,6 +165,13 @@ def test_where_the_coordinator_is_absent_it_is_here_and_nobody_dials_elsewhere(p
         assert present.coordinator == "" and not any(member.lead.coordinator_address for member in present.members)
     else:
         assert present is plan
+
+
+def test_a_machine_that_joins_stands_in_the_runs_hosts_file_once(tmp_path: Path) -> None:
+    save_hosts(Hosts(machines=(Machine(name="a", address="10.0.0.1"),)), tmp_path / RUN_HOSTS)
+    for entry in (Machine(name="d"), Machine(name="d", user="ada"), Machine(name="10.0.0.1"), Machine(name="e")):
+        record_added_machine(tmp_path, entry)
+    assert [machine.name for machine in load_hosts(tmp_path / RUN_HOSTS).machines] == ["a", "d", "e"]
 
 
 def test_a_hosts_file_says_how_to_log_in_and_a_run_writes_only_that() -> None:
