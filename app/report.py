@@ -14,6 +14,7 @@ from app.run_view.run_state import RunState
 from app.run_view.showcase import showcase_lines
 from app.task_results import results_of
 from distributed.planning.feedback import planning_in
+from distributed.planning.run_time import promised_time, took_text
 from profiles.declarations import trait_of
 from profiles.errors import counted
 from profiles.quantities import duration_text
@@ -74,14 +75,14 @@ def completed_lines(ended: EndedRun) -> list[str]:
     rate = ended.metrics.get("samples_per_second")
     speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
     attempts = ended.metrics.get("attempts", 1)
-    took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
+    resumed = f" in {attempts} attempts" if attempts > 1 else ""
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only completes the run takes no step
     if ended.plan.launch is not None:
         return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.run_dir}"]
     lines = [
         "",
-        f"Done: {counted(steps, 'step')} in {took}{speed}",
-        *_plan_vs_actual(ended),
+        f"Done: {counted(steps, 'step')}{resumed}{speed}",
+        f"took    {_took(ended).removeprefix('took ')}",
         *evaluation_lines(ended.state),
     ]
     if ended.state.simulated_hours is not None:
@@ -98,11 +99,11 @@ def completed_lines(ended: EndedRun) -> list[str]:
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
 
 
-def _plan_vs_actual(ended: EndedRun) -> list[str]:
-    """Return in one line whether the run met its plan; nothing where it had none."""
-    prediction = plan_prediction(planning_in(ended.run_dir))
-    result = compare_with_plan(ended.state, prediction, comparison_in(ended.metrics))
-    return [str(result)] if result else []
+def _took(ended: EndedRun) -> str:
+    """Return in one line how long the run took, and whether it met its plan."""
+    planning = planning_in(ended.run_dir)
+    result = compare_with_plan(ended.state, plan_prediction(planning), comparison_in(ended.metrics))
+    return str(result) if result else took_text(ended.metrics.get("seconds"), promised_time(planning))
 
 
 def next_commands(ended: EndedRun) -> list[str]:

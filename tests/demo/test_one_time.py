@@ -14,6 +14,7 @@ from app.dashboard.reader import Picture
 from app.demo.services import recommended, write_demo_run
 from app.html_report.evidence import read_evidence
 from app.html_report.sections import heading
+from app.report import EndedRun, completed_lines
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
 from app.screens.home import _run
@@ -23,6 +24,7 @@ from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import planning_in
 from distributed.planning.reasons import why_in_words
+from profiles.errors import ExitCode
 from training.records.events import RunEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.records.runs import summarise
@@ -97,6 +99,15 @@ def test_its_end_is_beside_its_promise_wherever_it_is_shown(
     assert sentence in headline(evidence.state, 0.0, time=Picture(run, planning=planning_in(run)).time).details
     assert sentence in heading(evidence)
     assert main(["runs", "show", str(run)]) == 0 and f"time      {sentence}" in capsys.readouterr().out
+    ended = EndedRun(
+        status="completed",
+        run_dir=run,
+        metrics=evidence.metrics,
+        exit_code=ExitCode.DONE,
+        plan=RunFolder.open(run).plan(),
+        state=evidence.state,
+    )
+    assert f"took    {sentence.removeprefix('took ')}" in completed_lines(ended)
     assert main(["runs", "list", "--output", str(run.parent)]) == 0
     assert took[0].split()[1] in " ".join(capsys.readouterr().out.split())
     assert took[0] in f"{_run(summarise(run)).cells[1].plain} "
