@@ -102,6 +102,16 @@ def test_what_stands_before_a_command_of_a_group_may_have_the_name_of_another(ru
     assert run_id in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("columns", "named"), [("80", False), ("120", True)])
+def test_the_list_of_runs_has_a_line_a_run(
+    columns: str, named: bool, run_id: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["runs", "list"]) == 0
+    head, run = capsys.readouterr().out.splitlines()
+    assert run.startswith(f"{run_id}  ") and ("workers" in head) == named
+
+
 def test_the_newest_run_is_meant_where_none_is_named(run_id: str, capsys: Capture) -> None:
     assert main(["report"]) == 0
     assert run_id in capsys.readouterr().out

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import shutil
 import sys
 import time
 import webbrowser
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
-from app.console import command_about, command_line, profile_text, say, show, show_json, show_line, visible
+from app.console import PIPE_WIDTH, command_about, command_line, profile_text, say, show, show_json, show_line, visible
 from app.report import evaluation_lines
 from app.run_view.figures import start_line, state_document
 from app.run_view.metrics import metric_label, metric_text
@@ -49,6 +50,15 @@ from training.records.runs import (
 
 _UNFINISHED = ("interrupted", "cancelled", "failed")
 _MOST_WAYS = 12
+_COLUMNS: dict[str, Literal["left", "right"]] = {
+    "run": "left", "profile": "left", "status": "left", "started": "left", "took": "right", "workers": "right",
+    "size": "right", "in": "left", "result": "left",
+}  # fmt: skip
+"""Columns of the list of runs, with their side."""
+_CUT = ("profile", "in", "result")
+"""Columns that are cut where a terminal is too narrow for them."""
+_WIDE = 100
+"""Columns of a terminal from which on all are shown."""
 
 
 runs = new_app()
@@ -174,31 +184,36 @@ def _summary_document(run: RunSummary) -> dict[str, Any]:
 
 
 def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) -> Table:
-    folders = {run.path: os.path.abspath(run.path.parent) for run in runs}
-    elsewhere = any(folder != os.path.abspath(output) for folder in folders.values())
+    """Return a line for each run; a narrow terminal gets fewer columns, and long texts are cut there."""
+    elsewhere = any(os.path.abspath(run.path.parent) != os.path.abspath(output) for run in runs)
+    narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
+    hidden = {
+        *(() if with_size else ["size"]),
+        *(() if elsewhere else ["in"]),
+        *(["started", "workers"] if narrow else ()),
+    }
+    cut: Literal["ellipsis", "crop"] = "ellipsis" if (sys.stdout.encoding or "").lower().startswith("utf") else "crop"
     table = Table(box=None, pad_edge=False, header_style="bold")
-    sizes, folder = ["size"] if with_size else [], ["in"] if elsewhere else []
-    for name in ("run", "profile", "status", "started", "took", "workers", *sizes, *folder, "result"):
-        justify: Literal["left", "right"] = "right" if name in ("took", "workers", "size") else "left"
-        table.add_column(name, no_wrap=name in ("run", "status"), overflow="fold", justify=justify)
+    for name in (names := [name for name in _COLUMNS if name not in hidden]):
+        table.add_column(name, no_wrap=name not in _CUT, justify=_COLUMNS[name])
     for run in runs:
-        *cells, result = _cells(run)
-        cells += [bytes_text(size_of(run.path))] if with_size else []
-        cells += [folders[run.path]] if elsewhere else []
-        table.add_row(*[Text(visible(cell)) for cell in (*cells, result)])
+        cells = _cells(run) | ({"size": bytes_text(size_of(run.path))} if with_size else {})
+        table.add_row(*[Text(visible(cells[name]), no_wrap=True, overflow=cut) for name in names])
     return table
 
 
-def _cells(run: RunSummary) -> list[str]:
-    """Return the cells of a run; the longest one, its result, is the last."""
-    started = _started_text(run)
+def _cells(run: RunSummary) -> dict[str, str]:
+    """Return the cells of a run by column, without its size."""
     metadata = run.metadata
+    cells = {
+        "run": run.run_id, "profile": profile_text(run.profile), "status": run.status, "started": _started_text(run),
+        "took": "-", "workers": "-", "in": os.path.abspath(run.path.parent), "result": run.damage,
+    }  # fmt: skip
     if metadata is None:
-        return [run.run_id, profile_text(run.profile), run.status, started, "-", "-", run.damage]
-    took, workers = duration_text(run.seconds), str(len(metadata.hosts))
+        return cells
+    lost = {"status": f"{run.status}, {len(run.lost)} lost"} if run.lost else {}
     result = metadata.error_message or _headline_of(metadata.metrics)
-    status = f"{run.status}, {len(run.lost)} lost" if run.lost else run.status
-    return [run.run_id, profile_text(run.profile), status, started, took, workers, result]
+    return {**cells, **lost, "took": duration_text(run.seconds), "workers": str(len(metadata.hosts)), "result": result}
 
 
 def _started_text(run: RunSummary) -> str:
