@@ -14,11 +14,14 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from app.console import say, visible
 from app.run_view.metrics import metric_label, metric_text
@@ -89,12 +92,31 @@ def _words(target: str, title: str, text: str) -> list[str]:
 def failed_start_notified(profile: str) -> Iterator[None]:
     """Notify if a start fails or is stopped inside the context, where there is no run yet that its trackers follow."""
     try:
-        yield
+        with _stopped_by_signals() if is_requested() else contextlib.nullcontext():
+            yield
     except (Exception, KeyboardInterrupt) as error:  # whatever ended it, who waits for it is told; it is raised again
         if is_requested():
             status = "cancelled" if isinstance(error, (KeyboardInterrupt, StoppedByUser)) else "failed"
             send(profile, status, ending_text(status, str(error) if status == "failed" else "", early=True))
         raise
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Let kill and a closed terminal stop what is inside the context, where they would end the process at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise StoppedByUser("the terminal was closed" if number == signal.SIGHUP else "stopped by kill")
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if in_main_thread and signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def ending_text(status: str, details: str = "", early: bool = False) -> str:

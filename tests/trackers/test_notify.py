@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from app.trackers import notify, tracking
 from app.trackers.notify import TARGET
 from app.trackers.tracking import Tracking
 from cli_typer import main
-from profiles.errors import BadInput
+from profiles.errors import BadInput, StoppedByUser
 from tests.app.app_events import evaluation
 from tests.report.report_runs import write_run
 from tests.waiting import until
@@ -109,6 +110,14 @@ def test_a_start_that_ends_before_there_is_a_run_is_told(command: Path, error: B
     with pytest.raises(type(error)), notify.failed_start_notified("demo"):
         raise error
     assert command.read_text() == message
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_start_that_is_killed_is_told(number: signal.Signals, command: Path) -> None:
+    with pytest.raises(StoppedByUser), notify.failed_start_notified("demo"):
+        signal.raise_signal(number)
+    assert command.read_text() == "cancelled Muster, demo: was stopped before its first step\n"
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_the_command_line_tells_of_a_refused_start(tmp_path: Path, command: Path) -> None:
