@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from typer.testing import CliRunner
 
 from app.cli.train.command import with_option_flags
 from app.plan_table import explanation_lines, table_lines
@@ -67,9 +66,11 @@ def job(**more: Any) -> Job:
 
 
 def help_text() -> str:
+    """Return the words and helps of all options, those of ``--help-all`` too."""
     app = typer.Typer()
     app.command()(with_option_flags(_command))
-    return CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}, terminal_width=200).output
+    options: list[Any] = typer.main.get_command(app).params
+    return "\n".join(f"{' '.join(option.opts)} {option.metavar} {option.help}" for option in options)
 
 
 def _command(flags: dict[str, str]) -> None:
