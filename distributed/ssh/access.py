@@ -140,10 +140,11 @@ def check_access(
 
 def check_all(
     targets: Sequence[SshTarget], *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
-) -> list[AccessReport]:
-    """Check machines concurrently; one report each, in their order."""
+) -> dict[str, AccessReport]:
+    """Check machines concurrently; return their reports by name."""
     with ThreadPoolExecutor(min(len(targets), _AT_ONCE) or 1) as pool:
-        return list(pool.map(lambda target: check_access(target, trust=trust, timeout=timeout), targets))
+        reports = pool.map(lambda target: check_access(target, trust=trust, timeout=timeout), targets)
+        return {report.machine: report for report in reports}
 
 
 def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, seconds: float = 0.0) -> AccessReport:

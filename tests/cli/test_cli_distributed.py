@@ -102,9 +102,9 @@ def test_access_asks_once_for_a_machine_of_two_names(
 ) -> None:
     questions: list[str] = []
 
-    def check_all(targets: Sequence[SshTarget], *, trust: Trust) -> list[AccessReport]:
+    def check_all(targets: Sequence[SshTarget], *, trust: Trust) -> dict[str, AccessReport]:
         keys = [replace(KEY, machine=target.name, name=target.name) for target in targets]
-        return [AccessReport(key.machine, unknown_key=None if trust(key) else key) for key in keys]
+        return {k.machine: AccessReport(k.machine, unknown_key=None if trust(k) else k) for k in keys}
 
     def agreed(question: str) -> bool:
         questions.append(question)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,13 @@ def test_side_by_side_a_silent_machine_holds_nobody_up(lab: LightLab, tmp_path: 
         silent(peer)
 
     with serving(wait_for_the_other) as one, serving(wait_for_the_other) as other:
-        targets = [loopback(one, tmp_path), lab.target("a"), loopback(other, tmp_path), lab.target("off")]
+        twin = replace(loopback(other, tmp_path), name="other box")
+        targets = [loopback(one, tmp_path), lab.target("a"), twin, lab.target("off")]
         for seconds in (2.0, 10.0, 40.0):  # a busy machine may need more for the real one
             reports = check_all(targets, timeout=seconds)
-            if not reports[1].cause:
+            if not reports["a"].cause:
                 break
-    assert [report.cause for report in reports] == ["stalled", "", "stalled", "port_closed"]
+    assert [report.cause for report in reports.values()] == ["stalled", "", "stalled", "port_closed"]
     assert not both.broken  # both were connected to at the same time
 
 

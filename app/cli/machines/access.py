@@ -34,6 +34,8 @@ _TOLD = (
 )  # fmt: skip
 """Fields of a report that are copied to the document."""
 Keys = set[bytes]
+Reports = dict[str, AccessReport]
+"""By the machine's name."""
 """Public keys in wire format: a machine has one per type, whatever its names."""
 
 
@@ -46,8 +48,7 @@ def access(
         BadInput: a name or the hosts file cannot be used.
     """
     targets = chosen(hosts or (), hosts_file, as_json)
-    checked, installed = _open_up(targets, trust_new, somebody(as_json))
-    report_by_machine = {report.machine: report for report in checked}
+    report_by_machine, installed = _open_up(targets, trust_new, somebody(as_json))
     report_by_machine |= {m.name: AccessReport(m.name, where="this machine") for m in targets.machines if m.is_local}
     reports = [report_by_machine[machine.name] for machine in targets.machines]
     code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
@@ -59,12 +60,12 @@ def access(
 def set_up_login(hosts: Hosts) -> None:
     """Set up the login to machines with the person at the terminal (host keys, passwords), and report how it went."""
     reports, installed = _open_up(hosts, trust_new=False, person=True)
-    for report in reports:
+    for report in reports.values():
         for line in report_lines(report, installed.get(report.machine)):
             say(line)
 
 
-def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessReport], dict[str, Installed]]:
+def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[Reports, dict[str, Installed]]:
     targets = [SshTarget.of(machine, hosts) for machine in hosts.machines if not machine.is_local]
     trusted: Keys = set()
 
@@ -74,7 +75,7 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
     reports, installed = check_all(targets, trust=trust), dict[str, Installed]()
     if person:
         reports = _introduce(targets, reports, trust, trusted)
-        reports = [_with_password(target, report, trust, installed) for target, report in zip(targets, reports)]
+        reports = {target.name: _with_password(target, reports[target.name], trust, installed) for target in targets}
     return reports, installed
 
 
@@ -94,24 +95,21 @@ def chosen(names: Sequence[str], hosts_file: Path | None, as_json: bool) -> Host
     return hosts.model_copy(update={"machines": machines})
 
 
-def _introduce(
-    targets: Sequence[SshTarget], reports: list[AccessReport], trust: Trust, trusted: Keys
-) -> list[AccessReport]:
+def _introduce(targets: Sequence[SshTarget], reports: Reports, trust: Trust, trusted: Keys) -> Reports:
     """Ask the user about the host keys of unknown machines, and check the accepted ones again.
 
     The questions come after the connections, so that no server waits for an answer and gives up.
     """
     asked: Keys = set()
     while True:
-        unknown = [report.unknown_key for report in reports if report.unknown_key is not None]
+        unknown = [report.unknown_key for report in reports.values() if report.unknown_key is not None]
         new_keys = {key.blob: key for key in unknown if key.blob not in asked}
         if not new_keys:
             return reports
         asked.update(new_keys)
         trusted.update(blob for blob, key in new_keys.items() if _is_the_right_one(key))
-        is_accepted = [r.unknown_key is not None and r.unknown_key.blob in trusted for r in reports]
-        new_reports = iter(check_all([target for target, wanted in zip(targets, is_accepted) if wanted], trust=trust))
-        reports = [next(new_reports) if wanted else report for report, wanted in zip(reports, is_accepted)]
+        accepted = {name for name, r in reports.items() if r.unknown_key is not None and r.unknown_key.blob in trusted}
+        reports |= check_all([target for target in targets if target.name in accepted], trust=trust)
 
 
 def _accept_new(key: HostKeyInfo) -> bool:
