@@ -170,18 +170,15 @@ def _check_connections(machines: Sequence[Readiness], dial: Dial) -> dict[str, l
     # An address with "%" names an interface of one machine, which other machines do not share.
     with _listeners(links) as listening, ThreadPoolExecutor(max(len(links), 1)) as pool:
         endpoints = {name: (dialable[name], port) for name, (port, _) in listening.items() if port and name in dialable}
-        failures = list(pool.map(lambda link: _reasons(link, endpoints), links))
-        is_blocked = [bool(reasons.get(coordinator)) for reasons in failures]
-        forwarded = pool.map(
-            lambda link, blocked: blocked and _ssh_carries(link, listening[coordinator][0]), links, is_blocked
-        )
-        return {
-            link.name: [
-                listening[link.name][1],
-                *judge_connections(reasons, [coordinator] if link.host else [], carried),
-            ]
-            for link, reasons, carried in zip(links, failures, forwarded, strict=True)
-        }
+
+        def examine(link: MachineLink) -> list[Finding]:
+            reasons = _reasons(link, endpoints)
+            is_carried = bool(reasons.get(coordinator)) and _ssh_carries(link, listening[coordinator][0])
+            needed = [coordinator] if link.host else []
+            return [listening[link.name][1], *judge_connections(reasons, needed, is_carried)]
+
+        findings = {link.name: pool.submit(examine, link) for link in links}
+        return {name: finding.result() for name, finding in findings.items()}
 
 
 def _ssh_carries(link: MachineLink, port: int) -> bool:
