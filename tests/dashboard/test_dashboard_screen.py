@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from run_folders import BEGAN, live, new_folder, started, steps
+from textual.events import Key
 from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
@@ -352,6 +353,23 @@ def test_a_completed_run_shows_what_its_model_made_of_clips_before_and_after(fol
         await pilot.press("b")
         await until_text(pilot, "improved most, c1, WER 100.0 % -> 25.0 %")
         assert "Of 9 held-out clips" in text(app) and "\x1b" not in text(app) and "esc Close" in text(app)
+
+    show(folder.path, drive)
+
+
+def test_enter_right_after_n_does_what_the_first_row_says(folder: RunFolder) -> None:
+    samples = (clip("c1", "improved most", "open the red door"),)
+    Showcase(kind="speech", split="test", step=30, of=1, samples=samples).write(folder.path / FOLDER / NAME)
+    folder.append(RunEvent(status="completed"))
+    folder.finish("completed", {"seconds": 3.0})
+    folder.close()
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "n Next")
+        app.opening_pause = 0.5
+        for key, character in (("n", "n"), ("enter", "\r")):  # as a terminal sends what is typed at once
+            app.post_message(Key(key, character))
+        await until_text(pilot, "A held-out clip")
 
     show(folder.path, drive)
 
