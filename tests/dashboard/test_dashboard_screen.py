@@ -15,6 +15,7 @@ from textual.events import Key
 from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
+from app.dashboard.dialogs.commands import Commands
 from app.dashboard.tabs.charts import Chart
 from app.dashboard.tabs.machines import MachinesPane
 from app.dashboard.tabs.one_machine import OneMachine
@@ -450,3 +451,11 @@ def test_the_title_says_fast_and_help_by_which_strategy(folder: RunFolder) -> No
         await until_text(pilot, "Fast: diloco over mesh.")
 
     show(folder.path, drive)
+
+
+def test_a_request_is_not_sent_twice_before_its_answer(folder: RunFolder) -> None:
+    commands = Commands(folder.path)
+    assert [commands.ask("pause", now) for now in (0.0, 1.0)] == ["", ""]
+    assert len(take_requests(folder.path)) == 1
+    assert commands.ask("snapshot", 1.0) == "" and commands.ask("pause", 60.0) == ""
+    assert len(take_requests(folder.path)) == 2

@@ -30,6 +30,8 @@ from training.records.events import RequestEvent
 from training.records.run_files import is_live
 
 _EVERY = 0.25
+_ON_ITS_WAY = 10.0
+"""Seconds for which a request without an answer is not sent again."""
 
 
 @dataclass
@@ -58,14 +60,17 @@ class Commands:
     asked: list[SentRequest] = field(default_factory=list)
 
     def ask(self, action: Action, now: float, machine: str = "", entry: Machine | None = None) -> str:
-        """Send a request; return what is wrong, or an empty text."""
+        """Send a request, unless the same one is on its way; return what is wrong, or an empty text."""
         if not is_live(self.path):
             return "no process is working on this run"
+        text = f"{action} {machine or (entry.name if entry else '')}".strip()
+        if any(sent.text == text and sent.answer is None and now - sent.at < _ON_ITS_WAY for sent in self.asked):
+            return ""
         try:
             identity = leave_request(self.path, action, machine, entry)
         except BadInput as error:
             return error.message
-        self.asked.append(SentRequest(identity, f"{action} {machine or (entry.name if entry else '')}".strip(), now))
+        self.asked.append(SentRequest(identity, text, now))
         return ""
 
     def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
