@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from app.cli.main import main
 from app.cli.train.start import TrainRequest
 from app.cli.train.trial_run import show_plan
 from app.dashboard.reader import Picture
+from app.demo.run import recorded
 from app.demo.services import recommended, write_demo_run
 from app.html_report.evidence import read_evidence
 from app.html_report.sections import heading
@@ -24,7 +26,9 @@ from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
 from distributed.planning.feedback import planning_in
 from distributed.planning.reasons import why_in_words
+from distributed.planning.run_time import promised_time
 from profiles.errors import ExitCode
+from training.records.attempts import attempts_after
 from training.records.events import RunEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.records.runs import summarise
@@ -111,6 +115,15 @@ def test_its_end_is_beside_its_promise_wherever_it_is_shown(
     assert main(["runs", "list", "--output", str(run.parent)]) == 0
     assert took[0].split()[1] in " ".join(capsys.readouterr().out.split())
     assert took[0] in f"{_run(summarise(run)).cells[1].plain} "
+
+
+@pytest.mark.parametrize("machines", [2, 3, 8])
+def test_the_tour_takes_what_its_plan_promised(machines: int) -> None:
+    planned = recommended(machines)
+    promised = promised_time(planned.planning)
+    attempts = functools.reduce(attempts_after, recorded(planned.plan), ())
+    assert promised is not None
+    assert attempts[0].until(recorded(planned.plan)[-1].time) == pytest.approx(promised.seconds, rel=0.03)
 
 
 def seconds(clock: str) -> float:

@@ -33,6 +33,8 @@ ROUND_SIZE = 32
 """Largest number of samples that a member evaluates in one round: a slow member must be in time for each round."""
 _MOST_ROUNDS = 10_000
 """Limit of the rounds of an evaluation, however many samples a member claims to have."""
+_SLOW_SAMPLE = 5.0
+"""Seconds of one sample from which on a batch would take too long to be measured."""
 _MAX_PAYLOAD = 4_000_000
 """Bytes of answers that one member sends, some 50,000 short texts; further ones are left out of the file."""
 _ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
@@ -156,12 +158,17 @@ class Evaluator:
             yield self._event(local_split(split, self._exchange.rank), step, sums, start)
 
     def seconds_per_sample(self, split: str) -> float:
-        """Return the time in which this member alone evaluates a sample, measured with one batch; 0: there is none."""
-        indices = range(min(self._batch_size, len(self._task.evaluation[split])))
-        self._sums(split, list(indices[:1]))  # what is done once only does not count
-        start = time.monotonic()
-        self._sums(split, list(indices))
-        return (time.monotonic() - start) / len(indices) if indices else 0.0
+        """Return the time in which this member alone evaluates a sample, measured with one batch, or with one sample
+        where that takes long; 0: there is none."""
+        indices = list(range(min(self._batch_size, len(self._task.evaluation[split]))))
+        seconds = 0.0
+        for measured in (indices[:1], indices):  # what is done once only does not count in the second one
+            start = time.monotonic()
+            self._sums(split, measured)
+            seconds = (time.monotonic() - start) / max(1, len(measured))
+            if seconds > _SLOW_SAMPLE:
+                break
+        return seconds if indices else 0.0
 
     def _event(self, split: str, step: int, sums: dict[str, float], start: float) -> EvaluationEvent:
         samples = int(sums.pop("samples", 0.0))

@@ -333,6 +333,7 @@ def carry_out(
             tell(figures)
         if batch == sizes[-1] or seconds > MOST_SECONDS:  # twice the samples would take too long for planning
             if figures["evaluated"]:
+                tell({"kind": "progress", "phase": "an evaluation", "done": 0, "total": None})
                 tell(evaluation(trainer))
             break
         del trainer
