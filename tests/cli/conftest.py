@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Whisper of two layers."""
     import torch
 
-    from tests.tasks.tiny_speech import tiny_whisper  # imports transformers
+    from tests.speech.tiny_speech import tiny_whisper  # imports transformers
 
     torch.manual_seed(1)  # what it hears decides what is listed
     return tiny_whisper(tmp_path_factory.mktemp("model") / "tiny")
@@ -33,6 +33,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def clips() -> list[tuple[str, str, str]]:
     """Rows of a table of four recordings in the folder ``speech``."""
-    from tests.tasks.tiny_speech import write_clips
+    from tests.speech.tiny_speech import write_clips
 
     return write_clips(Path("speech"), 4)

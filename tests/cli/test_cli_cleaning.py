@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def speech(clips: list[tuple[str, str, str]]) -> Path:
-    from tests.tasks.tiny_speech import write_csv
+    from tests.speech.tiny_speech import write_csv
 
     folder = Path("speech").absolute()
     write_csv(folder / "train.csv", clips[:2])

@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def speech(clips: list[tuple[str, str, str]]) -> Path:
-    from tests.tasks.tiny_speech import write_csv
+    from tests.speech.tiny_speech import write_csv
 
     folder = Path("speech")
     write_csv(folder / "test.csv", clips[:3])
@@ -88,7 +88,7 @@ def test_a_model_is_evaluated_on_a_split(model: Path, speech: Path, capsys: Capt
 def test_a_model_against_another_tells_what_changes_from_that_one(
     model: Path, speech: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    from tests.tasks.tiny_speech import tiny_whisper
+    from tests.speech.tiny_speech import tiny_whisper
 
     other = tiny_whisper(tmp_path / "other")
     losses = []

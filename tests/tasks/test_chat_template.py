@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
+from tests.tasks.tiny_tasks import byte_tokenizer
 from training.tasks.text.chat_template import renderer_of, turns
 from training.tasks.text.conversation_rows import row_to_conversation
 from training.tasks.text.conversations import IGNORED, tokenise_conversations

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
+from tests.tasks.tiny_tasks import byte_tokenizer
 from training.tasks.text.conversation_rows import MAX_MESSAGES, LabelledText, is_text_row, row_to_conversation
 from training.tasks.text.conversations import IGNORED, tokenise_conversations
 from training.tasks.text.message_rows import text_of

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tiny_speech import custom_task
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from profiles.errors import BadInput, RunFailed
+from tests.tasks.tiny_tasks import custom_task
 from training.hardware.device import move
 from training.local_trainer import LocalTrainer
 from training.tasks.custom import check_data

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_model
-from tiny_speech import ProfileMaker, custom_task, silent
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
+from tests.tasks.tiny_tasks import ProfileMaker, custom_task, silent
 from training.tasks.custom import CustomJob, CustomTask
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])

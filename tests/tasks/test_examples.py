@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker, learn, silent
 from transformers import AutoTokenizer
 
+from tests.tasks.tiny_tasks import ProfileMaker, learn, silent
 from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from tiny_text import CHATML, save_model
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput
+from tests.tasks.tiny_tasks import ProfileMaker, byte_tokenizer, learn, silent
 from training.tasks.text.causal_lm import CausalLMTask
 from training.tasks.text.chat_template import PLAIN_TEMPLATE, renderer_of
 from training.tasks.text.conversations import ChatTokens

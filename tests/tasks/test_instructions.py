@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.errors import BadInput
+from tests.tasks.tiny_tasks import ProfileMaker, byte_tokenizer, learn, silent
 from training.loop.train_member import prepare_data
 from training.records.events import Event, WarningEvent
 from training.run.local_plan import plan_local_run

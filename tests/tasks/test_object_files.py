@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from profiles.errors import BadInput
+from tests.tasks.tiny_tasks import ProfileMaker
 from training.tasks import custom, object_files, sample_file, user_code
 from training.tasks.custom import CustomJob
 from training.tasks.object_files import build, instantiate, load_result, make_model, read_job, write_job

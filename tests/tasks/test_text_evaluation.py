@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from app.cli.main import main
 from profiles.errors import BadInput, ExitCode
+from tests.tasks.tiny_tasks import byte_tokenizer
 from training.records.model_folders import is_language_model
 from training.tasks.text.text_evaluation import evaluate_text
 

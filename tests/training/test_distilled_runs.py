@@ -11,7 +11,7 @@ import torch
 from profiles.errors import ExitCode
 from profiles.files.resolve import profile_from_options
 from speech.whisper.distillation import DistillationTask
-from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
+from tests.speech.tiny_speech import tiny_whisper, write_clips, write_csv
 from tests.training.group import Member, OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
 from training.exchange.base import Exchange, SoloExchange

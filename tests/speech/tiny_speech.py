@@ -1,19 +1,14 @@
-"""Small random models and sounds for the tests of this folder."""
+"""A small random Whisper, and sounds for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import soundfile
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
 from transformers import (
     GenerationConfig,
-    PreTrainedTokenizerFast,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
@@ -21,11 +16,7 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import WhisperTokenizer
 
-from profiles.files.resolve import profile_from_options
-from profiles.schema import Profile
 from speech.whisper.task import WhisperTask
-from training.tasks.base import Batch, Task
-from training.tasks.custom import CustomJob, CustomTask
 
 RATE = 16000
 WINDOW = 1.0
@@ -49,37 +40,6 @@ def tiny_tokenizer(languages: tuple[str, ...] = ()) -> WhisperTokenizer:
     tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[])
     tokenizer.add_special_tokens({"extra_special_tokens": names[1:]})
     return tokenizer
-
-
-def custom_task(*parts: Any, **more: Any) -> CustomTask:
-    """The task of a job that its factory makes of these parts."""
-    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(*parts, **more))
-    task.prepare(silent)
-    return task
-
-
-def byte_tokenizer(template: str = "") -> PreTrainedTokenizerFast:
-    """Bytes, a beginning and an end."""
-    vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = Tokenizer(models.BPE(vocab={**vocabulary, "<|end|>": 256, "<bos>": 257}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", bos_token="<bos>")
-    made.chat_template = template or None
-    return made
-
-
-def learn(task: Task, model: nn.Module, batches: Sequence[Batch], rate: float) -> list[float]:
-    """Take an optimizer step on each batch; return the losses."""
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=rate)
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def tiny_whisper(
@@ -128,9 +88,4 @@ def write_csv(path: Path, rows: list[tuple[str, ...]], header: str = "id,audio_p
     return path
 
 
-def silent(phase: str, done: int, total: int | None) -> None:
-    """A progress display that shows nothing."""
-
-
-ProfileMaker = Callable[..., Profile]
 Prepared = Callable[..., WhisperTask]

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
 from speech.data.speech_clips import Clip, FileSource
@@ -20,6 +19,7 @@ from speech.whisper.cleaning.cross_validation import (
     training_clips,
     write_data,
 )
+from tests.tasks.tiny_tasks import ProfileMaker, silent
 
 
 def clips(count: int) -> list[Clip]:

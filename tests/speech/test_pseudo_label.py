@@ -12,12 +12,13 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
+from tiny_speech import RATE, WORDS, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
 from speech.data.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, find_recordings, read_rows
 from speech.data.speech_dataset import read_speech, read_with_validation
 from speech.whisper.cleaning.pseudo_label import LabellingJob, label
+from tests.tasks.tiny_tasks import silent
 
 GOOD = PseudoRow("a", Path("/x/a.wav"), "a text", -0.1, 1.0, 1.0, 0.0, 1.0)
 

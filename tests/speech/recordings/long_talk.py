@@ -14,7 +14,7 @@ from speech.data.audio import decode
 from speech.data.sound_file import Samples
 from speech.recordings.segments.transcribing import TimedWord
 
-CLIPS = Path(__file__).parents[2] / "examples" / "spoken_commands"
+CLIPS = Path(__file__).parents[3] / "examples" / "spoken_commands"
 RATE = 16_000
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
 from speech.data.patches import Patch, Patches
@@ -22,6 +21,7 @@ from speech.whisper.cleaning.blacklist import (
     plan_passes,
     write_blacklist,
 )
+from tests.tasks.tiny_tasks import ProfileMaker, silent
 
 
 def doubt(name: str, *wers: float, margin: float = 9.0) -> SuspectClip:

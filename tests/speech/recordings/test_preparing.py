@@ -19,7 +19,7 @@ from speech.recordings.dataset_folder import Result
 from speech.recordings.fetching import FetchLimits
 from speech.recordings.preparing import PreparationJob, prepare
 from speech.recordings.recording import ReadRequest
-from tests.tasks.sound_kinds import voice, write
+from tests.speech.sound_kinds import voice, write
 
 
 def silent_progress(phase: str, done: int, total: int | None) -> None: ...

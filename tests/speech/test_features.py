@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from tiny_speech import RATE, silent, tone, write_clips
+from tiny_speech import RATE, tone, write_clips
 from transformers import WhisperFeatureExtractor
 
 from speech.data.speech_clips import FileSource
 from speech.whisper.features import LogMel
 from speech.whisper.samples import open_features
+from tests.tasks.tiny_tasks import silent
 
 SHAPES = [{"feature_size": 80}, {"feature_size": 128}, {"feature_size": 40, "chunk_length": 2}]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
-from tiny_speech import RATE, Prepared, ProfileMaker, tone, write_clips, write_csv
+from tiny_speech import RATE, Prepared, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
 from speech.whisper.task import SpeechData, WhisperTask
+from tests.tasks.tiny_tasks import ProfileMaker
 
 
 def test_a_measurement_computes_the_features_of_few_clips_and_knows_how_many_there_are(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from sounds import read_rows, write_rows, write_tone
 from profiles.errors import BadInput
 from speech.recordings.preparing import PreparationJob, prepare
 from speech.recordings.recording import ReadRequest
-
-sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 
 
 class ByLength:
@@ -55,9 +52,8 @@ def test_what_sounds_like_another_language_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_multilingual_whisper_tells_languages_and_another_is_refused(tmp_path: Path) -> None:
-    from tiny_speech import tiny_whisper
-
     from speech.whisper.samples import LanguageDetector
+    from tests.speech.tiny_speech import tiny_whisper
 
     ear = LanguageDetector(str(tiny_whisper(tmp_path / "two", ("en", "de"))), tmp_path, "cpu")
     files = [write_tone(tmp_path / f"{i}.wav", i) for i in range(3)]

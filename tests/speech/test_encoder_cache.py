@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_speech import Prepared, learn
+from tiny_speech import Prepared
 
 from speech.whisper import encoder as encoder_cache
 from speech.whisper.task import WhisperTask
+from tests.tasks.tiny_tasks import learn
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
+from tiny_speech import tiny_whisper, write_clips, write_csv
 from torch import nn
 
 from profiles.errors import BadInput
@@ -23,6 +23,7 @@ from speech.whisper.distillation import (
     divergence,
     soft_targets,
 )
+from tests.tasks.tiny_tasks import ProfileMaker, silent
 from training.data.batches import Samples
 from training.tasks.registry import task_from_profile
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import Prepared, ProfileMaker, tiny_whisper, write_clips, write_csv
+from tiny_speech import Prepared, tiny_whisper, write_clips, write_csv
 
 from profiles.errors import BadInput
 from speech.scoring.error_analysis import by_language
@@ -17,6 +17,7 @@ from speech.scoring.word_errors import count_errors, normalizer_for
 from speech.whisper import samples
 from speech.whisper.model import WhisperModelWrapper
 from speech.whisper.task import WhisperTask
+from tests.tasks.tiny_tasks import ProfileMaker
 from tests.training.group import OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
 from training.loop.trainer import Trainer

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_speech import ProfileMaker
 from transformers import GPT2Config
 
 from profiles.errors import BadInput
 from speech.whisper.languages import language_code
 from speech.whisper.model import WhisperModelWrapper
 from speech.whisper.task import WhisperTask
+from tests.tasks.tiny_tasks import ProfileMaker
 from training.tasks import pretrained as hub
 from training.tasks.registry import task_from_profile
 

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_speech import ProfileMaker, write_clips, write_csv
+from tiny_speech import write_clips, write_csv
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from profiles.errors import BadInput
 from speech.data.language_codes import NAMES, code_of, language_code
+from tests.tasks.tiny_tasks import ProfileMaker
 from training.workers.data_findings import check_data
 
 

@@ -11,7 +11,7 @@ from sounds import read_rows, write_rows, write_tone
 
 from app.cli.main import main
 
-COMMANDS = Path(__file__).parents[2] / "examples" / "spoken_commands"
+COMMANDS = Path(__file__).parents[3] / "examples" / "spoken_commands"
 Capture = pytest.CaptureFixture[str]
 
 

@@ -14,7 +14,7 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_speech import RATE, WORDS, Prepared, silent, tone, write_csv
+from tiny_speech import RATE, WORDS, Prepared, tone, write_csv
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
@@ -22,6 +22,7 @@ from profiles.errors import BadInput
 from speech.whisper.encoder import encode_window
 from speech.whisper.features import Windows
 from speech.whisper.task import WhisperTask
+from tests.tasks.tiny_tasks import silent
 from training.data.batches import BatchSource, Samples
 from training.data.sample_order import Cursor, SampleSchedule
 
