@@ -67,8 +67,8 @@ def test_a_closed_way_and_a_torn_answer_are_findings(
     make_light_lab: MakeLightLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = make_light_lab("a", "b")
-    source = link.program()
-    monkeypatch.setattr(link, "program", lambda: ASTRAY.encode() + source)
+    source = link.program
+    monkeypatch.setattr(link, "program", lambda module: ASTRAY.encode() + source(module))
     found = examine(lab.hosts())
     for one in found:
         assert not one.ready
