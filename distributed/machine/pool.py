@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, SshTarget, Trust
+from profiles.errors import BadInput
 
 
 @dataclass
@@ -22,12 +23,37 @@ class _Slot:
     connection: SshConnection | None = None
 
 
+class _Dialling(threading.local):
+    """The targets that a thread is dialling, one through the other."""
+
+    def __init__(self) -> None:
+        self._targets: list[SshTarget] = []
+
+    @contextlib.contextmanager
+    def entered(self, target: SshTarget) -> Iterator[None]:
+        """Add a target for the duration of the context.
+
+        Raises:
+            BadInput: it is reached through itself.
+        """
+        if target in self._targets:
+            raise BadInput(
+                "it is its own jump host", "does ProxyJump in ~/.ssh/config go in a circle?", machine=target.name
+            )
+        self._targets.append(target)
+        try:
+            yield
+        finally:
+            self._targets.pop()
+
+
 class ConnectionPool:
     """Connections by target; thread-safe, and a context manager."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slots: dict[SshTarget, _Slot] = {}
+        self._dialling = _Dialling()
 
     def get(
         self,
@@ -36,7 +62,8 @@ class ConnectionPool:
         timeout: float = CONNECT_TIMEOUT,
         login: SshTarget | None = None,
     ) -> SshConnection:
-        """Return the living connection to a target; made where there is none, or where it was lost.
+        """Return the living connection to a target; made where there is none, or where it was lost. The connection to
+        a jump host before it is one of the pool as well.
 
         Args:
             login: the target with another key to log in with now.
@@ -46,12 +73,17 @@ class ConnectionPool:
         """
         with self._lock:
             slot = self._slots.setdefault(target, _Slot())
-        with slot.lock:
+        with self._dialling.entered(target), slot.lock:
             if slot.connection is not None and not slot.connection.alive():
                 slot.connection.close()
                 slot.connection = None
             if slot.connection is None:
-                slot.connection = SshConnection.connect(login or target, trust=trust, timeout=timeout)
+                slot.connection = SshConnection.connect(
+                    login or target,
+                    trust=trust,
+                    timeout=timeout,
+                    gateways=lambda jump: self.get(replace(jump, name=jump.host), trust, timeout),
+                )
             return slot.connection
 
     @contextlib.contextmanager

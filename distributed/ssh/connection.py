@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,10 @@ Writing the error must not kill the shell before it has cleaned up: its stderr i
 """
 
 
+Gateways = Callable[[SshTarget], "SshConnection"]
+"""Returns the connection to a jump host."""
+
+
 @dataclass(frozen=True)
 class _ConnectOptions:
     """How to connect; see :meth:`SshConnection.connect`."""
@@ -76,6 +80,7 @@ class _ConnectOptions:
     password: str | None
     timeout: float
     heartbeat: float
+    gateways: Gateways | None
 
 
 class SshConnection:
@@ -99,6 +104,7 @@ class SshConnection:
         self.transport = transport
         self.gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
+        self._owns_gateway = True
         self._options = options
         self._further: list[SshConnection] = []
         """More connections, for commands beyond the server's MaxSessions."""
@@ -116,6 +122,7 @@ class SshConnection:
         password: str | None = None,
         timeout: float = CONNECT_TIMEOUT,
         heartbeat: float = 2.0,
+        gateways: Gateways | None = None,
     ) -> SshConnection:
         """Connect, check the host key, log in, and check that commands run.
 
@@ -125,12 +132,13 @@ class SshConnection:
             password: tried in place of the keys, if the server takes one.
             timeout: seconds for each machine on the route, all steps together.
             heartbeat: seconds between heartbeats; after four of them in silence the connection counts as lost.
+            gateways: where the connection to a single jump host comes from, and stays; ``None``: it is one of its own.
 
         Raises:
             SshError: one of its subclasses, see :mod:`distributed.ssh.errors`.
             BadInput: ~/.ssh/config has an error.
         """
-        return cls._connect(target, _ConnectOptions(trust, password, timeout, heartbeat))
+        return cls._connect(target, _ConnectOptions(trust, password, timeout, heartbeat, gateways))
 
     @classmethod
     def _connect(
@@ -143,16 +151,20 @@ class SshConnection:
         host = resolve(target)
         gateway: SshConnection | None = None
         route = host.jumps if jumps is None else jumps
-        if route:
-            # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
+        # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
+        is_shared = len(route) == 1 and options.gateways is not None
+        if is_shared and options.gateways is not None:
+            gateway = options.gateways(route[-1])
+        elif route:
             before = route[:-1] if len(route) > 1 else None
             gateway = cls._connect(route[-1], replace(options, password=None), depth + 1, before)
         connection: SshConnection | None = None
         try:
             connection = cls._open(host, gateway, options)
+            connection._owns_gateway = not is_shared
             connection._check_that_commands_run(max(options.timeout, host.connect_timeout))
         except BaseException:
-            for opened in (connection, gateway):
+            for opened in (connection, None if is_shared else gateway):
                 if opened is not None:
                     opened.close()
             raise
@@ -284,7 +296,7 @@ class SshConnection:
         """Log in once more, through the same jump host."""
         options = replace(self._options, password=None, trust=lambda key: key.fingerprint == self.fingerprint)
         further = self._open(self.host, self.gateway, options)
-        further.gateway = None  # it ends with this connection
+        further._owns_gateway = False
         self._further = [*filter(SshConnection.alive, self._further), further]
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
@@ -360,7 +372,7 @@ class SshConnection:
         for connection in self._further:
             connection.close()
         self.transport.close()
-        if self.gateway is not None:
+        if self.gateway is not None and self._owns_gateway:
             self.gateway.close()
 
     def __enter__(self) -> SshConnection:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,10 @@ from distributed.machine.link import link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import check_access
 from distributed.ssh.connection import SshConnection, SshTarget
+from profiles.errors import BadInput
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
+from tests.lab.ssh_setup import configured
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -62,6 +65,22 @@ def test_a_lost_connection_is_made_again_once(lab: LightLab, pool: ConnectionPoo
         assert list(threads.map(lambda link: link.connection().run(["true"]).ok, links)) == [True, True]
     assert links[0].connection() is links[1].connection() is not lost
     assert lab["b"].logins - before == 2
+
+
+def test_a_jump_host_is_logged_into_once_for_all_behind_it(lab: LightLab, pool: ConnectionPool, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "Host b single\n  ProxyJump a")
+    before, behind = lab["a"].logins, [lab.target(name, config_file=config) for name in ("b", "single")]
+    with ThreadPoolExecutor(2) as threads:
+        assert all(connection.run(["true"]).ok for connection in threads.map(pool.get, behind))
+    pool.get(behind[0]).close()
+    assert pool.get(behind[1]).run(["true"]).ok and pool.get(behind[0]).run(["true"]).ok
+    assert lab["a"].logins - before == 1
+
+
+def test_a_jump_in_a_circle_is_named(lab: LightLab, pool: ConnectionPool, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a")
+    with pytest.raises(BadInput, match="its own jump host"):
+        pool.get(lab.target("a", config_file=config))
 
 
 def test_a_closed_link_takes_its_forwarded_ports_along(lab: LightLab, pool: ConnectionPool) -> None:
