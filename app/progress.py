@@ -18,7 +18,7 @@ from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, evaluation_headline
-from app.run_view.member_state import MemberState, amount_text
+from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.timeline import timeline_entry
@@ -203,7 +203,7 @@ class PlainProgress(ProgressDisplay):
             case ProgressEvent():
                 finished = event.total is not None and event.done >= event.total
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
-                    self._line(f"{event.phase}: {amount_text(event.phase, event.done, event.total)}")
+                    self._line(f"{phase_label(event.phase)}: {amount_text(event.phase, event.done, event.total)}")
             case EvaluationEvent():
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():

@@ -251,8 +251,13 @@ class MemberState:
 
 
 def phase_text(phase: str, done: int, total: int | None) -> str:
-    """``features 3/10``, ``features 3`` where the total is unknown, or ``bytes to anna 3.2 MB/85.4 MB``."""
-    return f"{phase} {amount_text(phase, done, total)}"
+    """``features 3/10``, ``features 3`` where the total is unknown, or ``sending to anna 3.2 MB/85.4 MB``."""
+    return f"{phase_label(phase)} {amount_text(phase, done, total)}"
+
+
+def phase_label(phase: str) -> str:
+    """Return a phase in words: ``sending to anna`` for ``bytes to anna``."""
+    return f"sending {phase.removeprefix('bytes ')}" if phase.startswith("bytes ") else phase
 
 
 def amount_text(phase: str, done: int, total: int | None) -> str:

@@ -96,7 +96,7 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
 
 def test_what_is_copied_is_told_in_bytes(plain: Plain) -> None:
     lines = plain.feed(ProgressEvent(member=0, phase="bytes to anna", done=85_400_000, total=85_400_000))
-    assert [line.split("] ")[1] for line in lines] == ["bytes to anna: 85.4 MB/85.4 MB"]
+    assert [line.split("] ")[1] for line in lines] == ["sending to anna: 85.4 MB/85.4 MB"]
 
 
 def test_preparation_is_told_at_its_begin_and_end(plain: Plain) -> None:

@@ -12,11 +12,13 @@ import pytest
 
 from app.wizard.engine import Wizard
 from app.wizard.plain import plain
+from app.wizard.plain.plain_words import check_lines
 from app.wizard.plain.prompts import BareLines, Questions, prompter
 from app.wizard.state import actions as do
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import Tell
+from app.wizard.state.records import Check, Tell
 from app.wizard.state.state import ItemStatus, JobAnswers, MachineRow
+from distributed.checks.findings import Finding
 from distributed.measuring.link_figures import PairFigures
 from distributed.ssh.access import AccessReport
 from tests.waiting import PATIENCE, until_state
@@ -174,3 +176,9 @@ def test_what_is_done_is_told_to_the_end_however_much_it_is() -> None:
 
     assert run_plain(Talkative(), ask=person) == 0
     assert person.said("one more line")
+
+
+def test_what_is_missing_is_mended_by_a_key_and_its_size_is_told() -> None:
+    finding = Finding("ready", "problem", "no torch", "", "distributed-check --fix", True, "about 1.6 GB")
+    *_, fix = check_lines([Check("pc", "pc", findings=(finding,))])
+    assert fix.strip() == "fix: f installs what is missing, into Muster's own folder there (about 1.6 GB)"

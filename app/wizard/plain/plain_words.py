@@ -79,8 +79,9 @@ def check_lines(rows: Iterable[Check]) -> Iterator[str]:
         for finding in row.findings:
             if finding.level != "ok":
                 needed = f"; needed: {finding.needed}" if finding.needed else ""
-                yield f"     {of_finding(finding).label}: {finding.check}: {finding.seen}{needed}"
-                yield from _fix(finding.fix)
+                assessed = of_finding(finding)
+                yield f"     {assessed.label}: {finding.check}: {finding.seen}{needed}"
+                yield from _fix(assessed.fix)
 
 
 def link_lines(state: WizardState) -> Iterator[str]:
@@ -118,7 +119,7 @@ def all_option_lines(state: WizardState) -> Iterator[str]:
 
 
 def _option(option: JobOption) -> str:
-    unit = f" {option.spec.unit}" if option.spec.unit and option.value else ""
+    unit = f" {option.spec.unit}" if option.spec.unit not in ("", option.name) and option.value else ""
     wrong = f": WRONG, {option.problem}" if option.problem else ""
     return f"  {option.name} = {option.value}{unit}{', changed' if option.changed else ''}{wrong}"
 
