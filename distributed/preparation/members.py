@@ -22,20 +22,20 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     Raises:
         BadInput: the profile does not fit that many members.
     """
-    devices = [
-        (link.machine, facts, device)
+    taking_part = [
+        (link.machine, facts, name)
         for link, facts in machines
-        for device in _devices(link.machine)
-        if names is None or _member_name(link.machine, device) in names
+        for name in devices_of(link.machine)
+        if names is None or name in names
     ]
-    taking_part = {machine.name for machine, *_ in devices}
-    machines = [ready for ready in machines if ready[0].name in taking_part]
-    local = plan_local_run(profile, len(devices), on_this_machine=False)
+    machine_names = {machine.name for machine, *_ in taking_part}
+    machines = [ready for ready in machines if ready[0].name in machine_names]
+    local = plan_local_run(profile, len(taking_part), on_this_machine=False)
     members = [
-        member_of(machine, device, rank, profile, local.members[rank].batch_size, facts)
-        for rank, (machine, facts, device) in enumerate(devices)
+        member_of(machine, name, rank, profile, local.members[rank].batch_size, facts)
+        for rank, (machine, facts, name) in enumerate(taking_part)
     ]
-    engine = "nccl" if _wants_nccl(profile, devices) else "mesh"
+    engine = "nccl" if _wants_nccl(profile, taking_part) else "mesh"
     if len(machines) > 1:
         members = [member.on_device(interface=_interface(member.machine, engine, machines)) for member in members]
     update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines)}
@@ -44,16 +44,21 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
 
 def member_names(machines: Sequence[Ready]) -> list[str]:
     """Return the names of the members that these machines can have, in the order of their ranks."""
-    return [_member_name(link.machine, device) for link, _ in machines for device in _devices(link.machine)]
+    return [name for link, _ in machines for name in devices_of(link.machine)]
 
 
-def _member_name(machine: Machine, device: str) -> str:
-    return f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name
+def devices_of(machine: Machine) -> dict[str, str]:
+    """Return the devices of a machine that train, by the names of their members; empty text: its best device.
 
-
-def _devices(machine: Machine) -> tuple[str, ...]:
-    """Return the devices of a machine that train; empty text: its best one."""
-    return machine.devices or ("",)
+    One that is listed more than once has a number from the second time on: ``box:cpu``, ``box:cpu-2``.
+    """
+    if len(machine.devices) < 2:
+        return {machine.name: "".join(machine.devices)}
+    repeated = [machine.devices[:number].count(device) for number, device in enumerate(machine.devices)]
+    return {
+        f"{machine.name}:{device}" + (f"-{repeated[number] + 1}" if repeated[number] else ""): device
+        for number, device in enumerate(machine.devices)
+    }
 
 
 def _interface(name: str, engine: str, machines: Sequence[Ready]) -> str:
@@ -79,14 +84,15 @@ def starter_of(links: Iterable[MachineLink]) -> str:
 
 
 def member_of(
-    machine: Machine, device: str, rank: int, profile: Profile, batch_size: int = 0, facts: Facts | None = None
+    machine: Machine, name: str, rank: int, profile: Profile, batch_size: int = 0, facts: Facts | None = None
 ) -> MemberPlan:
-    """Return the member for a device of a machine; by default with the profile's batch size.
+    """Return a member on a machine; by default with the profile's batch size.
 
     Args:
+        name: one of :func:`devices_of`.
         facts: what the machine reported; ``None``: it was not asked.
     """
-    kind, _, index = (device or profile.training.device).partition(":")
+    kind, _, index = (devices_of(machine)[name] or profile.training.device).partition(":")
     device_plan = DevicePlan(
         machine=machine.name,
         kind=kind,
@@ -97,22 +103,23 @@ def member_of(
     )
     return MemberPlan(
         rank=rank,
-        name=_member_name(machine, device),
+        name=name,
         batch_size=batch_size or profile.training.batch_size,
         data=own_data(profile, rank, machine.data),
         devices=(device_plan,),
     )
 
 
-def _wants_nccl(profile: Profile, devices: Sequence[tuple[Machine, Facts, str]]) -> bool:
+def _wants_nccl(profile: Profile, members: Sequence[tuple[Machine, Facts, str]]) -> bool:
     """Whether nccl is requested, or is faster and safe: on one machine with a CUDA device for each member.
 
     Its data plane is not encrypted, so over a network it must be chosen explicitly.
     """
     if profile.strategy.engine != "auto":
         return profile.strategy.engine == "nccl"
-    one_machine = len({machine.name for machine, *_ in devices}) < 2
-    if len(devices) < 2 or not one_machine or profile.training.device not in ("auto", "cuda"):
+    one_machine = len({machine.name for machine, *_ in members}) < 2
+    if len(members) < 2 or not one_machine or profile.training.device not in ("auto", "cuda"):
         return False
+    devices = ((facts, devices_of(machine)[name]) for machine, facts, name in members)
     return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
-               for _, facts, device in devices)  # fmt: skip
+               for facts, device in devices)  # fmt: skip

@@ -12,7 +12,7 @@ from distributed.discovery.relocation import ABSENT, IMPOSTOR, search_one
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import Dial, MachineLink, address_towards, link_to
-from distributed.preparation.members import member_of
+from distributed.preparation.members import devices_of, member_of
 from distributed.preparation.preflight import NotReady, Ready, check
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
@@ -167,8 +167,8 @@ def check_newcomer(
     if newcomer.problem is not None:
         newcomer.link.close()
         raise NotReady([newcomer.problem])
-    devices = enumerate(entry.devices or ("",), len(plan.all_members))
-    members = tuple(member_of(entry, device, rank, plan.profile, facts=newcomer.facts) for rank, device in devices)
+    names = enumerate(devices_of(entry), len(plan.all_members))
+    members = tuple(member_of(entry, name, rank, plan.profile, facts=newcomer.facts) for rank, name in names)
     require_data(plan.profile, [newcomer.link], members)
     return newcomer.link, members
 

@@ -14,7 +14,7 @@ from distributed.hosts.file import load_hosts, parse_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation.code_sync import collect
-from distributed.preparation.members import member_of
+from distributed.preparation.members import devices_of, member_of
 from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.distributed.muster_runs import Muster
@@ -85,8 +85,8 @@ def test_each_machine_is_asked_for_its_own_place(tmp_path: Path) -> None:
     (tmp_path / "voices" / "train.csv").write_text("audio,text\na.wav,b\n")
     machines = [Machine(name="a", data=str(tmp_path / "voices")), Machine(name="b", devices=("cuda:0", "cuda:1"))]
     profile = profile_of(dataset_path=str(tmp_path / "nothing"))
-    devices = [(machine, device) for machine in machines for device in machine.devices or ("",)]
-    members = [member_of(machine, device, rank, profile) for rank, (machine, device) in enumerate(devices)]
+    names = [(machine, name) for machine in machines for name in devices_of(machine)]
+    members = [member_of(machine, name, rank, profile) for rank, (machine, name) in enumerate(names)]
     links = [MachineLink(machine, lambda: HereConnection("x")) for machine in machines]
     found = machine_data_findings(profile, links, members)
     assert [one.level for one in found["a"]] == ["ok"] and str(tmp_path / "voices") in found["a"][0].seen
@@ -108,7 +108,9 @@ def test_a_data_set_that_stays_is_not_sent_nor_looked_for_here(tmp_path: Path) -
 def test_a_machine_of_the_hosts_file_names_its_data() -> None:
     text = json.dumps({"machines": ["a", {"name": "b", "data": "/Volumes/voices"}]})
     profile = profile_of(dataset_path="~/voices")
-    members = [member_of(machine, "", rank, profile) for rank, machine in enumerate(parse_hosts(text).machines)]
+    members = [
+        member_of(machine, machine.name, rank, profile) for rank, machine in enumerate(parse_hosts(text).machines)
+    ]
     assert [(one.machine, one.data) for one in members] == [("a", "~/voices"), ("b", "/Volumes/voices")]
 
 

@@ -244,6 +244,13 @@ def test_members_on_gpus_have_their_memory_and_what_they_compute_in() -> None:
     assert rooms == [MemoryBudget("tower", 8 * 2**30, "cuda", bf16=True), MemoryBudget("laptop", 2**34)]
 
 
+def test_a_device_that_is_listed_twice_has_two_members_of_different_names() -> None:
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c"})
+    members = plan_run(profile, [(link("b", devices=("cpu", "cuda:0", "cpu", "cpu")), SOUND)]).members
+    assert [member.name for member in members] == ["b:cpu", "b:cuda:0", "b:cpu-2", "b:cpu-3"]
+    assert [member.lead.kind for member in members] == ["cpu", "cuda", "cpu", "cpu"]
+
+
 def test_every_device_is_a_member() -> None:
     profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": "nccl"})
     machines = [(link("a"), SOUND), (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), SOUND)]
