@@ -46,6 +46,13 @@ class RunTime:
         """The time of the run, and a note if the number of steps is fixed."""
         return (f"{self}.", *((f"{FIXED_STEPS}.",) if self.fixed_steps else ()))
 
+    @property
+    def beside(self) -> str:
+        """The times, to be shown beside the actual one: ``1:24 promised; pc alone 1:50``."""
+        promised = f"{duration_text(self.seconds)} promised" if self.seconds else ""
+        alone = f"{self.alone} alone {duration_text(self.alone_seconds)}" if self.alone else ""
+        return "; ".join(filter(None, (promised, alone)))
+
     def document(self) -> dict[str, float | str | bool]:
         """Return the times as a JSON document."""
         return asdict(self)
@@ -53,10 +60,7 @@ class RunTime:
 
 def took_text(seconds: float | None, time: RunTime | None = None) -> str:
     """Return the time that a run took beside what was promised: ``took 1:30 (1:24 promised; pc alone 1:50)``."""
-    promised = f"{duration_text(time.seconds)} promised" if time is not None and time.seconds else ""
-    alone = f"{time.alone} alone {duration_text(time.alone_seconds)}" if time is not None and time.alone else ""
-    compared = "; ".join(filter(None, (promised, alone)))
-    return f"took {duration_text(seconds)}{f' ({compared})' if compared else ''}"
+    return f"took {duration_text(seconds)}{f' ({time.beside})' if time is not None else ''}"
 
 
 def best_single(ranking: Sequence[Candidate]) -> Candidate | None:

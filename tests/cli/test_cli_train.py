@@ -10,10 +10,16 @@ import pytest
 from fake_run import SMALL, FakeRun, step, training
 
 from app.cli.train.start import TrainRequest, distributed_train, plan_of
-from app.cli.train.trial_run import rehearse
+from app.cli.train.trial_run import lines, measure, rehearse
+from app.run_view.run_state import reduce_events
+from distributed.planning.documents.evaluations import EvaluationPlan
+from distributed.planning.run_time import promised_time
 from profiles.errors import BadInput, ExitCode, RunFailed
+from profiles.files.resolve import profile_from_options
+from tests.app.test_plan_vs_actual import planning
 from training.records.run_folder import RunFolder
 from training.run import stopping
+from training.run.local_plan import plan_local_run
 from training.strategies.diloco import DiLoCoOptions
 
 Capture = pytest.CaptureFixture[str]
@@ -243,6 +249,17 @@ def test_a_trial_run_estimates_the_steps_of_all_epochs(in_epoch: float, in_all: 
     said = [step(number, member, epoch=number / in_epoch) for number in range(1, 7) for member in (0, 1)]
     rehearsal(FakeRun(said), as_json=True, overrides={"max_steps": "0", "epochs": "3"})
     assert json.loads(capsys.readouterr().out)["total_steps"] == in_all
+
+
+def test_a_trial_run_of_a_plan_counts_evaluations_and_stands_beside_the_promise() -> None:
+    options = {"task": "custom", "model_path": "a.b:c", "strategy": "allreduce", "max_steps": 6}
+    plan, events, promise = plan_local_run(profile_from_options("p", options), 2), training(), planning()
+    job = promise.job.model_copy(update={"evaluation": EvaluationPlan(samples={"validation": 50})})  # of 0.2 s each
+    promise = promise.model_copy(update={"job": job})
+    measured = measure(plan, events, reduce_events(events), promise)
+    assert lines(measured, promised_time(promise))[-2] == (
+        "whole run     6 steps, about 0:13 (0:20 promised; pc alone 0:32)"
+    )
 
 
 def test_a_trial_run_for_a_person(capsys: Capture) -> None:

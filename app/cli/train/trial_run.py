@@ -25,7 +25,7 @@ from app.plan_table import details_text, way_text
 from app.progress import progress_for
 from app.report import EndedRun, title_of
 from app.run_view.run_state import RunState
-from distributed.planning.run_time import promised_time
+from distributed.planning.run_time import RunTime, promised_time
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, memory_text, share_text, time_text
@@ -72,11 +72,13 @@ class RehearsalFigures:
     device_memory_peak: int | None
     total_steps: int
     """Steps of the whole run."""
+    evaluating: float = 0.0
+    """Estimated seconds of all its evaluations; 0: unknown."""
 
     @property
     def seconds_total(self) -> float:
-        """Estimated training time of the whole run, without evaluations."""
-        return self.total_steps * self.seconds_per_step
+        """Estimated time of the whole run."""
+        return self.total_steps * self.seconds_per_step + self.evaluating
 
 
 def rehearse(request: TrainRequest, start_run: StartRun = RunController) -> ExitCode:
@@ -113,7 +115,7 @@ def not_for_real(launcher: DistributedLauncher, planned: PlannedRun, request: Tr
             for event in follower.events():
                 if event is not None:
                     progress(event)
-        return _tell(planned.plan, follower.ended(progress.state), request)
+        return _tell(planned.plan, follower.ended(progress.state), request, planned.planning)
 
 
 def _end(path: Path) -> None:
@@ -125,14 +127,15 @@ def _folder_for_a_moment() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="muster-try-", ignore_cleanup_errors=True)
 
 
-def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest) -> ExitCode:
+def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest, planning: Planning | None = None) -> ExitCode:
     """Report what a trial of ``plan`` measured, or why it failed."""
     if ended.status != "completed":
         return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
-    measured = measure(plan, read_events(ended.run_dir / "events.jsonl"), ended.state)
+    measured = measure(plan, read_events(ended.run_dir / "events.jsonl"), ended.state, planning)
     document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total, **_document(plan)}
     remark = ends_in_warm_up(measured.total_steps, plan.profile)
-    return answer(request.as_json, document, [*lines(measured), *([f"short         {remark}"] if remark else [])])
+    text = lines(measured, promised_time(planning))
+    return answer(request.as_json, document, [*text, *([f"short         {remark}"] if remark else [])])
 
 
 def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = None) -> ExitCode:
@@ -191,8 +194,13 @@ def shortened(plan: RunPlan) -> RunPlan:
     return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
 
 
-def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> RehearsalFigures:
+def measure(
+    plan: RunPlan, events: Iterable[Event], state: RunState, planning: Planning | None = None
+) -> RehearsalFigures:
     """Compute the figures of the real run from the events of a trial.
+
+    Args:
+        planning: knows how many samples the real run evaluates.
 
     Raises:
         BadInput: there was not a single step.
@@ -215,6 +223,7 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Rehearsa
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
     members = state.members.values()
     device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
+    total_steps = _total_steps(plan, [step for steps in by_member.values() for step in steps])
     return RehearsalFigures(
         strategy=plan.profile.strategy.strategy,
         engine=plan.engine,
@@ -229,8 +238,18 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Rehearsa
         steps_between_syncs=interval,
         memory_peak=max((member.memory_peak for member in members), default=0),
         device_memory_peak=max(device_peaks, default=None),
-        total_steps=_total_steps(plan, [step for steps in by_member.values() for step in steps]),
+        total_steps=total_steps,
+        evaluating=_seconds_per_evaluated_sample(state) * _evaluated_samples(planning, total_steps),
     )
+
+
+def _evaluated_samples(planning: Planning | None, steps: int) -> int:
+    return planning.job.evaluation.samples_in(steps) if planning else 0
+
+
+def _seconds_per_evaluated_sample(state: RunState) -> float:
+    evaluations = [results.last for results in state.evaluations.values()]
+    return sum(e.seconds for e in evaluations) / max(1, sum(e.samples for e in evaluations))
 
 
 def _total_steps(plan: RunPlan, steps: Sequence[StepEvent]) -> int:
@@ -255,8 +274,10 @@ def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -
     return wait, transfer, traffic
 
 
-def lines(measured: RehearsalFigures) -> list[str]:
+def lines(measured: RehearsalFigures, promised: RunTime | None = None) -> list[str]:
     """Return the figures as lines of text."""
+    evaluations = "" if measured.evaluating else ", without evaluations"
+    compared = f" ({promised.beside})" if promised else ""
     interval = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
     exchange = (
         f"{bytes_text(measured.bytes_per_sync)} a worker, every {interval}" if measured.workers > 1 else "nothing"
@@ -270,7 +291,7 @@ def lines(measured: RehearsalFigures) -> list[str]:
         "the others",
         f"sends         {exchange}",
         f"memory        {memory_text(measured.memory_peak)} in the largest worker{device}",
-        f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)} "
-        "without evaluations",
+        f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)}"
+        f"{evaluations}{compared}",
         "Nothing was saved.",
     ]
