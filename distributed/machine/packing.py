@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import json
+import re
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +14,8 @@ from distributed.agent.requests import MachineRequest
 
 AGENT = "agent.py"
 """The program's file there."""
+_IMPORTS = re.compile(r"^ *from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
+"""No ``ast.parse``: in several threads at once it fails (CPython issue 106905)."""
 _MAIN = "distributed.agent.program"
 _PACKED = """import sys,zlib,base64,json,importlib.machinery
 class Sent:
@@ -58,10 +60,9 @@ def _collect(name: str, collected: dict[str, str]) -> None:
     if name in collected or not path.is_file():
         return
     collected[name] = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(collected[name])):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for imported in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
-                _collect(imported, collected)
+    for package, names in _IMPORTS.findall(collected[name]):
+        for imported in (package, *(f"{package}.{word}" for word in re.findall(r"\w+", names))):
+            _collect(imported, collected)
 
 
 def _words(name: str) -> list[str]:

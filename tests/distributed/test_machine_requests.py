@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -77,6 +78,20 @@ def test_the_program_needs_nothing_that_a_machine_may_lack() -> None:
     usual = sys.stdlib_module_names | {"distributed", "training"}
     demanding = {name for name, source in sources().items() if imports(source) - usual}
     assert demanding == {"distributed.agent.link_probe", "training.hardware.sensors"}  # their requests say so
+
+
+def test_whatever_a_module_of_it_imports_of_ours_is_sent() -> None:
+    for source in sources().values():
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
+        assert {name for name in names if name.startswith(("distributed.", "training."))} <= sources().keys()
+
+
+def test_several_threads_may_ask_at_once() -> None:
+    modules = [kind.module for kind in MachineRequest.__subclasses__()] * 8
+    with ThreadPoolExecutor(16) as threads:
+        assert len(set(map(len, threads.map(sources, ["distributed.agent.daemon"] * 64)))) == 1
+        assert all(threads.map(sources, modules))
 
 
 def test_what_is_sent_along_is_what_the_request_needs() -> None:
