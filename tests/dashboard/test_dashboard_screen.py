@@ -459,3 +459,19 @@ def test_a_request_is_not_sent_twice_before_its_answer(folder: RunFolder) -> Non
     assert len(take_requests(folder.path)) == 1
     assert commands.ask("snapshot", 1.0) == "" and commands.ask("pause", 60.0) == ""
     assert len(take_requests(folder.path)) == 2
+
+
+def test_every_series_has_its_value_at_80_columns(folder: RunFolder) -> None:
+    for step, split in ((0, "test"), (0, "validation"), (30, "validation")):
+        folder.append(
+            EvaluationEvent(
+                step=step, split=split, metrics={"wer": 0.679, "loss": 1.2345}, samples=8, seconds=1.0, time=BEGAN + 31
+            )
+        )
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("3")
+        await until_text(pilot, "test wer          67.9 %")
+        assert "validation loss    1.234" in text(app)
+
+    show(folder.path, drive)

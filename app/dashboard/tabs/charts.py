@@ -24,7 +24,7 @@ from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
 from app.run_view.run_state import RunState, machine_changes
 from app.run_view.timeline import chronological
-from app.shell.keys import Key
+from app.shell.keys import WIDE, Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal, together
@@ -262,7 +262,7 @@ def unit_of(name: str, state: RunState) -> str:
     return "%" if evaluated_series(state).get(name) in RATES else UNITS.get(name, "")
 
 
-def newest_text(picture: Picture, name: str) -> str:
+def newest_text(picture: Picture, name: str, with_step: bool = True) -> str:
     """Return the newest value of a series; with its step where later evaluations of other splits exist."""
     state = picture.state
     value = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
@@ -270,7 +270,7 @@ def newest_text(picture: Picture, name: str) -> str:
         return "-"
     old_at, metric = old_step(state, name), evaluated_series(state).get(name, "")
     words = value_text(value, unit_of(name, state)) if is_usable(metric, value) else NOT_YET
-    return words + (f" at {old_at}" if old_at is not None else "")
+    return words + (f" at {old_at}" if with_step and old_at is not None else "")
 
 
 def old_step(state: RunState, name: str) -> int | None:
@@ -322,9 +322,10 @@ class ChartsPane(Pane):
             yield Chart(id="chart")
 
     def draw(self, picture: Picture) -> None:
-        rows = []
+        rows, is_wide = [], self.app.size.width >= WIDE
         for name in series_names(picture.state.curves):
-            rows.append(TableRow(name, (literal(name), Content.styled(newest_text(picture, name), "$text-muted"))))
+            value = newest_text(picture, name, with_step=is_wide)  # else the column would not fit
+            rows.append(TableRow(name, (literal(name), Content.styled(value, "$text-muted"))))
         self.query_one(RowTable).show(rows)
         name = self.query_one(RowTable).cursor
         self.query_one(Chart).show(self._data(name, picture) if name else ChartData(empty=""))
