@@ -10,7 +10,7 @@ from app.console import visible
 from app.wizard.state.ways import EXACT, SINGLE, label_of_run
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning
-from distributed.planning.reasons import ROUTE_CODES, sentence
+from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, sentence
 from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, memory_text, time_text
@@ -129,6 +129,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         traffic = f", sends {bytes_text(member.bytes_per_hour)} an hour" if member.bytes_per_hour else ""
         line = f"{_cut(member.name, 30)}: {samples}{passes} in {time_text(member.seconds)}{memory}{traffic}"
         yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    left_out = () if best.choice.alone else LEFT_OUT_CODES  # the first reason tells why one machine is better
     for reason in planning.reasons:
-        if reason.code in (*ROUTE_CODES, *CABLES, "data-stay"):
+        if reason.code in (*ROUTE_CODES, *CABLES, *left_out, "data-stay"):
             yield from textwrap.wrap(visible(sentence(reason)), WIDTH, initial_indent="  ", subsequent_indent="    ")

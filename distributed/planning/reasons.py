@@ -34,6 +34,8 @@ _MUCH_WAITING = 0.2
 _BATCH_FACTOR = 4
 OWNERSHIP_CODES = ("owns-less", "owns-more", "relayed")
 """Codes of reasons about the members' shards of the vectors, and about relays."""
+LEFT_OUT_CODES = ("costs-more", "no-room-beside", "does-not-fit", "no-speed", "no-link", "no-link-nccl", "no-cuda")
+"""Codes of reasons why a machine does not take part."""
 ROUTE_CODES = ("direct", "small", "all-direct", "one-way", "relayed")
 """Codes of reasons about the expected routes of pairs of machines."""
 

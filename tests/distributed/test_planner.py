@@ -259,6 +259,7 @@ def test_a_brake_is_left_out() -> None:
     planning = plan(cluster([8, 8, 8, 0.5], 950, slow={"d": 5}), job(strategy="allreduce"))
     assert "d" not in best_of(planning).choice.members
     assert "costs-more" in codes(planning, "d")
+    assert "d is left out: with it training would be" in " ".join(summary_lines(planning))
 
 
 def test_a_machine_without_speed_is_left_out_with_a_reason() -> None:

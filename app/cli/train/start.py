@@ -13,7 +13,7 @@ from app.cli.arguments import OUTPUT, USUAL_HOSTS
 from app.cli.runs.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.terminal import somebody
 from app.cli.train.local_run import StartRun, run_to_end
-from app.console import command_about, command_line, say, visible
+from app.console import command_about, command_line, say
 from app.plan_table import details_text, summary_lines
 from app.progress import progress_for
 from app.report import title_of
@@ -328,8 +328,6 @@ def _tell_plan(planned: PlannedRun) -> None:
     if planned.planning is not None:
         for line in summary_lines(planned.planning):
             say(line)
-        for name in planned.planning.settings.left_out if planned.planning.settings else ():
-            say(f"{visible(name)} is left out: it would cost more than it adds")
     elif planned.plan.profile.data.local_data:
         say(DATA_STAY)
     if planned.plan.in_clear:
