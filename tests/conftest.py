@@ -27,7 +27,7 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 
 sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
 
-settings.register_profile("house", deadline=None, derandomize=True)
+settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 # Else what is drawn follows from the numbers and words in all of Muster's modules that other tests have loaded by then.
 providers._get_local_constants = providers.Constants
 _FEW = 10

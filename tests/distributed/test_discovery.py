@@ -353,7 +353,7 @@ observations = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(observations, max_size=25))
 def test_identity_holds_whatever_is_observed(events: list[Observation]) -> None:
     state = folded(*events)

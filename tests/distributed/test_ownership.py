@@ -35,7 +35,7 @@ def of_a_grid(resources: Sequence[Sequence[float]], steps: int = 20) -> float:
 seconds = st.one_of(st.just(0.0), st.floats(0.01, 10))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 4).flatmap(lambda n: st.lists(st.lists(seconds, min_size=n, max_size=n), min_size=1, max_size=9)))
 def test_no_shards_are_much_better(resources: list[list[float]]) -> None:
     shards = best_shards(resources)

@@ -158,7 +158,7 @@ _hellos = st.builds(
 
 
 @given(st.lists(st.one_of(_hellos, _bytes), min_size=1, max_size=3).map(b"".join))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_hung_up_on_or_waited_for_by_nobody(clear: Group, said: bytes) -> None:
     listener = clear.listeners[0]
     with socket.create_connection(listener.address, PATIENCE) as stranger:

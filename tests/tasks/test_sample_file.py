@@ -62,7 +62,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(SAMPLES, max_size=6))
 def test_every_sample_comes_back_the_same(samples: list[Any]) -> None:
     found = round_trip(samples)

@@ -113,7 +113,7 @@ def test_a_saved_machine_comes_back_as_it_was(machine: Machine) -> None:
     assert hosts_of([row]).machines == (machine,)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.text(max_size=80), st.text(max_size=80)), max_size=4),
     st.sampled_from(list(SightingOrigin)[1:]),

@@ -119,7 +119,7 @@ def changes(draw: st.DrawFn, state: WizardState) -> Transition:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_nothing_raises_and_moving_loses_no_answer(data: st.DataObject) -> None:
     state = begin()
