@@ -86,6 +86,11 @@ def test_a_field_that_no_plan_has_is_refused_and_named(level: int, tmp_path: Pat
         read_plan(tmp_path / "plan.json")
 
 
+def test_a_field_that_no_device_has_is_not_taken() -> None:
+    with pytest.raises(ValueError, match="adresses"):
+        MemberPlan(rank=0, name="a", batch_size=1).on_device(adresses=("10.0.0.1",))
+
+
 @given(plans(), st.randoms())
 def test_members_in_another_order_than_their_ranks_are_refused(plan: RunPlan, random: Any) -> None:
     document = plan.model_dump(mode="json")

@@ -72,6 +72,7 @@ class MemberPlan(BaseModel):
     data: str = ""
     """Path of the data that it trains on, on its machine; empty: that of the profile."""
     devices: tuple[DevicePlan, ...] = Field(default=(DevicePlan(),), min_length=1, max_length=1)
+    """What it computes on: one device, which the process of the member uses."""
 
     @property
     def lead(self) -> DevicePlan:
@@ -85,7 +86,7 @@ class MemberPlan(BaseModel):
 
     def on_device(self, **changes: Any) -> MemberPlan:
         """Return the member with changed fields of its lead device."""
-        return self.model_copy(update={"devices": (self.lead.model_copy(update=changes),)})
+        return self.model_copy(update={"devices": (DevicePlan(**{**dict(self.lead), **changes}),)})
 
 
 JOB_FACTORY = "training.tasks.object_files:build"
