@@ -202,7 +202,9 @@ def test_a_run_that_goes_on_counts_its_earlier_attempts_and_no_pause() -> None:
     second = [RunEvent(time=1000.0, status="starting")]
     assert reduce_events(first).seconds(400.0) == 10.0
     assert reduce_events([*first, *idle]).seconds(900.0) == 10.0  # a start without a step counts for nothing
-    assert reduce_events([*first, *idle, *second]).seconds(1003.0) == 13.0
+    assert reduce_events([*first, *idle, *second]).seconds(1003.0) == 10.0  # it starts
+    trains = RunEvent(time=1004.0, status="running")
+    assert reduce_events([*first, *idle, *second, trains]).seconds(1007.0) == 13.0
     assert reduce_events(idle).seconds(900.0) == 30.0  # where none took a step, all count
 
 

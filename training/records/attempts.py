@@ -100,9 +100,10 @@ def seconds_in(attempts: Sequence[RunAttempt], now: float | None = None) -> floa
     """Return the total seconds of the attempts of a run.
 
     Args:
-        now: the present time, if the run is still going on.
+        now: the present time, if the run is still going on. Before its training begins, how long it has been starting.
     """
     if now is None or not attempts or attempts[-1].ended is not None:
         return sum(attempt.seconds for attempt in counted_attempts(attempts))
-    earlier = [attempt for attempt in attempts[:-1] if attempt.first_steps]
-    return sum(attempt.seconds for attempt in earlier) + attempts[-1].until(now)
+    earlier, newest = [attempt for attempt in attempts[:-1] if attempt.first_steps], attempts[-1]
+    is_starting = newest.trains_since is None and not newest.first_steps
+    return sum(attempt.seconds for attempt in earlier) + (0.0 if earlier and is_starting else newest.until(now))
