@@ -17,7 +17,7 @@ from tests.preloaded.python import python_itself
 ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-for room in ("app", "distributed", "muster"):
+for room in ("app", "distributed", "muster", "speech.commands", "speech.inputs", "speech.report"):
     for module in pkgutil.walk_packages(importlib.import_module(room).__path__, room + "."):
         importlib.import_module(module.name)
 print("torch" in sys.modules, "numpy" in sys.modules)
