@@ -23,14 +23,14 @@ import platformdirs
 
 from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
-from profiles.installation import PLUGINS_FILE, TOP
+from profiles.installation import DISTRIBUTION, PLUGINS_FILE, TOP, plugins
 from profiles.locations import with_files
 from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.records.plan import JOB_FACTORY, RunPlan
 from training.records.run_files import explain, sha256, write_atomically
 from training.strategies.user_strategy import as_user_code
-from training.tasks.registry import inputs_of
+from training.tasks.registry import ENTRY_POINTS, inputs_of
 
 REPOSITORY = TOP
 IGNORED = frozenset(
@@ -84,7 +84,8 @@ def collect(plan: RunPlan) -> Inputs:
     profile = plan.profile
     own_files = chain.from_iterable(sorted((REPOSITORY / package).rglob("*")) for package in _CODE)
     files = filter(_is_code, own_files)
-    trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _PUBLIC_API)), REPOSITORY)}
+    own_code = _tree(chain(files, (REPOSITORY / name for name in _PUBLIC_API)), REPOSITORY)
+    trees = {"inputs/code": _joined([own_code, *_task_code(profile.model.task)])}
     if plan.launch is not None:
         top = Path(plan.launch.folder)
         trees["inputs/user"] = _tree(launched_files(top), top)
@@ -120,7 +121,7 @@ def collect(plan: RunPlan) -> Inputs:
         strategy = strategy.with_options_of(owner, **{field: remote_name})
     strategy = as_user_code(strategy)
     if strategy.user_strategy:
-        trees["inputs/strategy"] = _strategy_code(strategy.user_strategy.rpartition(":")[0])
+        trees["inputs/strategy"] = _package_code(strategy.user_strategy.rpartition(":")[0])
         renamed = with_files(strategy.strategy, lambda file: f"inputs/strategy/{Path(file).name}")
         strategy = strategy.model_copy(update={"strategy": renamed})
     data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
@@ -196,8 +197,8 @@ def _user_code(location: str, folder: str) -> tuple[Tree, str]:
     return _tree(files, top), location
 
 
-def _strategy_code(module: str) -> Tree:
-    """Return the tree of Python files of a strategy; for an installed package, all files of the package."""
+def _package_code(module: str) -> Tree:
+    """Return the tree of Python files that a module needs; for an installed package, all files of the package."""
     files, top = user_sources(module)
     spec = None if files else importlib.machinery.PathFinder.find_spec(module.partition(".")[0])
     if spec is not None and spec.submodule_search_locations:
@@ -206,6 +207,21 @@ def _strategy_code(module: str) -> Tree:
     elif spec is not None and spec.origin:
         files, top = [Path(spec.origin)], Path(spec.origin).parent
     return _tree(files, top)
+
+
+def _task_code(task: str) -> Iterator[Tree]:
+    """Yield the files of another package that adds the task, and its metadata, by which it is found on a machine."""
+    for point in plugins(ENTRY_POINTS):
+        if point.name == task and point.dist is not None and point.dist.name != DISTRIBUTION:
+            yield _package_code(point.module)
+            metadata = [file for file in point.dist.files or () if file.name in ("METADATA", PLUGINS_FILE)]
+            yield _tree((Path(str(file.locate())) for file in metadata), Path(str(point.dist.locate_file(""))))
+
+
+def _joined(trees: Iterable[Tree]) -> Tree:
+    merged = list(trees)
+    files = {name: blob for tree in merged for name, blob in tree.files.items()}
+    return Tree(files, {blob: path for tree in merged for blob, path in tree.sources.items()})
 
 
 def user_sources(module: str, suffixes: tuple[str, ...] = (".py",)) -> tuple[list[Path], Path]:

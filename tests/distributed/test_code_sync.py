@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from scripted_connection import far_machine
 
 from distributed.agent import files as agent_files
 from distributed.machine.link import MachineLink
+from distributed.preparation import code_sync
 from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, launched_files, left_out, user_sources
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
 from profiles.installation import TOP
 from training.run.local_plan import plan_local_run
+from training.tasks.registry import forget, register
 
 
 @pytest.fixture
@@ -46,6 +49,29 @@ def test_the_plan_names_what_is_there(inputs: Inputs) -> None:
 def test_every_module_of_the_core_travels_whatever_its_folder_is_called(inputs: Inputs) -> None:
     modules = {str(path.relative_to(TOP)) for room in ("training", "speech") for path in (TOP / room).rglob("*.py")}
     assert {*modules, "speech/entry_points.txt"} <= inputs.trees["inputs/code"].files.keys()
+
+
+def test_a_package_that_adds_a_task_travels_with_what_it_is_found_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, metadata = tmp_path / "their_task", tmp_path / "their_task-1.0.dist-info"
+    for path, content in {
+        package / "__init__.py": "",
+        package / "points.csv": "1,2",
+        metadata / "METADATA": "Metadata-Version: 2.1\nName: their-task\nVersion: 1.0\n",
+        metadata / "entry_points.txt": "[muster.tasks]\ntheirs = their_task\n",
+        metadata / "RECORD": "their_task-1.0.dist-info/METADATA,,\ntheir_task-1.0.dist-info/entry_points.txt,,\n",
+    }.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(code_sync, "plugins", lambda group: tuple(Distribution.at(metadata).entry_points))
+    register("theirs", "a task of a stranger", lambda profile: None)
+    try:
+        sent = collect(plan_local_run(profile_from_options("p", {"task": "theirs"}), 1)).trees["inputs/code"].files
+    finally:
+        forget("theirs")
+    assert {"their_task/__init__.py", "their_task-1.0.dist-info/entry_points.txt", "training/lazy.py"} <= sent.keys()
 
 
 def test_an_optimizer_of_ones_own_travels_beside_the_job(tmp_path: Path) -> None:
