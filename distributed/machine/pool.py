@@ -21,6 +21,8 @@ class _Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the connection is made, so that others wait for it and do not log in beside it."""
     connection: SshConnection | None = None
+    abandoned: bool = False
+    """Whether the pool was closed; nobody waits for a log-in under way then."""
 
 
 class _Dialling(threading.local):
@@ -78,12 +80,16 @@ class ConnectionPool:
                 slot.connection.close()
                 slot.connection = None
             if slot.connection is None:
-                slot.connection = SshConnection.connect(
+                connection = SshConnection.connect(
                     login or target,
                     trust=trust,
                     timeout=timeout,
                     gateways=lambda jump: self.get(replace(jump, name=jump.host), trust, timeout),
                 )
+                with self._lock:
+                    slot.connection = connection
+                if slot.abandoned:
+                    connection.close()
             return slot.connection
 
     @contextlib.contextmanager
@@ -95,10 +101,11 @@ class ConnectionPool:
         """Close all connections; one that is asked for later is made again. Idempotent."""
         with self._lock:
             slots, self._slots = list(self._slots.values()), {}
+            for slot in slots:
+                slot.abandoned = True
         for slot in slots:
-            with slot.lock:
-                if slot.connection is not None:
-                    slot.connection.close()
+            if slot.connection is not None:
+                slot.connection.close()
 
     def __enter__(self) -> ConnectionPool:
         return self

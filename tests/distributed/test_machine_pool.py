@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,16 +12,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from scripted_connection import serving
 
 from distributed.machine.link import link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.ssh.access import check_access
 from distributed.ssh.connection import SshConnection, SshTarget
+from distributed.ssh.errors import SshError
 from profiles.errors import BadInput
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
 from tests.lab.ssh_setup import configured
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +69,23 @@ def test_a_lost_connection_is_made_again_once(lab: LightLab, pool: ConnectionPoo
         assert list(threads.map(lambda link: link.connection().run(["true"]).ok, links)) == [True, True]
     assert links[0].connection() is links[1].connection() is not lost
     assert lab["b"].logins - before == 2
+
+
+def test_who_closes_a_pool_does_not_wait_for_log_ins_under_way(lab: LightLab) -> None:
+    arrived, leaving = threading.Event(), threading.Event()
+
+    def stall(peer: socket.socket) -> None:
+        arrived.set()
+        leaving.wait(PATIENCE)
+
+    with serving(stall) as port, ThreadPoolExecutor(1) as threads, ConnectionPool() as pool:
+        target = lab.target("a", host="127.0.0.1", port=port)
+        dialled = threads.submit(pool.get, target, None, 2 * PATIENCE)
+        assert arrived.wait(PATIENCE)
+        pool.close()
+        assert not dialled.done()
+        leaving.set()
+        assert isinstance(dialled.exception(PATIENCE), SshError)
 
 
 def test_a_jump_host_is_logged_into_once_for_all_behind_it(lab: LightLab, pool: ConnectionPool, tmp_path: Path) -> None:
