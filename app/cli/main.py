@@ -45,7 +45,10 @@ def root(
     ] = False,
     help_all: Annotated[bool, typer.Option("--help-all", help="List all commands.")] = False,
 ) -> None:
-    """Train one model on the machines you already own."""
+    """Train one model on the machines you already own.
+
+    'wizard' opens the guided set-up; 'tour' shows it with recorded machines, and changes nothing.
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
 
@@ -137,7 +140,7 @@ def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
     suggestion = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else name
-    helps = f"{command} --help lists the options"
+    helps = f"{command} --help lists the {'commands' if message.startswith('No such command') else 'options'}"
     unknown = re.match(r"No such option: -+([\w.-]+)", message)
     hints = LAUNCH_HINTS if command.endswith(" launch") else HINTS
     if unknown and (hint := hints.get(unknown.group(1).replace("-", "_").lower())):

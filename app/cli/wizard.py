@@ -38,9 +38,9 @@ def headless() -> str:
 
 def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:
     """Return the option parser of the set-up, called ``name``; a tour uses recorded machines by default."""
-    parser = argparse.ArgumentParser(
-        prog=name, description="Find machines, check them, choose a job and a way to train, and start it."
-    )
+    about = "Find machines, check them, choose a job and a way to train, and start it."
+    recorded = " In the tour everything is recorded: nothing is changed, and no network is needed."
+    parser = argparse.ArgumentParser(prog=name, description=about + (recorded if tour else ""))
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
     parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
     parser.add_argument(
