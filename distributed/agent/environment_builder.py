@@ -28,6 +28,8 @@ from typing import Any
 from distributed.agent.requests import BuildEnvironment, FindEnvironment
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SIZE, SIZE_WITH_CUDA = 1_600_000_000, 5_600_000_000
+"""Bytes of an environment that trains, without CUDA and with it."""
 _NETWORK_ERROR = re.compile(
     r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
     r"Network is unreachable|Connection refused|tcp connect error|error sending request"
@@ -142,6 +144,7 @@ def environment(root: Path, recipe: BuildEnvironment) -> str:
             return existing
         for leftover in envs.glob(".*.part"):
             shutil.rmtree(leftover, ignore_errors=True)
+        _check_room(envs, recipe)
         partial, scratch = envs / f".{key(recipe.recipe)}.part", envs / ".scratch.part"
         try:
             scratch.mkdir()
@@ -192,12 +195,24 @@ def _environment(scratch: Path) -> dict[str, str]:
     return {**inherited, **redirected}
 
 
+def _trains(recipe: BuildEnvironment) -> bool:
+    return any(re.match(r"torch\b", line) for line in recipe.requirements)
+
+
+def _check_room(folder: Path, recipe: BuildEnvironment) -> None:
+    """Raises Unbuildable where the packages do not fit on the disk."""
+    needed = SIZE_WITH_CUDA if has_cuda() and not recipe.wheels else SIZE
+    free = shutil.disk_usage(folder).free
+    if _trains(recipe) and free < needed:
+        problem = f"its packages take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free at {folder}"
+        raise Unbuildable(problem, "free some space there, or set 'project_path' to another disk")
+
+
 def _sources(recipe: BuildEnvironment) -> list[str]:
     """Return the options for the package sources; without CUDA the small build of torch is used."""
     if recipe.wheels:
         return ["--no-index", "--find-links", recipe.wheels]
-    needs_torch = any(re.match(r"torch\b", line) for line in recipe.requirements)
-    if not needs_torch or platform.system() != "Linux" or has_cuda():
+    if not _trains(recipe) or platform.system() != "Linux" or has_cuda():
         return []
     return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if recipe.uv else [])]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from distributed.agent.environment_builder import SIZE, SIZE_WITH_CUDA
 from distributed.agent.requests import BuildEnvironment, FindEnvironment
 from distributed.machine.link import MachineLink, Tell, document
 from distributed.preparation.code_sync import folder_tree
@@ -28,6 +29,7 @@ from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import DISTRIBUTION, SETUP, SHARED, can_train, program
+from profiles.quantities import bytes_text
 from training.records.bounded_fields import parse_object
 
 _SILENCE = 900.0
@@ -162,8 +164,8 @@ def environment_size(gpus: int | None) -> str:
     Without one it has the small build of torch, also on Macs, on ARM, and beside cards of other makers.
     """
     if gpus is None:
-        return "about 1.6 GB, or 5.6 GB with an NVIDIA card"
-    return "about 5.6 GB, with CUDA" if gpus else "about 1.6 GB"
+        return f"about {bytes_text(SIZE)}, or {bytes_text(SIZE_WITH_CUDA)} with an NVIDIA card"
+    return f"about {bytes_text(SIZE_WITH_CUDA)}, with CUDA" if gpus else f"about {bytes_text(SIZE)}"
 
 
 def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +223,16 @@ STAND_IN = f"""#!/bin/sh
 mkdir -p "$4/bin" && ln -s {shutil.which("true")} "$4/bin/python"
 """
 """In place of uv: the one file that matters."""
+
+
+@pytest.mark.parametrize(("gpu", "needed"), [(False, "1.6 GB"), (True, "5.6 GB")])
+def test_a_disk_without_room_for_the_packages_is_named_before_they_are_fetched(
+    gpu: bool, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "has_cuda", lambda: gpu)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_200_000_000))
+    reply = builder.build(tmp_path, replace(ORDER, requirements=["torch>=2.6"]))
+    assert reply["problem"] == f"its packages take {needed}, and 1.2 GB are free at {tmp_path / 'envs'}"
 
 
 def test_a_torn_build_is_never_used(tmp_path: Path) -> None:
