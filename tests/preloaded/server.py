@@ -146,7 +146,7 @@ def forget_other_code(script: str) -> None:
     packages = [name for name in _OURS if name in sys.modules]
     wanted = [] if script.endswith("script_start.py") else packages  # in it the names are a person's
     found = {name: spec.origin for name in wanted if (spec := finder.find_spec(name)) is not None}
-    kept = [name for name, origin in found.items() if is_loaded(name, Path(str(origin)))]
+    kept = [name for name, origin in found.items() if origin and is_loaded(name, Path(origin))]
     others = [name for name in packages if name not in kept or len(kept) < len(found)]
     for name in [name for name in sys.modules if name.partition(".")[0] in others]:
         _forgotten[name] = sys.modules.pop(name)

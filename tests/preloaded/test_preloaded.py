@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import profiles
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 
@@ -71,6 +73,16 @@ def test_it_ends_as_it_would_alone(end: str, code: int) -> None:
     process = copy(end)
     process.communicate(timeout=60)
     assert process.returncode == code
+
+
+def test_muster_is_that_of_the_folder_that_its_client_would_find(tmp_path: Path) -> None:
+    shutil.copytree(Path(profiles.__file__).parent, tmp_path / "profiles")
+    (tmp_path / "app").mkdir()  # a folder of one of its names is none of its packages
+    code = "import profiles.errors as errors; print(errors.__file__, errors.BadInput.__module__)"
+    for _ in range(2):
+        out, err = copy(code, cwd="/", env={**os.environ, "PYTHONPATH": str(tmp_path)}).communicate(timeout=60)
+        assert (out, err) == (f"{tmp_path / 'profiles' / 'errors.py'} profiles.errors\n", "")
+        (tmp_path / "profiles" / "errors.py").write_text(Path(profiles.__path__[0], "errors.py").read_text() + "\n")
 
 
 def started(code: str) -> tuple[subprocess.Popen[str], int]:
