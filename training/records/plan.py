@@ -298,9 +298,9 @@ class RunMetadata(BaseModel):
 
     @property
     def task(self) -> str:
-        """Name of the task that was trained; empty if it is not recorded."""
+        """Name of the task that was trained; empty if it is not recorded, or a script was launched."""
         model = self.config.get("model")
-        return str(model.get("task", "")) if isinstance(model, dict) else ""
+        return str(model.get("task", "")) if isinstance(model, dict) and self.strategy != SCRIPT else ""
 
 
 SCRIPT = "script"
