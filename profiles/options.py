@@ -134,6 +134,12 @@ def options_by_name() -> dict[str, OptionSpec]:
     return _by_name(changes())[0]
 
 
+def auxiliary_models(profile: Profile) -> dict[str, str]:
+    """Return the values of the options besides ``model_path`` that name a model: a teacher, a part of the model."""
+    named = [spec for spec in options() if spec.section == "model" and spec.type == "location" and not spec.owner]
+    return {spec.name: spec.value_in(profile) for spec in named if spec.name != "model_path"}
+
+
 def canonical(name: str) -> str:
     """Return the option's own name, which differs from ``name`` if that is an alias."""
     return _by_name(changes())[1].get(name, name)

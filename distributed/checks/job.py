@@ -25,7 +25,7 @@ from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready
 from distributed.preparation.transfer import MissingFiles, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
-from profiles.options import memory_saving_settings
+from profiles.options import auxiliary_models, memory_saving_settings
 from profiles.quantities import bytes_text, memory_text
 from profiles.schema import Profile
 from training.strategies.registry import default_strategy
@@ -41,8 +41,6 @@ _NAMES = {
     "inputs/outer": "your outer optimizer",
     "inputs/strategy": "your strategy",
     "inputs/model": "model",
-    "inputs/teacher": "teacher",
-    "inputs/encoder": "encoder",
     "inputs/dataset": "data",
 }
 
@@ -162,7 +160,7 @@ def judge_data(trees: Mapping[str, Tree], missing: MissingFiles, facts: Facts) -
     disk."""
     findings = []
     for folder, tree in trees.items():
-        name = _NAMES.get(folder, folder)
+        name = _NAMES.get(folder, folder.removeprefix("inputs/"))
         if tree.name not in missing.trees:
             findings.append(Finding("data", "ok", f"{name}: already there, with the same hash ({tree.name[:12]})"))
             continue
@@ -187,8 +185,7 @@ def judge_origin(profile: Profile) -> list[Finding]:
     named = {
         "data": profile.data.dataset_path,
         "model": "" if model.trait == "own code" else model.model_path,
-        "teacher": model.teacher_path,
-        "encoder": model.encoder_path,
+        **{name.removesuffix("_path"): path for name, path in auxiliary_models(profile).items()},
     }
     downloads = [(kind, name) for kind, name in named.items() if name and not name.startswith(local)]
     return [Finding("data", "ok", f"{kind}: each machine gets {name} from the hub itself") for kind, name in downloads]

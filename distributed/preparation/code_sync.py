@@ -25,6 +25,7 @@ from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
 from profiles.installation import DISTRIBUTION, PLUGINS_FILE, TOP, plugins
 from profiles.locations import with_files
+from profiles.options import auxiliary_models
 from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.records.plan import JOB_FACTORY, RunPlan
@@ -98,8 +99,7 @@ def collect(plan: RunPlan) -> Inputs:
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
     auxiliary_paths = {}
-    for name in ("teacher_path", "encoder_path"):
-        path = getattr(profile.model, name)
+    for name, path in auxiliary_models(profile).items():
         if path and path == profile.model.model_path:
             auxiliary_paths[name] = model_path
         elif _is_local(path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from profiles.errors import BadInput
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.installation import SHARED, training_code, training_python
+from profiles.options import auxiliary_models
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
 
@@ -85,7 +86,7 @@ def _is_local(name: str) -> bool:
 
 def with_local_model(profile: Profile) -> Profile:
     """Return the profile with its models replaced by their locally created folders, where :func:`local_folder` does."""
-    named = {name: getattr(profile.model, name) for name in ("model_path", "teacher_path", "encoder_path")}
+    named = {"model_path": profile.model.model_path, **auxiliary_models(profile)}
     moved = {name: local_folder(path) for name, path in named.items()}
     return profile if moved == named else profile.model_copy(update={"model": profile.model.model_copy(update=moved)})
 
