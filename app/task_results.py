@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput, ExitCode
-from profiles.installation import plugins
+from profiles.installation import load_plugin, plugins
 from training.records.plan import RunPlan
 
 if TYPE_CHECKING:
@@ -97,6 +97,10 @@ class TaskResults:
 
 
 def results_of(task: str) -> TaskResults:
-    """Return the results of a task; the base for a task without any of its own."""
-    classes: list[type[TaskResults]] = [point.load() for point in plugins("muster.results") if point.name == task]
+    """Return the results of a task; the base for a task without any of its own.
+
+    Raises:
+        BadInput: the package that has them is broken.
+    """
+    classes: list[type[TaskResults]] = [load_plugin(point) for point in plugins("muster.results") if point.name == task]
     return next(iter(classes), TaskResults)()

@@ -14,6 +14,9 @@ from configparser import ConfigParser
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
+
+from profiles.errors import BadInput, where_it_failed
 
 DISTRIBUTION = "muster-train"
 TOP = Path(__file__).resolve().parent.parent
@@ -121,7 +124,21 @@ def plugins(group: str) -> tuple[EntryPoint, ...]:
     points = list(entry_points(group=group))
     for file in sorted(TOP.glob(f"*/{PLUGINS_FILE}")):
         if (file.parent / "__init__.py").is_file():  # else it is the metadata of an installed package
-            named = ConfigParser(delimiters=("=",))
+            named = ConfigParser(delimiters=("=",), interpolation=None)
+            named.optionxform = str  # type: ignore[assignment,method-assign] # names keep their case
             named.read(file, encoding="utf-8")
             points += (EntryPoint(*item, group) for item in (named.items(group) if named.has_section(group) else ()))
     return tuple({(point.name, point.value): point for point in points}.values())
+
+
+def load_plugin(point: EntryPoint) -> Any:
+    """Return what an entry point names.
+
+    Raises:
+        BadInput: it cannot be imported; names its package.
+    """
+    try:
+        return point.load()
+    except Exception as error:  # user code may raise anything
+        problem = f"package {point.module}: '{point.name}' cannot be used: {where_it_failed(error)}"
+        raise BadInput(problem, "repair the package, or remove it") from error

@@ -7,6 +7,7 @@ by its key here, whatever its group; the top-level help does not list these name
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import typer
 
 from app.cli.arguments import HELP_OPTIONS, new_app
 from app.cli.command_entry import CommandEntry
-from profiles.installation import IS_CHECKOUT, can_train, plugins
+from profiles.errors import BadInput
+from profiles.installation import IS_CHECKOUT, can_train, load_plugin, plugins
 
 GROUPS = {
     "runs": "Watch, control, compare and clean runs.",
@@ -22,10 +24,23 @@ GROUPS = {
     "data": "Make a data set from recordings, and find what is wrong in one.",
     "machines": "Find machines, check and measure them, get access, and clean up.",
 }
+
+
+def plugin_commands() -> dict[str, CommandEntry]:
+    """Return the commands of plug-ins; a broken one is named, and the others are still there."""
+    commands: dict[str, CommandEntry] = {}
+    for point in plugins("muster.commands"):
+        try:
+            commands |= load_plugin(point)
+        except BadInput as error:
+            print(f"warning: {error.message}; {error.hint}", file=sys.stderr)
+    return commands
+
+
 _FIRST = ("train", "launch", *GROUPS)
 """Entries of the top-level help."""
 COMMANDS: dict[str, CommandEntry] = {
-    **{key: entry for point in plugins("muster.commands") for key, entry in point.load().items()},
+    **plugin_commands(),
     "distributed-train": CommandEntry(
         ".train.command",
         "Train a model on this machine or on several, with live progress.",

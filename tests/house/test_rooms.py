@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from app import task_results
+from app.cli import commands
 from app.cli.commands import COMMANDS
 from app.task_results import TaskResults, results_of
 from profiles import installation
 from profiles.declarations import trait_of
+from profiles.errors import BadInput
 from tests.preloaded.python import python_itself
 from training.tasks.registry import inputs_of
 
@@ -37,6 +41,19 @@ def test_a_checkout_finds_speech_whatever_is_installed(monkeypatch: pytest.Monke
     named = {point.name for point in installation.plugins.__wrapped__("muster.tasks")}
     assert named == {"whisper"}
     assert trait_of("whisper") == "speech" and "transcribe" in COMMANDS
+
+
+def test_a_broken_package_is_named_and_takes_no_command_of_others_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = "muster.commands"
+    broken, working = EntryPoint("listen", "no_such_package:X", group), installation.plugins(group)
+    monkeypatch.setattr(commands, "plugins", lambda group: (broken, *working))
+    assert "transcribe" in commands.plugin_commands()
+    assert "package no_such_package: 'listen' cannot be used" in capsys.readouterr().err
+    monkeypatch.setattr(task_results, "plugins", lambda group: (broken,))
+    with pytest.raises(BadInput, match="package no_such_package"):
+        results_of("listen")
 
 
 def test_a_task_without_results_of_its_own_has_none() -> None:

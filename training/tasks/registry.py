@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from profiles.declarations import Section, Trait, declare, import_all, owners, withdraw
-from profiles.errors import BadInput, where_it_failed
-from profiles.installation import plugins
+from profiles.errors import BadInput
+from profiles.installation import load_plugin, plugins
 from profiles.schema import Profile
 from training.tasks.base import Task
 from training.tasks.inputs.base import TaskInputs
@@ -62,11 +62,7 @@ def load() -> None:
     """
     import_all(Path(__file__).parent / "kinds", f"{__package__}.kinds")
     for point in plugins(ENTRY_POINTS):
-        try:
-            point.load()
-        except Exception as error:  # user code may raise anything
-            problem = f"package {point.module}: its task '{point.name}' cannot be used: {where_it_failed(error)}"
-            raise BadInput(problem, "repair the package, or remove it") from error
+        load_plugin(point)
 
 
 def inputs_of(task: str) -> TaskInputs:
