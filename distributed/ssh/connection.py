@@ -152,19 +152,19 @@ class SshConnection:
         gateway: SshConnection | None = None
         route = host.jumps if jumps is None else jumps
         # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
-        is_shared = len(route) == 1 and options.gateways is not None
-        if is_shared and options.gateways is not None:
-            gateway = options.gateways(route[-1])
+        shared = options.gateways if len(route) == 1 else None
+        if shared is not None:
+            gateway = shared(route[-1])
         elif route:
             before = route[:-1] if len(route) > 1 else None
             gateway = cls._connect(route[-1], replace(options, password=None), depth + 1, before)
         connection: SshConnection | None = None
         try:
             connection = cls._open(host, gateway, options)
-            connection._owns_gateway = not is_shared
+            connection._owns_gateway = shared is None
             connection._check_that_commands_run(max(options.timeout, host.connect_timeout))
         except BaseException:
-            for opened in (connection, None if is_shared else gateway):
+            for opened in (connection, gateway if shared is None else None):
                 if opened is not None:
                     opened.close()
             raise
@@ -280,8 +280,7 @@ class SshConnection:
                     self._connect_further()
                     session = self._free_session(deadline)
         if session is None:
-            problem, hint = "its SSH server opens no more sessions", "raise MaxSessions in its sshd_config"
-            raise SshError(self.machine, problem, hint)
+            raise SshError(self.machine, "its SSH server opens no more sessions", "raise MaxSessions in sshd_config")
         return session
 
     def _free_session(self, deadline: Deadline) -> Any:
@@ -298,6 +297,8 @@ class SshConnection:
         further = self._open(self.host, self.gateway, options)
         further._owns_gateway = False
         self._further = [*filter(SshConnection.alive, self._further), further]
+        if not self.transport.is_active():  # closed meanwhile
+            further.close()
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         """Write a file there atomically; missing folders are created.
