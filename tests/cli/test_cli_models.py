@@ -65,6 +65,28 @@ def test_transcripts_as_json(model: Path, speech: Path, capsys: Capture) -> None
 
 
 @pytest.mark.slow
+def test_a_model_is_heard_beside_the_one_it_was_trained_from(
+    model: Path, speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    from tests.speech.tiny_speech import tiny_whisper
+
+    base, clip = str(tiny_whisper(tmp_path / "base")), str(speech / "audio" / "clip0.wav")
+    texts = {}
+    for heard in (base, str(model)):
+        assert main(["transcribe", heard, clip, "--json"]) == 0
+        texts[heard] = json.loads(capsys.readouterr().out)["transcripts"][0]["text"]
+    monkeypatch.setattr("speech.commands.transcribe.base_model", lambda path: base)
+    assert main(["transcribe", str(model), clip, "--compare", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    shown = {one["model"]: one["transcripts"][0]["text"] for one in (document, document["base"])}
+    assert shown == texts
+    assert main(["transcribe", str(model), clip, "--compare"]) == 0
+    assert [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()] == ["before", clip, "after", clip]
+    assert main(["transcribe", str(model), clip, "--compare", "--out", "texts"]) == 2
+    assert "leave out --out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_model_of_a_run_is_found_by_its_profile(model: Path, speech: Path, capsys: Capture) -> None:
     run = finished_run()
     shutil.rmtree(run / "model")

@@ -10,10 +10,11 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.dialogs import ChoiceDialog, QuestionDialog, TrustDialog
+from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
 from app.wizard.state.state import Step
 from tests.screens.pilot import fixed_clock, run, text, until_text
-from tests.screens.states import FINGERPRINT, at
+from tests.screens.states import FINGERPRINT, HOSTILE, at
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,14 @@ def hasty(steering: Any) -> WizardApp:
     return app
 
 
+async def typed_at_once(pilot: Pilot[Any], *keys: str) -> None:
+    """Send keys as a terminal does: none waits for the one before."""
+    characters = {"slash": "/", "enter": "\r", "backspace": "\x7f"}
+    for key in keys:
+        pilot.app.post_message(events.Key(key, characters.get(key, key)))
+    await pilot.pause()
+
+
 def test_a_host_key_is_not_accepted_before_it_can_be_read() -> None:
     steering = at(Step.ACCESS)
     app = hasty(steering)
@@ -89,10 +98,21 @@ def test_keys_typed_at_once_reach_the_dialog_that_the_first_of_them_opens() -> N
     app = hasty(steering)
 
     async def drive(pilot: Pilot[Any]) -> None:
-        for key in ("a", "p", "i", "enter"):  # as a terminal sends them: none waits for the one before
-            pilot.app.post_message(events.Key(key, key if len(key) == 1 else "\r"))
-        await pilot.pause()
+        await typed_at_once(pilot, "a", "p", "i", "enter")
         assert steering.done == [do.add_machine("pi")]
+
+    run(app, drive)
+
+
+def test_keys_typed_at_once_reach_the_filter_and_the_letters_that_the_first_of_them_opens() -> None:
+    app = hasty(at(Step.MACHINES))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = app.screen.query_one(RowTable)
+        await typed_at_once(pilot, "slash", "s", "t", "enter")
+        assert table.filter_text == "st" and app.focused is table
+        await typed_at_once(pilot, "slash", "backspace", "backspace", "enter", "J", "d")
+        assert (table.filter_text, table.cursor) == ("", HOSTILE.key)
 
     run(app, drive)
 
