@@ -30,14 +30,13 @@ from app.follow import Follower
 from app.run_view.headline import RunHeadline, headline
 from app.run_view.timeline import with_reason
 from app.shell.base_screen import BaseScreen
-from app.shell.dialogs import QuestionDialog, TextDialog
+from app.shell.dialogs import QuestionDialog, TextDialog, refusal_by
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.wizard.state.ways import label_of_run
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
-from profiles.errors import BadInput
 
 _MARK = 2
 """Cells of the symbol before the headline."""
@@ -333,19 +332,19 @@ class DashboardScreen(BaseScreen):
             ),
         )
         needed = "Type it as after ssh, for example ada@studio.local."
-        self.app.push_screen(TextDialog("Add a machine", about, accept="Add", choices=away, needed=needed), self._add)
+        refusal = refusal_by(self._machine_to_add)
+        dialog = TextDialog("Add a machine", about, accept="Add", choices=away, needed=needed, problem_of=refusal)
+        self.app.push_screen(dialog, self._add)
+
+    def _machine_to_add(self, text: str) -> tuple[str, Machine | None]:
+        """Return the name of one of the run's machines, or another machine."""
+        name = text.strip()
+        is_member = any(member.name == name for member in self.picture.state.members.values())
+        return (name, None) if is_member else ("", typed_machine(name))
 
     def _add(self, text: str | None) -> None:
-        if text is None:
-            return
-        text = text.strip()
-        if any(member.name == text for member in self.picture.state.members.values()):
-            self._ask("add", text)
-            return
-        try:
-            self._ask("add", entry=typed_machine(text))
-        except BadInput as error:
-            self._say(f"{error.message}; {error.hint}")
+        if text is not None:
+            self._ask("add", *self._machine_to_add(text))
 
     def action_report(self) -> None:
         """Write the report and open it."""

@@ -10,7 +10,7 @@ from textual.content import Content
 from app.console import command_line
 from app.screens.step_screen import GO_ON, MARKS, NEXT, StepScreen, cause_lines, shown_state, shown_status
 from app.shell.base_app import MusterApp
-from app.shell.dialogs import TextDialog, TrustDialog
+from app.shell.dialogs import TextDialog, TrustDialog, refusal_by
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
@@ -97,14 +97,17 @@ class MachinesScreen(StepScreen):
         self.do(actions.pick(event.row))
 
     def action_add(self) -> None:
+        from distributed.hosts.file import typed_machine  # imports pydantic, which the first paint does without
+
         about = [
             muted("As you would type it after ssh: studio.local, ada@192.168.1.7,"),
             muted("ada@host:2222, or a name of your ~/.ssh/config."),
         ]
-        self.app.push_screen(TextDialog("Add a machine", about, accept="Add"), self._added)
+        refusal = refusal_by(typed_machine)
+        self.app.push_screen(TextDialog("Add a machine", about, accept="Add", problem_of=refusal), self._added)
 
     def _added(self, text: str | None) -> None:
-        if text and text.strip():
+        if text is not None:
             self.do(actions.add_machine(text.strip()))
             self._select(f"typed:{' '.join(text.split())}")
 

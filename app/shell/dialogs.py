@@ -22,6 +22,7 @@ from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal
 from distributed.ssh.command_log import CommandRecord
 from distributed.ssh.keys.host_keys import COMPARED
+from profiles.errors import BadInput
 
 T = TypeVar("T")
 BEHIND = "-behind"
@@ -364,6 +365,19 @@ class TextDialog(Box[str | None]):
     def action_choices(self) -> None:
         for table in self.query(RowTable):
             table.focus()
+
+
+def refusal_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return the function that tells why ``parse`` refuses a text; its answer is empty where it does not."""
+
+    def refusal(text: str) -> str:
+        try:
+            parse(text)
+        except BadInput as error:
+            return str(error)
+        return ""
+
+    return refusal
 
 
 class ChoiceDialog(TextDialog):

@@ -108,3 +108,16 @@ def test_the_command_of_a_plan_says_which_key_makes_it_work() -> None:
         assert "works once" not in text(pilot.app)
 
     run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+@pytest.mark.slow
+def test_an_address_that_is_none_is_refused_where_it_is_typed() -> None:
+    steering = at(Step.MACHINES)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("a", *"ada", "at", "enter")
+        await until_text(pilot, "'ada@' is not a machine (write it as after ssh")
+        await pilot.press("backspace", "enter")
+        assert steering.done == [do.add_machine("ada")]
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
