@@ -273,7 +273,7 @@ def leftovers(
     def ask(machine: Machine) -> list[str] | MusterError:
         link = dial(machine, hosts, None)
         try:
-            link.put_agent()
+            link.connection()
             is_prepared.wait()
             answer = link.ask(ListRemains(run_id))
             left = answer.get("processes")
