@@ -74,7 +74,7 @@ def test_a_mean_holds_what_it_needs_and_then_its_result_and_what_is_handed_on(
     for transfer in transfers:
         transfer.wait(PATIENCE)
     for rooms, (held, outcome) in zip(watched, (ended[rank] for rank in range(members))):
-        assert held == 4 * elements + outcome.size
+        assert 0 <= held - (4 * elements + outcome.size) < 64 * len(outcome.pieces)  # pieces are aligned
         piece = 4 * CHUNK_ELEMENTS + 64
         assert rooms.most <= 4 * elements + exchange_bytes("diloco", elements) + piece
         if members == 2:  # contributions come one after another, each is averaged when it is there

@@ -276,7 +276,9 @@ class OwnedMean(_MeanBase, Reduction):
         start, stop = self._piece(owner, piece)
         stride = -(-self._outcome_size(self._step) // 64) * 64  # aligned for every number format
         if owner not in self._shards:
-            self._shards[owner] = self._mesh.buffer_pool.take(self.pieces[owner] * stride)
+            last_start, last_stop = self._piece(owner, self.pieces[owner] - 1)
+            size = (self.pieces[owner] - 1) * stride + self._outcome_size(last_stop - last_start)
+            self._shards[owner] = self._mesh.buffer_pool.take(size)
         begin = piece * stride
         buffer = self._outcomes[owner, piece] = self._shards[owner][begin : begin + self._outcome_size(stop - start)]
         return buffer
