@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.services.services import Services
 from app.wizard.state.records import DiscoveredMachines, ItemStatus, MachineRow
 from distributed.hosts.file import Machine
@@ -69,7 +69,7 @@ def row(name: str, config: Path, address: str = "", port: int | None = None) -> 
 class InSight(Services):
     """The real world with just these machines in sight."""
 
-    def __init__(self, *machines: MachineRow, outside: Outside = OUTSIDE) -> None:
+    def __init__(self, *machines: MachineRow, outside: Outside | None = None) -> None:
         super().__init__(outside=outside)
         self._machines: Sequence[MachineRow] = machines
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.wizard.engine import Wizard
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_report
@@ -34,8 +35,9 @@ def lab() -> Iterator[LightLab]:
         yield built
 
 
-def asked(machine: MachineRow, trusted: Sequence[str] = (), outside: Outside = OUTSIDE) -> AccessReport:
-    return Services(outside=outside).check_access(machine, trusted)
+def asked(machine: MachineRow, trusted: Sequence[str] = (), outside: Outside | None = None) -> AccessReport:
+    with closing(Services(outside=outside)) as services:
+        return services.check_access(machine, trusted)
 
 
 @pytest.mark.parametrize(("host", "code", "command"), FAILURES)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.wizard.services.job_view import data_of, fits_of, job_of, resolved
+from app.wizard.services.outside import Outside
 from app.wizard.state.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
@@ -69,7 +70,7 @@ def test_how_machines_work_together_is_open_unless_somebody_chose() -> None:
 
 
 def test_a_profile_without_data_says_so_at_once() -> None:
-    row = data_of(resolved(JobAnswers("whisper-tiny-lora"), complete=False).profile)
+    row = data_of(resolved(JobAnswers("whisper-tiny-lora"), complete=False).profile, Outside())
     assert (row.assessment.status, row.assessment.cause) == (ItemStatus.FAILED, "no data set is chosen")
 
 
@@ -87,11 +88,11 @@ def test_recordings_longer_than_the_window_are_a_red_row(tmp_path: Path) -> None
     (tmp_path / "a.opus").write_bytes(next((ROOT / "examples/spoken_commands/audio/test").rglob("*.opus")).read_bytes())
     (tmp_path / "train.csv").write_text("id,audio_path,text,duration\na,a.opus,yes,10\n")
     profile = resolved(JobAnswers("demo-scratch", (("dataset", str(tmp_path)),))).profile
-    row = data_of(profile)
+    row = data_of(profile, Outside())
     assert (row.assessment.status, row.instead) == (ItemStatus.FAILED, "whisper-scratch")
     assert "longer than the model's window of 2 s" in row.assessment.cause
     hears = resolved(JobAnswers("whisper-scratch", (("dataset", str(tmp_path)), ("language", "en")))).profile
-    assert data_of(hears).assessment.status is ItemStatus.OK
+    assert data_of(hears, Outside()).assessment.status is ItemStatus.OK
 
 
 def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path
         path = tmp_path / "patches" / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(lines)
-    row = data_of(Profile(name="x", data=DataSettings(dataset_path=str(tmp_path))))
+    row = data_of(Profile(name="x", data=DataSettings(dataset_path=str(tmp_path))), Outside())
     prepared, divided, corrected, pseudo = row.notes
     assert divided == "no validation.csv: 1 recording of the training data held out"
     assert prepared == "prepared; 1 not taken: see left_out.csv"

@@ -11,6 +11,7 @@ import pytest
 
 from app.wizard.plain.plain_words import plan_lines
 from app.wizard.services.launching import STEPS, Grid, refused, tail
+from app.wizard.services.outside import Outside
 from app.wizard.services.plan import SSH, coordinator_place, plan_of, saving
 from app.wizard.state.records import ItemStatus
 from app.wizard.state.state import Answers, PlanRequest, TaskKind, WizardState
@@ -89,12 +90,12 @@ def test_events_of_strangers_change_nothing() -> None:
 def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
-    plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
+    plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config, Outside())
     signs = {(row.sign, row.machine) for row in plan.changes}
     assert signs == {("+", "this computer"), ("~", "anna"), ("+", "anna")}
     assert plan.encrypted == (SSH,) and plan.network == ("SSH from this computer to each machine",)
     assert plan.command.endswith("distributed-train mine-2-machines") and len(plan.files) == 2
-    alone = plan_of(PlanRequest((HERE,), Answers(profile="mine")), config)
+    alone = plan_of(PlanRequest((HERE,), Answers(profile="mine")), config, Outside())
     assert (alone.way, alone.network, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]
 
@@ -102,7 +103,7 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
 def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(f"{CONFIG}local_data = true\n")
-    plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
+    plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config, Outside())
     lines = list(plan_lines(WizardState().putting(TaskKind.PLAN, value=plan)))
     assert f"  data: {DATA_STAY}" in lines and any(
         "on anna: copies what is missing of code and model" in line for line in lines

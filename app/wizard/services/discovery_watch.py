@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.wizard.services.machines import Naming
-from app.wizard.services.outside import OUTSIDE, Outside, Search
+from app.wizard.services.outside import Outside, Search
 from app.wizard.state.records import DiscoveredMachines, Presence
 from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
@@ -45,9 +45,7 @@ class DiscoveryWatch:
         outside: source of the discovery, real or recorded.
     """
 
-    def __init__(
-        self, see: Callable[[DiscoveredMachines], None], saved: Mapping[str, Path], outside: Outside = OUTSIDE
-    ) -> None:
+    def __init__(self, see: Callable[[DiscoveredMachines], None], saved: Mapping[str, Path], outside: Outside) -> None:
         self._see = see
         self._outside = outside
         self._begin = outside.now()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from app.wizard.services.machines import hosts_of, trust_in
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.state.records import FINE, Assessment, CandidateRow, ItemStatus, StrategyRanking, Tell
 from app.wizard.state.state import PlanRequest
 from distributed.launcher import (
@@ -84,7 +84,7 @@ class Forecast:
         return apply_planning(planning, profile, self.machines)
 
 
-def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
+def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside) -> Forecast:
     """Prepare the machines, measure what is not known yet, and rank the candidate plans.
 
     This computer alone is measured on demand only: there is nothing to choose, and the run would have to wait.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.state.records import (
     MAIN,
     Assessment,
@@ -122,7 +122,7 @@ def _problem(name: str, text: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- data
 
 
-def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
+def data_of(profile: Profile, outside: Outside) -> DataSummary:
     """Read a summary of a profile's data set."""
     if not profile.data.dataset_path and profile.model.trait in ("speech", "texts"):
         return _unusable("none", "no data set is chosen",

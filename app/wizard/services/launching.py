@@ -14,7 +14,7 @@ from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.services.forecasting import Forecast
 from app.wizard.services.machines import trust_in
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.services.plan import Saving, saving
 from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import ItemStatus, Tell
@@ -37,7 +37,7 @@ _LOG_LINES = 12
 _LONGEST_LOG = 65_536
 
 
-def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = None, outside: Outside = OUTSIDE) -> Path:
+def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None, outside: Outside) -> Path:
     """Save and start the run in the background, and return its run folder once every member has completed a step.
 
     Raises:

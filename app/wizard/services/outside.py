@@ -182,6 +182,3 @@ def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
     except ValueError:
         error_lines = done.stderr.decode(errors="replace").strip().splitlines()
         return {"error": f"it could not be read: {error_lines[-1] if error_lines else 'no answer'}", "hint": ""}
-
-
-OUTSIDE = Outside()

@@ -17,7 +17,7 @@ from app.console import command_line, relative_path
 from app.wizard.services.forecasting import Forecast
 from app.wizard.services.job_view import WAYS, resolved
 from app.wizard.services.machines import entries_of, hosts_of
-from app.wizard.services.outside import OUTSIDE, Outside
+from app.wizard.services.outside import Outside
 from app.wizard.state.records import CandidateRow, JobAnswers, MachineChange, PlanPreview
 from app.wizard.state.state import PlanRequest
 from app.wizard.state.ways import rhythm_text
@@ -220,7 +220,7 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
     return Choices(saved, profile, planned, tuple(lines))
 
 
-def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> PlanPreview:
+def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> PlanPreview:
     """Describe what the run will do. Changes nothing, and contacts no machine.
 
     Raises:
