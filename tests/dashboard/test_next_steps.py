@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import tempfile
 from textual.pilot import Pilot
 
 from app.dashboard.dialogs.model_process import ModelProcess
@@ -45,8 +46,9 @@ class Models(ModelProcess):
         return {**self._heard("close the kitchen blind"), **base}
 
     def file(self, name: str, content: bytes) -> Path:
-        Path(name).write_bytes(content)
-        return Path(name)
+        path = Path(tempfile.mkdtemp(), name)
+        path.write_bytes(content)
+        return path
 
     def _heard(self, text: str) -> dict[str, Any]:
         return {"transcripts": [{"normalised": text, "text": f"{text.capitalize()}."}]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import tempfile
 from textual.pilot import Pilot
 
 from app.dashboard.dialogs.model_process import ModelProcess
@@ -57,8 +58,9 @@ class Models(ModelProcess):
         return {"text": f"{'exactly' if '--exact' in words else 'answered'} {Path(words[3]).read_text()}", **base}
 
     def file(self, name: str, content: bytes) -> Path:
-        Path(name).write_bytes(content)
-        return Path(name)
+        path = Path(tempfile.mkdtemp(), name)
+        path.write_bytes(content)
+        return path
 
 
 class Broken(Models):
