@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import tempfile
 from textual.pilot import Pilot
 
 from app.dashboard.dialogs.model_process import ModelProcess

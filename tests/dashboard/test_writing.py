@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import tempfile
 from textual.pilot import Pilot
 
 from app.dashboard.dialogs.model_process import ModelProcess
