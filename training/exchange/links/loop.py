@@ -119,8 +119,9 @@ class Loop:
                 while self._is_busy():
                     self._go_round(_LONGEST_PAUSE)
                 self._driver = 0
-        self._waker.close()
-        self._alarm.close()
+        with self._turn:  # whoever drove it last may still look at these
+            self._waker.close()
+            self._alarm.close()
 
     def _go_round(self, seconds: float) -> None:
         """Let every link go on; if none can, wait for that, up to ``seconds``."""
