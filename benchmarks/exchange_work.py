@@ -33,7 +33,7 @@ def measure(world: int, sizes: list[int]) -> list[tuple[float, float]]:
         members = Members("run", world, address, Path(folder), "fp32")
         found = [members.measure(size // 4, max(5, 200_000_000 // max(size, 1_000_000))) for size in sizes]
         members.close()
-    return [(wall, worked / world) for wall, worked in found]
+    return [(wall, worked / world) for wall, worked, _ in found]
 
 
 def coding_ns(name: str, elements: int = 8_000_000) -> tuple[float, float]:
