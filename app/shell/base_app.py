@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 from textual import events
-from textual.app import SystemCommand
+from textual.app import ScreenStackError, SystemCommand
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen
@@ -38,7 +38,7 @@ press keys."""
 _ROUNDS = 3
 """Passes through the queues: for the key, for a message that it caused, for the screen that opened."""
 _PATIENCE = 2.0
-"""Seconds after which a key does not wait for a queue any longer."""
+"""Seconds after which a key does not wait any longer."""
 
 
 class MusterApp(TerminalApp):
@@ -107,27 +107,30 @@ class MusterApp(TerminalApp):
             self._taking = asyncio.create_task(self._take_keys())
 
     async def _take_keys(self) -> None:
-        await self._settle()
-        while self._keys:
-            if not self._is_ignored(self._keys[0]):
-                self._key = self._keys[0]
-                await super().on_event(self._key)
-                await self._settle()
-                self._key = None
-            self._keys.popleft()
+        with suppress(ScreenStackError):  # the application has ended
+            await self._settle()
+            while self._keys:
+                if not self._is_ignored(self._keys[0]):
+                    self._key = self._keys[0]
+                    await super().on_event(self._key)
+                    await self._settle()
+                    self._key = None
+                self._keys.popleft()
+        self._keys.clear()
 
     async def _settle(self) -> None:
-        """Wait until a key, and the messages that it caused, have had their effect and a screen they opened is there.
+        """Wait until a key, and messages that it caused, have had their effect and a screen they opened is there."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._pass_queues(), _PATIENCE)
 
-        All of that lies in the queues of the focused widget and of those above it.
-        """
+    async def _pass_queues(self) -> None:
+        """Go several times, behind all that is waiting, through the queues of the focused widget and of those above."""
         for _ in range(_ROUNDS):
             node: DOMNode | None = self.focused or self.screen
             while node is not None:
                 handled = asyncio.Event()
                 if node.call_later(handled.set):  # else it is gone
-                    with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(handled.wait(), _PATIENCE)
+                    await handled.wait()
                 node = node.parent
 
     def _is_ignored(self, event: events.Key) -> bool:
