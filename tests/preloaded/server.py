@@ -141,21 +141,23 @@ _forgotten: dict[str, Any] = {}
 
 
 def forget_other_code(script: str) -> None:
-    """Let modules of Muster be found anew, unless this process would find those that are loaded, or their equals."""
+    """Let modules of Muster be found anew, unless this process would find those that are loaded, or a worker their
+    equals: of another checkout a program finds other settings, which a worker has in its plan."""
     finder = importlib.machinery.PathFinder
     packages = [name for name in _OURS if name in sys.modules]
     wanted = [] if script.endswith("script_start.py") else packages  # in it the names are a person's
     found = {name: spec.origin for name in wanted if (spec := finder.find_spec(name)) is not None}
-    kept = [name for name, origin in found.items() if origin and is_loaded(name, Path(origin))]
+    kept = [name for name, origin in found.items() if origin and is_loaded(name, Path(origin), not script)]
     others = [name for name in packages if name not in kept or len(kept) < len(found)]
     for name in [name for name in sys.modules if name.partition(".")[0] in others]:
         _forgotten[name] = sys.modules.pop(name)
 
 
-def is_loaded(package: str, origin: Path) -> bool:
-    """Return whether a package is the loaded one. That becomes one with the same files, as a machine gets them."""
-    if str(origin) == sys.modules[package].__file__:
-        return True
+def is_loaded(package: str, origin: Path, or_equal: bool) -> bool:
+    """Return whether a package is the loaded one; ``or_equal``: that becomes one with the same files, as machines get
+    them."""
+    if str(origin) == sys.modules[package].__file__ or not or_equal:
+        return str(origin) == sys.modules[package].__file__
     sources = {name: source for name, source in _sources.items() if name.partition(".")[0] == package}
     top = origin.parents[1]
     try:
