@@ -43,18 +43,23 @@ def serve() -> NoReturn:
     from app.cli.main import main  # which lists this command
 
     _serving.set()
-    lines: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), name="requests", daemon=True).start()
+    requests: SimpleQueue[list[str] | BadInput] = SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), name="requests", daemon=True).start()
     while True:
-        words = _words(lines.get())
+        words = requests.get()
+        if isinstance(words, BadInput):
+            raise words
         with contextlib.redirect_stdout(io.StringIO()) as written:
             main([*words, "--json"])
         show_line(json.dumps(json.loads(written.getvalue())))
 
 
-def _read(lines: SimpleQueue[str]) -> None:
+def _read(requests: SimpleQueue[list[str] | BadInput]) -> None:
     for line in sys.stdin:
-        lines.put(line)
+        try:
+            requests.put(_words(line))
+        except BadInput as error:  # ends the process where it is raised
+            return requests.put(error)
     os._exit(0)
 
 
