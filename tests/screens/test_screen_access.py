@@ -25,8 +25,8 @@ ALL = (*FAILURES, ("mute", "stalled", "is this the port of its SSH server?"))
 
 
 def bare(words: str) -> str:
-    """A text without its white space, as it is the same however it is folded."""
-    return "".join(words.split())
+    """A text without its white space and the bar beside it, as it is the same however it is folded."""
+    return "".join(words.replace("┃", " ").split())
 
 
 async def mended(pilot: Pilot[Any], name: str) -> None:

@@ -114,10 +114,14 @@ def test_a_start_that_ends_before_there_is_a_run_is_told(command: Path, error: B
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_start_that_is_killed_is_told(number: signal.Signals, command: Path) -> None:
-    with pytest.raises(StoppedByUser), notify.failed_start_notified("demo"):
-        signal.raise_signal(number)
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores some, and all that it starts
+    try:
+        with pytest.raises(StoppedByUser), notify.failed_start_notified("demo"):
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     assert command.read_text() == "cancelled Muster, demo: was stopped before its first step\n"
-    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_the_command_line_tells_of_a_refused_start(tmp_path: Path, command: Path) -> None:
