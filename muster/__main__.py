@@ -19,7 +19,8 @@ def main() -> int:
     """Run the command line and return its exit code."""
     problem = _package_conflict()
     if problem:
-        print(f"error: {problem}\nhint: install Muster on its own: uv tool install muster-train", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
+        print("hint: install Muster on its own: uv tool install muster-train; in a clone: make setup", file=sys.stderr)
         return 2
     silence_interrupts()
     sys.argv[0] = "muster"  # what a run records as its command, and its command.sh starts again
@@ -36,8 +37,10 @@ def _package_conflict() -> str:
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
         origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        if origin is None:  # an older installation of a clone does not list it
+            return f"Muster's package '{package}' is missing here"
         if origin != top / package / "__init__.py":
-            return f"'{package}' is another package here ({origin or 'it is missing'}), and hides Muster's"
+            return f"'{package}' is another package here ({origin}), and hides Muster's"
         if not (top / package / "py.typed").is_file():
             return f"another package has overwritten Muster's '{package}' in {top}"
     return ""

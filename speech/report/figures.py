@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.console import visible
-from app.run_view.metrics import metric_text
+from app.run_view.metrics import is_usable, metric_text
 from profiles.errors import BadInput, counted
 from speech.scoring.error_analysis import (
     EvaluationSlice,
@@ -49,7 +49,7 @@ def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Predicti
     lines = []
     for grouping, divide in GROUPINGS.items():
         groups = divide(predictions)
-        if len(groups) > 1:
+        if len(groups) > 1 and any(group.wer is not None and is_usable("wer", group.wer) for group in groups):
             earlier = {group.name: group for group in divide(before)}
             lines += [
                 f"WER by {grouping}",
@@ -104,7 +104,8 @@ def _document(group: EvaluationSlice) -> dict[str, Any]:
 
 def difference_lines(difference: WerDifference) -> list[str]:
     """Return the difference in WER between two models, with its confidence interval, as text."""
-    first_wer, second_wer = metric_text("wer", difference.first), metric_text("wer", difference.second)
+    first_wer = metric_text("wer", difference.first, exact=True)  # points need both, however high
+    second_wer = metric_text("wer", difference.second, exact=True)
     interval = f"95 % interval {difference.low * 100:+.1f} to {difference.high * 100:+.1f} points"
     p = (
         f"{difference.p:.2f}"

@@ -20,7 +20,7 @@ from distributed.hosts.file import load_hosts, without_unapproved_pythons
 from distributed.hosts.schema import Hosts
 from distributed.preparation.custom_code import code_of
 from distributed.ssh import config
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, MachinesNotReady
 from profiles.files.resolve import profile_from_options
 from tests.waiting import until
 from training.records.run_folder import RunFolder
@@ -101,6 +101,14 @@ def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(tmp_pa
 
     Proof(tmp_path, "run", leftovers)
     assert [one.python for one in asked.get(timeout=60).machines] == [""]
+
+
+def test_the_name_of_a_machine_that_cannot_be_asked_is_shown_once(tmp_path: Path) -> None:
+    (tmp_path / "hosts.json").write_text(json.dumps({"machines": [{"name": "c", "address": "192.0.2.1"}]}))
+    proof = Proof(tmp_path, "run", lambda *_: {"c": MachinesNotReady("c: no route to 192.0.2.1:22")})
+    proof.ended.set()
+    until(lambda: proof.answers is not None)
+    assert proof.answers == {"c": "no route to 192.0.2.1:22"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from speech.report.figures import difference_lines
+from speech.report.figures import breakdown_lines, difference_lines
 from speech.scoring.error_analysis import WerDifference
 from tests.report.report_runs import write_run
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
@@ -52,6 +52,19 @@ def test_a_difference_of_too_few_recordings_is_told_as_one() -> None:
     assert difference_lines(found)[0].startswith(
         "WER   43.1 % -> 19.6 %: 23.5 points fewer, but 6 recordings are too few to be sure (95 % interval -45.1"
     )
+
+
+def test_a_difference_in_points_has_both_rates_however_high() -> None:
+    found = WerDifference(60, 0, "recordings", 60, 1.743, 2.488, 0.55, 0.93, 0.0001, 0.97)
+    assert difference_lines(found)[0].startswith("WER   174.3 % -> 248.8 %: 74.5 points more (")
+
+
+def test_a_model_that_says_nothing_usable_yet_is_not_divided_by_speaker() -> None:
+    def heard(text: str, edits: int) -> list[Prediction]:
+        return [Prediction(f"c{n}", "", "open", text, "open", text, edits, 1, 0, 9, speaker=f"s{n}") for n in (1, 2)]
+
+    assert not any("WER by" in line for line in breakdown_lines(heard("a b c", 3)))
+    assert "WER by speaker" in breakdown_lines(heard("oven", 1))
 
 
 def test_start_and_end_of_a_run(capsys: Capture) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from app.cli.main import main
+from muster import __main__ as muster_command
 from profiles.errors import BadInput
 
 LINES = """
@@ -37,3 +39,12 @@ def test_a_light_core_is_equipped_for_what_trains(
     monkeypatch.setattr("app.cli.handover.equip_here", equip)
     assert main(line.split()) == 2
     assert "not equipped" in capsys.readouterr().err
+
+
+def test_a_package_that_this_installation_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lookup = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "speech" else lookup(name))
+    assert muster_command.main() == 2
+    assert capsys.readouterr().err.startswith("error: Muster's package 'speech' is missing here\nhint: ")

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.report import EndedRun, completed_lines, failure_hint, next_commands
+from app.console import TOUR_PROFILE
+from app.report import EndedRun, completed_lines, failure_hint, next_commands, stopped_line
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
@@ -312,6 +313,17 @@ def test_the_end_says_how_a_language_model_is_asked(
     about = f"run --output {tmp_path}"
     lines = [line.partition("cli_typer.py ")[2] for line in commands]
     assert lines == [*(line.format(about) for line in wanted), f"runs show {about}"]
+
+
+@pytest.mark.parametrize(("name", "offered"), [("demo", True), (TOUR_PROFILE, False)])
+def test_only_a_run_that_trained_is_offered_to_resume(tmp_path: Path, name: str, offered: bool) -> None:
+    plan = plan_local_run(load_profile("demo").profile.model_copy(update={"name": name}), 1)
+    snapshot = SnapshotEvent(member=0, step=30, path="", bytes=1, seconds=1.0, live=(0,))
+    state = reduce_events([snapshot])
+    ended = replace(_ended(plan, tmp_path / "run", state), status="cancelled")
+    assert bool(next_commands(ended)) is offered
+    assert ("--resume" in stopped_line(ended)) is offered
+    assert ("--resume" in failure_hint(ended)) is offered
 
 
 def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -> None:

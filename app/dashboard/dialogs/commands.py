@@ -17,6 +17,7 @@ from textual.widgets import Static
 from app.console import command_about
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
+from app.report import can_resume
 from app.run_view.headline import headline
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
@@ -104,7 +105,7 @@ class Proof:
             self.answers = {"the machines": error.message}
             return
         self.answers = {
-            name: answer.message if isinstance(answer, MusterError) else "; ".join(answer)
+            name: answer.message.removeprefix(f"{name}: ") if isinstance(answer, MusterError) else "; ".join(answer)
             for name, answer in leftovers_by_machine.items()
         }
 
@@ -133,8 +134,7 @@ class StopDialog(Dialog):
         saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
         mark = LEVELS[headline(picture.state, picture.now, live=False).level]
         lines += [mark.show(f"the run has ended ({status}){saved}"), *self._proofs()]
-        resumable = picture.state.resume_step is not None and not picture.launched and status != "completed"
-        if picture.plan is not None and resumable:
+        if status != "completed" and picture.plan is not None and can_resume(picture.plan, picture.state):
             command = command_about(picture.path, "distributed-train", "--resume")
             lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]
         return Content("\n").join(lines)
