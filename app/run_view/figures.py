@@ -10,7 +10,8 @@ from app.run_view.run_series import RUN, evaluation_series, of_member, of_run, s
 from app.run_view.run_state import RunState, SplitResults
 from app.run_view.timeline import chronological
 from profiles.quantities import time_text
-from training.records.events import Event, TimingEvent
+from training.records.events import Event, RunEvent, TimingEvent
+from training.records.plan import FINAL
 
 DATA_BRAKE = 0.1
 """Share of waiting for samples in a step from which on the data is the bottleneck."""
@@ -83,10 +84,18 @@ def start_line(events: Iterable[Event]) -> str:
 
     A phase of several machines lasts as long as on the slowest one. Phases overlap, so they do not add up.
     """
-    newest = {(event.part, event.member): event for event in events if isinstance(event, TimingEvent)}
+    newest: dict[tuple[str, int | None], TimingEvent] = {}
+    has_ended = False
+    for event in events:
+        if isinstance(event, RunEvent):
+            has_ended |= event.status in FINAL
+        elif isinstance(event, TimingEvent):
+            if has_ended:  # a phase of the next start
+                newest, has_ended = {}, False
+            newest[event.part, event.member] = event
     seconds: dict[str, float] = {}
-    for (phase, _), event in sorted(newest.items(), key=lambda item: item[1].time):
-        seconds[phase] = max(event.seconds, seconds.get(phase, 0.0))
+    for (phase, _), timing in sorted(newest.items(), key=lambda item: item[1].time):
+        seconds[phase] = max(timing.seconds, seconds.get(phase, 0.0))
     return ", ".join(f"{phase} {time_text(value)}" for phase, value in seconds.items())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.run_view.figures import start_line
 from tests.app.app_events import step
-from training.records.events import TimingEvent
+from training.records.events import RunEvent, TimingEvent
 
 
 def test_the_slowest_machine_stands_for_a_part() -> None:
@@ -19,6 +19,9 @@ def test_the_slowest_machine_stands_for_a_part() -> None:
 def test_a_resumed_run_shows_its_newest_start() -> None:
     starts = [TimingEvent(time=time, part="imports", seconds=seconds, member=0) for time, seconds in ((1, 9), (99, 2))]
     assert start_line(starts) == "imports 2 s"
+    first = [TimingEvent(time=0.5, part="machines: planned", seconds=20.0), starts[0]]
+    ended = RunEvent(time=50.0, status="cancelled")
+    assert start_line([*first, ended, starts[1], RunEvent(time=120.0, status="completed")]) == "imports 2 s"
 
 
 def test_a_run_without_measurements_says_nothing() -> None:
