@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch.utils import _foreach_utils, backend_registration
+from torch.utils._pytree import tree_map
 
 _ROOT = Path(__file__).parents[2]
 _OURS = tuple(f"{_ROOT / room}/" for room in ("training", "tests/counting"))
@@ -230,7 +231,7 @@ def _launched(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     stays = not _is_cpu(kwargs.get("device"))
     if kwargs.get("device") is not None:
         kwargs["device"] = "cpu"
-    plain_args, plain_kwargs = _mapped(_raw, (args, kwargs))
+    plain_args, plain_kwargs = tree_map(_raw, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
     given = [one for one in tree_flat((args, kwargs)) if isinstance(one, Tensor)]
     arguments = func._schema.arguments
@@ -246,19 +247,12 @@ def _launched(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         same = [one for one in given if one.raw is value]
         return same[0] if same else Tensor(value)
 
-    return _mapped(wrapped, found)
-
-
-def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """As ``tree_map`` of torch, which takes as long as all the rest."""
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_mapped(change, leaf) for leaf in tree])
-    return {name: _mapped(change, leaf) for name, leaf in tree.items()} if isinstance(tree, dict) else change(tree)
+    return tree_map(wrapped, found)
 
 
 def tree_flat(tree: Any) -> list[Any]:
     leaves: list[Any] = []
-    _mapped(leaves.append, tree)
+    tree_map(leaves.append, tree)
     return leaves
 
 
