@@ -125,7 +125,7 @@ def plugins(group: str) -> tuple[EntryPoint, ...]:
     for file in sorted(TOP.glob(f"*/{PLUGINS_FILE}")):
         if (file.parent / "__init__.py").is_file():  # else it is the metadata of an installed package
             named = ConfigParser(delimiters=("=",), interpolation=None)
-            named.optionxform = str  # type: ignore[assignment,method-assign] # names keep their case
+            named.optionxform = str  # type: ignore[assignment,method-assign]  # as its docs say: names keep their case
             named.read(file, encoding="utf-8")
             points += (EntryPoint(*item, group) for item in (named.items(group) if named.has_section(group) else ()))
     return tuple({(point.name, point.value): point for point in points}.values())

@@ -129,7 +129,7 @@ def _make_help_plain() -> None:
             return highlighted
 
     rich_utils.highlighter = Whole()
-    # Typer has no setting for it.
+    # Typer has no setting for it; mypy refuses a function in place of a method.
     TyperOption.display_type_rich = type_of  # type: ignore[method-assign, assignment]
     TyperArgument.display_type_rich = type_of_argument  # type: ignore[method-assign, assignment]
 

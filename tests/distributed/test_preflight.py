@@ -68,7 +68,7 @@ def test_what_is_asked_again_goes_over_the_same_connection() -> None:
 
     def dial(reachable: Machine, *_: object) -> MachineLink:
         link = Told(reachable, replace(SOUND, missing=() if dialled else ("torch",)))
-        link._dial = lambda: dialled.append(reachable.name) or HereConnection("a")  # type: ignore[func-returns-value]
+        link._dial = lambda: dialled.append(reachable.name) or HereConnection("a")  # type: ignore[func-returns-value]  # append
         return link
 
     before = preflight.check(Hosts(machines=(machine,)), dial=dial)

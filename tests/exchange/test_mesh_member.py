@@ -117,7 +117,7 @@ def test_a_caller_that_waits_at_once_carries_the_mean_out_itself(
     with lab(tmp_path, 2) as running, ThreadPoolExecutor(2, "caller") as pool:
         members = running.connect_all()
         for member in members:  # its links' thread has been at the handover of results
-            until(lambda member=member: not member.mesh._loop._turn.locked())  # type: ignore[misc]
+            until(lambda member=member: not member.mesh._loop._turn.locked())  # type: ignore[misc]  # its default
         list(pool.map(lambda member: member.mean("x", torch.ones(elements), 1.0, FP32), members))
     assert [thread.name.partition("_")[0] for thread in threads] == ["caller", "caller"]
 

@@ -96,6 +96,7 @@ class LastMeans:
     def __init__(self, exchange: Exchange, arrive: bool) -> None:
         self._exchange, self._start, self._arrive = exchange, exchange.start_mean, arrive
         self._pending: list[Result] = []
+        # Replaced on this exchange alone, which is a real one otherwise.
         exchange.start_mean = self._remember  # type: ignore[method-assign]
         self._give_up, exchange.give_up = exchange.give_up, self.give_up  # type: ignore[method-assign]
 
