@@ -1,0 +1,1 @@
+"""How one member's model lies on its devices."""
