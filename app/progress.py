@@ -69,7 +69,7 @@ class LiveProgress(ProgressDisplay):
         super().__init__(title, state)
         self._live = Live(
             console=console,
-            get_renderable=lambda: RunView(self._title, self.state, time.time()),
+            get_renderable=lambda: ProgressPanel(self._title, self.state, time.time()),
             refresh_per_second=PAINTS_PER_SECOND,
             redirect_stdout=False,
         )
@@ -84,7 +84,7 @@ class LiveProgress(ProgressDisplay):
 
 
 @dataclass(frozen=True)
-class RunView:
+class ProgressPanel:
     """A state as rich renders it."""
 
     title: str

@@ -9,12 +9,12 @@ from typing import Any
 from app.console import TOUR_PROFILE, command_about, visible
 from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document
 from app.run_view.metrics import metric_label, metrics_of, simulated_text, unfinished_text
-from app.run_view.plan_vs_actual import compare_with_plan, comparison_in, plan_prediction
+from app.run_view.plan_vs_actual import comparison_in
 from app.run_view.run_state import RunState
-from app.run_view.showcase import showcase_lines
+from app.run_view.tables.showcase import showcase_lines
+from app.run_view.view import RunView
 from app.task_results import results_of
 from distributed.planning.feedback import planning_in
-from distributed.planning.run_time import promised_time, took_text
 from profiles.declarations import trait_of
 from profiles.errors import counted
 from profiles.quantities import duration_text
@@ -31,6 +31,19 @@ class EndedRun(RunOutcome):
 
     plan: RunPlan
     state: RunState
+
+    @property
+    def view(self) -> RunView:
+        """The run as displays describe it."""
+        return RunView(
+            self.run_dir,
+            self.state,
+            plan=self.plan,
+            live=False,
+            planning=planning_in(self.run_dir),
+            metrics=self.metrics,
+            comparison=comparison_in(self.metrics),
+        )
 
     @property
     def model(self) -> Path | None:
@@ -77,8 +90,8 @@ def document(ended: EndedRun) -> dict[str, Any]:
 
 def completed_lines(ended: EndedRun) -> list[str]:
     """Return the report of a completed run."""
-    rate = ended.metrics.get("samples_per_second")
-    speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
+    rate = ended.view.whole_rate
+    speed = f", {rate} samples/s over the whole run" if rate else ""
     attempts = ended.metrics.get("attempts", 1)
     resumed = f" in {attempts} attempts" if attempts > 1 else ""
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only completes the run takes no step
@@ -87,7 +100,7 @@ def completed_lines(ended: EndedRun) -> list[str]:
     lines = [
         "",
         f"Done: {counted(steps, 'step')}{resumed}{speed}",
-        f"took    {_took(ended).removeprefix('took ')}",
+        f"took    {ended.view.took.removeprefix('took ')}",
         *evaluation_lines(ended.state),
     ]
     if ended.state.simulated_hours is not None:
@@ -102,13 +115,6 @@ def completed_lines(ended: EndedRun) -> list[str]:
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
-
-
-def _took(ended: EndedRun) -> str:
-    """Return in one line how long the run took, and whether it met its plan."""
-    planning = planning_in(ended.run_dir)
-    result = compare_with_plan(ended.state, plan_prediction(planning), comparison_in(ended.metrics))
-    return str(result) if result else took_text(ended.metrics.get("seconds"), promised_time(planning))
 
 
 def next_commands(ended: EndedRun) -> list[str]:

@@ -21,26 +21,20 @@ from app.follow import Follower
 from app.report import EndedRun
 from app.run_view.last_visit import Visit
 from app.run_view.member_state import changed
-from app.run_view.plan_vs_actual import (
-    PlanPrediction,
-    PlanVsActual,
-    compare_with_plan,
-    comparison_in,
-    plan_prediction,
-)
+from app.run_view.plan_vs_actual import comparison_in
 from app.run_view.run_series import Series, of_run, series_names
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
-from distributed.planning.documents.document import Candidate, Figures, Planning
+from app.run_view.view import RunView
+from distributed.planning.documents.document import Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
-from distributed.planning.run_time import RunTime, promised_time
 from profiles.errors import BadInput, MusterError
 from training.records.event_log import read_events
 from training.records.events import Event, SyncEvent
-from training.records.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
+from training.records.plan import FINAL, read_metadata, read_plan
 from training.records.run_files import is_live
 from training.records.runs import list_runs
 from training.tasks.outputs.predictions import FOLDER
-from training.tasks.outputs.showcase import NAME, Showcase, read_showcase
+from training.tasks.outputs.showcase import NAME, read_showcase
 
 LOOK = 0.25
 """Seconds between polls of the logs and of the small files of the folder."""
@@ -63,19 +57,11 @@ class Former:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(RunView):
     """A run at one moment, as the tabs draw it."""
 
-    path: Path
-    state: RunState = field(default_factory=RunState)
-    now: float = 0.0
-    """Current Unix time by the clock of the events."""
-    plan: RunPlan | None = None
-    metadata: RunMetadata | None = None
-    planning: Planning | None = None
     figures: Figures | None = None
     """Measurements that the plan is based on."""
-    live: bool = True
     read: bool = False
     """Whether all events that existed at the start have been read."""
     since: str = ""
@@ -86,41 +72,8 @@ class Picture:
     lines: tuple[LogLine, ...] = ()
     former: Former | None = None
     ended: EndedRun | None = None
-    showcase: Showcase | None = None
-    """Held-out samples of the run; ``None``: there are none yet."""
     damage: str = ""
     """Damage of the folder; empty: none."""
-
-    @property
-    def expected(self) -> int:
-        """Expected number of members."""
-        return max(self.plan.world_size if self.plan else 0, len(self.state.members))
-
-    @property
-    def launched(self) -> bool:
-        """Whether its members run a user's script, which reports no steps and no loss."""
-        return self.plan is not None and self.plan.launch is not None
-
-    @property
-    def planned(self) -> Candidate | None:
-        """The candidate plan that this run follows; ``None`` where it has no prediction."""
-        best = self.planning.best if self.planning else None
-        return best if best is not None and best.predicted else None
-
-    @property
-    def time(self) -> RunTime | None:
-        """The time that the plan promised, and that of the best single machine; ``None``: nothing was predicted."""
-        return promised_time(self.planning)
-
-    @property
-    def prediction(self) -> PlanPrediction | None:
-        """What the plan predicted; ``None``: nothing."""
-        return plan_prediction(self.planning)
-
-    @property
-    def plan_vs_actual(self) -> PlanVsActual | None:
-        """A completed run compared with that."""
-        return compare_with_plan(self.state, self.prediction, comparison_in(self.ended.metrics) if self.ended else None)
 
     @property
     def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:
@@ -130,10 +83,6 @@ class Picture:
             for sync in member.recent_syncs:
                 syncs_by_round.setdefault((sync.step, sync.round), []).append((member.rank, sync))
         return syncs_by_round
-
-    def name(self, rank: int) -> str:
-        """Return the name of a member."""
-        return self.state.name(rank, dict(enumerate(member.name for member in self.plan.members)) if self.plan else {})
 
 
 class RunReader:
@@ -237,7 +186,9 @@ class RunReader:
         if self._source is not None:
             with contextlib.suppress(MusterError, OSError):
                 is_first_read, ended = not self._current.read, self._source.ended(self._current.state)
-                self._note(ended=ended, **({"since": self._since(ended.state)} if is_first_read else {}))
+                figures = {"metrics": ended.metrics, "comparison": comparison_in(ended.metrics)}
+                since = {"since": self._since(ended.state)} if is_first_read else {}
+                self._note(ended=ended, **figures, **since)
         self._note(read=True)
 
     def _since(self, state: RunState) -> str:

@@ -77,8 +77,7 @@ def heading(evidence: Evidence) -> str:
     metadata, summary, state = evidence.metadata, evidence.summary, evidence.state
     word, mood = _MOODS.get(summary.status, (summary.status, "bad"))
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
-    rate = evidence.metrics.get("samples_per_second")
-    cards = [("steps", steps), ("took", duration_text(summary.seconds))]
+    cards = [("steps", steps), ("took", duration_text(evidence.seconds))]
     if (starting := starting_seconds_in(state.attempts)) is not None:
         cards.insert(1, ("to start", duration_text(starting)))
     if state.simulated_hours is not None:
@@ -86,8 +85,8 @@ def heading(evidence: Evidence) -> str:
     for split, results in state.evaluations.items():
         if name := next(iter(metrics_of(results.last)), ""):  # the most telling one, first and last
             cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
-    if isinstance(rate, (int, float)):
-        cards.append(("samples/s over the whole run", f"{rate:.1f}"))
+    if evidence.whole_rate:
+        cards.append(("samples/s over the whole run", evidence.whole_rate))
     cards.append(("workers", str(len(metadata.hosts))))
     shown = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards)
     kind = ' class="error"' if mood == "bad" else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from app.html_report.sections import text
-from app.run_view.showcase import TextPiece, change_of
-from app.run_view.showcase import rows as texts_of
+from app.run_view.tables.showcase import TextPiece, change_of
+from app.run_view.tables.showcase import rows as texts_of
 from training.tasks.outputs.showcase import Sample, Showcase
 
 _MARKS = {"": "{}", "wrong": "<mark>{}</mark>", "left out": "<del>{}</del>"}

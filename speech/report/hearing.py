@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.dialogs.next_steps import Asking, AskingDialog, ModelDialog
 from app.dashboard.tabs.samples import sample_texts
-from app.run_view.showcase import UNTRAINED
+from app.run_view.tables.showcase import UNTRAINED
 from app.shell.dialogs import Dialog
 from app.shell.keys import Key
 from training.tasks.outputs.showcase import Sample

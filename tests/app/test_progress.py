@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.progress import PAINTS_PER_SECOND, PLAIN_BURST, LiveProgress, PlainProgress, RunView, progress_for
+from app.progress import PAINTS_PER_SECOND, PLAIN_BURST, LiveProgress, PlainProgress, ProgressPanel, progress_for
 from app.report import evaluation_lines
 from app.run_view.run_state import RunState, reduce_events
 from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent, WarningEvent
@@ -43,7 +43,7 @@ def plain() -> Plain:
 def picture(events: list[Event], width: int = 100, **settings: Any) -> str:
     console = Console(width=width, height=24, force_terminal=True, **settings)
     with console.capture() as captured:
-        console.print(RunView("demo", reduce_events(events), now=100.0))
+        console.print(ProgressPanel("demo", reduce_events(events), now=100.0))
     return captured.get()
 
 

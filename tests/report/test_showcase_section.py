@@ -8,7 +8,7 @@ from typing import Any
 from app.html_report.evidence import read_evidence
 from app.html_report.page import page
 from app.html_report.showcase import showcase
-from app.run_view.showcase import showcase_document, showcase_lines
+from app.run_view.tables.showcase import showcase_document, showcase_lines
 from speech.report.recordings import MOST_SOUND
 from tests.report.report_runs import write_run
 from training.tasks.outputs.predictions import FOLDER

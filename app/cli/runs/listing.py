@@ -8,7 +8,6 @@ import ipaddress
 import os
 import shutil
 import sys
-import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,11 +24,9 @@ from app.report import evaluation_lines
 from app.run_view.figures import start_line, state_document
 from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
-from app.run_view.run_state import RunState, state_of
-from app.run_view.showcase import showcase_document, showcase_lines
+from app.run_view.tables.showcase import showcase_document, showcase_lines
+from app.run_view.view import RunView, read_view
 from app.task_results import results_of
-from distributed.planning.feedback import planning_in
-from distributed.planning.run_time import promised_time, took_text
 from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text, figure_text
 from training.records.attempts import starting_seconds_in
@@ -102,14 +99,13 @@ def list_command(
 def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
     """Show everything about one run."""
     path = find_run(output, run)
-    folder = RunFolder.open(path)
-    summary, state = summarise(path), state_of(folder)
+    folder, view = RunFolder.open(path), read_view(path)
+    summary = summarise(path)
     if not as_json:
-        return answer(False, {}, _details(summary, folder, state))
+        return answer(False, {}, _details(summary, folder, view))
     breakdown = results_of(folder.metadata.task).document(path)
-    promised = promised_time(planning_in(path))
-    figures = {"state": state_document(state), "breakdown": breakdown, "bytes": size_of(path)}
-    figures["promised"] = promised.document() if promised else None
+    figures = {"state": state_document(view.state), "breakdown": breakdown, "bytes": size_of(path)}
+    figures["promised"] = view.time.document() if view.time else None
     figures["showcase"] = showcase_document(path)
     return answer(True, {**folder.metadata.model_dump(), **_summary_document(summary), **figures}, ())
 
@@ -235,8 +231,8 @@ def _headline_of(metrics: dict[str, Any]) -> str:
     return ", ".join(headlines)
 
 
-def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
-    metadata = folder.metadata
+def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
+    metadata, state = folder.metadata, view.state
     step = f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step)
     lost = f", lost {visible(', '.join(run.lost))}" if run.lost else ""
     way = f", {metadata.strategy} over {metadata.engine}" if len(metadata.hosts) > 1 else ""
@@ -247,7 +243,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         f"data      {metadata.dataset}",
         f"workers   {len(metadata.hosts)}{way}",
         f"started   {_started_text(run)}",
-        f"time      {_time_text(run, state)}",
+        f"time      {_time_text(view)}",
         f"steps     {step}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",
     ]
@@ -263,7 +259,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     starting, phases = starting_seconds_in(state.attempts), start_line(folder.events())
     if starting is not None or phases:
         lines.append(f"start     {duration_text(starting)}{f' ({phases})' if phases else ''}")
-    lines += [f"path      {line}" for line in pair_lines(state.members, lambda rank: state.name(rank, {}), _MOST_WAYS)]
+    lines += [f"path      {line}" for line in pair_lines(state.members, view.name, _MOST_WAYS)]
     lines += evaluation_lines(state)
     lines += [*results_of(metadata.task).lines(run.path), *showcase_lines(run.path)]
     lines += [f"warning   {notice.text}" for notice in state.warnings[-10:]]
@@ -272,15 +268,9 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     return [visible(line) for line in lines]
 
 
-def _time_text(run: RunSummary, state: RunState) -> str:
+def _time_text(view: RunView) -> str:
     """Return how long a run took, or when it will end, beside what its plan promised."""
-    promised = promised_time(planning_in(run.path))
-    if not run.live:
-        return took_text(run.seconds, promised)
-    from app.run_view.headline import headline  # loads psutil, which --help does without
-
-    line = headline(state, time.time(), time=promised)
-    return ", ".join((line.word, *line.details))
+    return ", ".join((view.headline.word, *view.headline.details)) if view.live else view.took
 
 
 def _value(value: Any) -> str:

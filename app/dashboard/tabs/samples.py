@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from app.run_view.showcase import TITLES, TextPiece, change_of, rows, short
+from app.run_view.tables.showcase import TITLES, TextPiece, change_of, rows, short
 from app.shell.dialogs import Dialog
 from app.shell.text import literal
 from training.tasks.outputs.showcase import Sample, Showcase

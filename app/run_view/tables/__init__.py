@@ -1,0 +1,1 @@
+"""Tables of a run as data: each row is worked out once, and displays render it."""

@@ -1,0 +1,139 @@
+"""A run at one moment, with what its plan promised: what dashboard, report, ``runs show`` and end texts render."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
+from app.run_view.run_state import RunState, state_of
+from app.run_view.tables.showcase import showcase_in
+from distributed.planning.documents.document import Candidate, Planning
+from distributed.planning.feedback import PredictionComparison, compare, planning_in
+from distributed.planning.run_time import RunTime, promised_time, took_text
+from profiles.errors import BadInput
+from training.records.plan import RunMetadata, RunPlan
+from training.records.run_folder import RunFolder
+from training.tasks.outputs.showcase import Showcase
+
+if TYPE_CHECKING:
+    from app.run_view.headline import RunHeadline
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run at one moment."""
+
+    path: Path
+    state: RunState = field(default_factory=RunState)
+    now: float = 0.0
+    """Current Unix time by the clock of the events."""
+    plan: RunPlan | None = None
+    metadata: RunMetadata | None = None
+    planning: Planning | None = None
+    """The plan with its predictions; ``None``: the run was started without one, or it cannot be read."""
+    live: bool = True
+    """Whether a process works on the run."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Figures that were written at the end of the run."""
+    comparison: PredictionComparison | None = None
+    """Predicted and measured steps; ``None``: the run was too short, or has not ended."""
+    showcase: Showcase | None = None
+    """Held-out samples of the run; ``None``: there are none yet."""
+
+    @property
+    def expected(self) -> int:
+        """Expected number of members."""
+        return max(self.plan.world_size if self.plan else 0, len(self.state.members))
+
+    @property
+    def launched(self) -> bool:
+        """Whether its members run a user's script, which reports no steps and no loss."""
+        return self.plan is not None and self.plan.launch is not None
+
+    @property
+    def planned(self) -> Candidate | None:
+        """The candidate plan that this run follows; ``None`` where it has no prediction."""
+        best = self.planning.best if self.planning else None
+        return best if best is not None and best.predicted else None
+
+    @property
+    def time(self) -> RunTime | None:
+        """The time that the plan promised, and that of the best single machine; ``None``: nothing was predicted."""
+        return promised_time(self.planning)
+
+    @property
+    def prediction(self) -> PlanPrediction | None:
+        """What the plan predicted; ``None``: nothing."""
+        return plan_prediction(self.planning)
+
+    @property
+    def plan_vs_actual(self) -> PlanVsActual | None:
+        """The run compared with that; ``None``: it is not completed."""
+        return compare_with_plan(self.state, self.prediction, self.comparison)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took, or has taken so far: the time in its attempts."""
+        written = None if self.live else self.metrics.get("seconds")
+        return float(written) if isinstance(written, (int, float)) and written > 0 else self.state.seconds(self.now)
+
+    @property
+    def took(self) -> str:
+        """How long the run took beside its promise, and why it did not meet it."""
+        return str(self.plan_vs_actual or took_text(self.seconds, self.time))
+
+    @property
+    def headline(self) -> RunHeadline:
+        """How the run is doing, in one line."""
+        from app.run_view.headline import headline  # loads psutil, which --help does without
+
+        return headline(
+            self.state, self.now, live=self.live, members=self.expected, time=self.time, launched=self.launched
+        )
+
+    @property
+    def whole_rate(self) -> str:
+        """Samples/s over the whole run; empty where they were not measured."""
+        rate = self.metrics.get("samples_per_second")
+        return f"{rate:.1f}" if isinstance(rate, (int, float)) else ""
+
+    def name(self, rank: int) -> str:
+        """Return the name of a member: its own, the planned one, or its rank."""
+        members = self.plan.members if self.plan else ()
+        planned = {rank: member.name for rank, member in enumerate(members)}
+        hosts = self.metadata.hosts if self.metadata else ()
+        return self.state.name(rank, {host.get("rank", -1): host.get("name", "") for host in hosts} | planned)
+
+
+def read_view(path: Path) -> RunView:
+    """Read a run folder.
+
+    Raises:
+        BadInput: there is no run, or its metadata is damaged.
+    """
+    folder, plan, planning = RunFolder.open(path), None, planning_in(path)
+    with contextlib.suppress(BadInput):
+        plan = folder.plan()
+    metrics = folder.metadata.metrics
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        written = json.loads((path / "metrics.json").read_bytes())
+        metrics = written if isinstance(written, dict) and written else metrics
+    best = planning.best if planning else None
+    return RunView(
+        path=path,
+        state=state_of(folder),
+        now=time.time(),
+        plan=plan,
+        metadata=folder.metadata,
+        planning=planning,
+        live=folder.live,
+        metrics=metrics,
+        comparison=comparison_in(metrics) or (compare(best, folder.events()) if best else None),
+        showcase=showcase_in(path),
+    )
