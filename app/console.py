@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import shlex
 import signal
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles.errors import StoppedByUser
-from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER, displayed_words
+from profiles.installation import RUNS_FOLDER
+from profiles.installation import command_line as command_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,7 +37,6 @@ _JOINERS = "\u200c\u200d"
 """Zero-width joiners: Persian, Hindi and others need them, and they neither move nor hide anything."""
 _stopped = threading.Event()
 KEPT_CRASH_LOGS = 20
-SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
 
 def visible(text: object) -> str:
@@ -251,22 +250,6 @@ TOUR_PROFILE = "scripted-demo"
 def profile_text(name: str) -> str:
     """Return the name of a run's profile; runs of the tour are marked as recorded."""
     return "tour (recorded)" if name == TOUR_PROFILE else name
-
-
-def command_line(*arguments: str) -> str:
-    """Return the command line that runs this program with ``arguments`` from the current folder."""
-    return shlex.join([*program_words(), *displayed_words(arguments)])
-
-
-def program_words() -> list[str]:
-    """Return the words that start this program from the current folder."""
-    return ["python3", relative_path(SCRIPT)] if IS_CHECKOUT else list(PROGRAM)
-
-
-def relative_path(path: str | Path) -> str:
-    """Return a path relative to the current folder, or unchanged where it lies outside."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
 
 
 def command_about(run_dir: Path, *words: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from profiles.errors import counted
 from profiles.quantities import duration_text
 from training.numerics.schedule import ends_in_warm_up
 from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
-from training.records.plan import SCRIPT, RunPlan
+from training.records.plan import SCRIPT, RunMetadata, RunPlan
 from training.records.runs import RunSummary, finished_model, lost_members
 from training.run.outcome import NOT_THIS_RUN, RunOutcome
 
@@ -142,6 +143,23 @@ def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[st
     chat = [command_about(run_dir, "chat")] if has_chat_template(model) else []
     measure = [f"{command_about(run_dir, 'evaluate')} DATASET"] if measurable else []
     return [command_about(run_dir, "generate", *compare) + " 'YOUR PROMPT'", *chat, *measure]
+
+
+_PROGRAMS = ("cli_typer.py", "muster")
+
+
+def rerun_line(metadata: RunMetadata, current_folder: Path | None = None) -> str:
+    """Return the command that starts a run once more, from any folder; empty where no command started it.
+
+    Args:
+        current_folder: folder in which it is typed, which the command then need not enter.
+    """
+    program, *words = metadata.command or [""]
+    if Path(program).name not in _PROGRAMS:
+        return ""
+    line = shlex.join([*(["python3"] if program.endswith(".py") else []), program, *words])
+    is_here = not metadata.folder or metadata.folder == str(current_folder)
+    return line if is_here else f"cd {shlex.quote(metadata.folder)} && {line}"
 
 
 def what_next(run: RunSummary) -> tuple[str, ...]:

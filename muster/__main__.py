@@ -7,6 +7,9 @@ other machine; once that exists, its Python runs the commands.
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,12 +26,22 @@ def main() -> int:
         print("hint: install Muster on its own: uv tool install muster-train; in a clone: make setup", file=sys.stderr)
         return 2
     silence_interrupts()
+    os.environ.setdefault("MUSTER_PROGRAM", _typed_program(sys.argv[0]))  # before our packages read it
     sys.argv[0] = "muster"  # what a run records as its command, and its command.sh starts again
     from app.cli.handover import hand_over
     from app.cli.main import main as run
 
     hand_over(sys.argv[1:])
     return run(sys.argv[1:], "muster")
+
+
+def _typed_program(path: str) -> str:
+    """Return the words by which a shell starts this program again: its path where another folder is searched."""
+    if Path(path).name != "muster":
+        return "python3 -m muster"
+    installed = shutil.which("muster")
+    is_same = installed is not None and Path(installed).resolve() == Path(path).resolve()
+    return "muster" if is_same or not Path(path).is_file() else shlex.quote(path)
 
 
 def _package_conflict() -> str:

@@ -8,8 +8,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import sys
-from collections.abc import Sequence
 from configparser import ConfigParser
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -27,14 +27,9 @@ SHARED = TOP if IS_CHECKOUT else TOP / "muster" / "shared"
 """``config.ini``, the examples and the list of tested packages."""
 PLUGINS_FILE = "entry_points.txt"
 """File in a package beside ours that names what it adds to Muster."""
-PROGRAM = ("python3", "cli_typer.py") if IS_CHECKOUT else ("muster",)
-"""Words typed before a command; in a checkout, in its folder."""
-DEMO = "make demo" if IS_CHECKOUT else "muster train demo"
-"""Command that trains the example."""
-SETUP = "make setup" if IS_CHECKOUT else "muster setup"
-"""Command that installs the packages needed to train on this computer."""
-WIZARD = "python3 wizard.py" if IS_CHECKOUT else "muster wizard"
-"""Command of the guided set-up, without its options; in a checkout, in its folder."""
+TYPED_PROGRAM = "MUSTER_PROGRAM"
+"""Environment variable with the words by which a person starts this program, for processes that it starts."""
+_SCRIPT = "cli_typer.py"
 
 
 def user_folder(kind: str) -> Path:
@@ -44,20 +39,67 @@ def user_folder(kind: str) -> Path:
     return Path(getattr(platformdirs, f"user_{kind}_dir")("muster", appauthor=False))
 
 
-_INSTALLED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
 RUNS_FOLDER = Path("output") if IS_CHECKOUT else user_folder("data") / "runs"
 """Default folder of the run folders."""
 
 
-def displayed_words(words: Sequence[str]) -> list[str]:
-    """Return a command's words, with the command's name as this installation's help lists it."""
-    command, arguments = words[:1], words[1:]
-    return [*(command if IS_CHECKOUT else _INSTALLED_NAMES.get("".join(command), command)), *arguments]
+def program_words() -> list[str]:
+    """Return the words that start this program from the current folder, as its user types them."""
+    if typed := os.environ.get(TYPED_PROGRAM):
+        return shlex.split(typed)
+    return ["python3", relative_path(TOP / _SCRIPT)] if IS_CHECKOUT else ["muster"]
+
+
+_GROUPED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
+
+
+def command_words(*words: str) -> list[str]:
+    """Return the words of a Muster command, by the name that the help of the program lists: the script of a checkout
+    keeps the names that always worked."""
+    program, command = program_words(), words[:1]
+    is_script = program[-1].endswith(_SCRIPT)
+    return [*program, *(command if is_script else _GROUPED_NAMES.get("".join(command), command)), *words[1:]]
+
+
+def command_line(*words: str) -> str:
+    """Return the command line of a Muster command from the current folder."""
+    return shlex.join(command_words(*words))
 
 
 def program(*words: str) -> str:
-    """Return the command line of a Muster command, for messages."""
-    return " ".join((*PROGRAM, *displayed_words(words)))
+    """Return the command line of a Muster command whose ``words`` are not quoted, for messages."""
+    return " ".join(command_words(*words))
+
+
+def wizard_line(*options: str) -> str:
+    """Return the command line of the guided set-up from the current folder."""
+    *start, program = program_words()
+    words = [f"{program[: -len(_SCRIPT)]}wizard.py"] if program.endswith(_SCRIPT) else [program, "wizard"]
+    return shlex.join([*start, *words, *options])
+
+
+def make_line(target: str, installed: str) -> str:
+    """Return ``make TARGET`` for a checkout, from the current folder; else the installed program's command."""
+    if not IS_CHECKOUT:
+        return program(installed)
+    is_current = TOP.samefile(Path.cwd())
+    return f"make {target}" if is_current else f"make -C {shlex.quote(str(TOP))} {target}"
+
+
+def setup_line() -> str:
+    """Return the command that installs the packages needed to train on this computer."""
+    return make_line("setup", "setup")
+
+
+def demo_line() -> str:
+    """Return the command that trains the example."""
+    return make_line("demo", "train demo")
+
+
+def relative_path(path: str | Path) -> str:
+    """Return a path relative to the current folder, or unchanged where it lies outside."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 def saved_profiles(config: Path) -> Path:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.console import command_about, command_line, relative_path
+from app.console import command_about, command_line
 from app.task_results import EvaluationRequest, TaskResults
 from profiles.errors import ExitCode
+from profiles.installation import relative_path
 from profiles.locations import is_location
 from speech.report.figures import breakdown_document, breakdown_lines, changed_lines, predictions_in
 from training.records.plan import RunPlan

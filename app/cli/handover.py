@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from app.console import say
 from profiles.errors import BadInput
 from profiles.files.resolve import load_profile
-from profiles.installation import SETUP, can_train, training_environment
+from profiles.installation import can_train, setup_line, training_environment
 from training.hardware.resources import count_gpus
 from training.records.model_folders import find_usable_model
 
@@ -50,7 +50,7 @@ def install_and_hand_over() -> NoReturn:
     """
     equip_here()
     hand_over(sys.argv[1:])
-    raise BadInput("the environment that trains cannot be used", f"repeat: {SETUP}")
+    raise BadInput("the environment that trains cannot be used", f"repeat: {setup_line()}")
 
 
 def _refuse_missing(options: Mapping[str, Any], uses_model: bool) -> None:

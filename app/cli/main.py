@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
+from app.cli.spellings import WIZARD_OPTIONS, intended_line
 from app.cli.terminal import fail
 from app.console import ctrl_c_ends_questions, save_traceback
 from profiles.bootstrap import restore_interrupts
@@ -58,10 +59,13 @@ def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     completing = f"_{name.upper()}_COMPLETE" in os.environ  # a shell asks what the words may go on with
     words = [word for word in (completed if completing else arguments) if not word.startswith("-")]
-    if not completing and (words[:1] in (["wizard"], ["tour"]) or (name == INSTALLED and not arguments)):
+    is_wizard = not arguments or arguments[0].partition("=")[0] in WIZARD_OPTIONS
+    if not completing and (words[:1] in (["wizard"], ["tour"]) or (name == INSTALLED and is_wizard)):
         from app.cli.wizard import main as wizard  # its own options, and textual
 
-        return wizard(arguments[1:], f"{name} {words[0]}" if words else name, tour=words[:1] == ["tour"])
+        if is_wizard:
+            return wizard(arguments, name)
+        return wizard(arguments[1:], f"{name} {words[0]}", tour=words[:1] == ["tour"])
     return run_app(lambda: _program(words, "--help-all" in arguments), arguments, name)
 
 
@@ -98,7 +102,7 @@ def run_app(make_app: Callable[[], typer.Typer], arguments: Sequence[str], name:
     except MusterError as error:
         return _fail(error.message, error.hint, error.exit_code, as_json)
     except typer.TyperException as error:
-        return _fail(*usage_error(error, name), ExitCode.BAD_INPUT, as_json)
+        return _fail(*usage_error(error, name, arguments), ExitCode.BAD_INPUT, as_json)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("stopped", "", ExitCode.STOPPED, as_json)
     except Exception as error:  # noqa: BLE001 - the process boundary: a person gets one line, the log gets the rest
@@ -134,7 +138,7 @@ def _make_help_plain() -> None:
     TyperArgument.display_type_rich = type_of_argument  # type: ignore[method-assign, assignment]
 
 
-def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
+def usage_error(error: typer.TyperException, name: str, arguments: Sequence[str]) -> tuple[str, str]:
     """Return message and hint for a usage error, one line each."""
     message = " ".join(error.format_message().split())
     suggestion = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
@@ -145,6 +149,8 @@ def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
     hints = LAUNCH_HINTS if command.endswith(" launch") else HINTS
     if unknown and (hint := hints.get(unknown.group(1).replace("-", "_").lower())):
         return unknown.group(0), hint
+    if line := intended_line(message, arguments):
+        return message[: suggestion.start() if suggestion else None].rstrip(" ."), f"type: {line}"
     if suggestion:
         return message[: suggestion.start()].rstrip(" ."), suggestion.group(1)
     return message.rstrip("."), helps

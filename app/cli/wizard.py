@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.spellings import is_hosts, is_profile
 from app.console import can_only_print, say, say_error
 from profiles.bootstrap import restore_interrupts
 from profiles.errors import BadInput, ExitCode, MusterError
-from profiles.installation import DEMO, program
+from profiles.installation import demo_line, program, wizard_line
 
 if TYPE_CHECKING:
     from app.wizard.services.services import Services
@@ -29,7 +31,7 @@ _INSTEAD = {
 
 def headless() -> str:
     """Return the message shown without a terminal."""
-    lines = {DEMO: "train a small Whisper on the shipped recordings"}
+    lines = {demo_line(): "train a small Whisper on the shipped recordings"}
     lines |= {program(*command.split(" ", 1)): about for command, about in _INSTEAD.items()}
     width = max(map(len, lines))
     shown = "\n".join(f"  {command:{width}}   {about}" for command, about in lines.items())
@@ -42,6 +44,7 @@ def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentPar
     recorded = " In the tour everything is recorded: nothing is changed, and no network is needed."
     parser = argparse.ArgumentParser(prog=name, description=about + (recorded if tour else ""))
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
+    parser.add_argument("--hosts", metavar="FILE|A,B", type=Path, help="begin with these machines")
     parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
     parser.add_argument(
         "--demo",
@@ -56,9 +59,11 @@ def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentPar
 
 def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) -> int:
     """Run the set-up and return its exit code."""
-    chosen = options(name, tour).parse_args(arguments)
+    chosen, unknown = options(name, tour).parse_known_args(arguments)
     try:
-        services, profile = _chosen(chosen.demo, chosen.profile)
+        if unknown:
+            raise BadInput(f"{name} takes no {unknown[0]}", _hint(unknown, name))
+        services, profile = _chosen(chosen)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(headless())
             return ExitCode.BAD_INPUT
@@ -83,22 +88,37 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
         return ExitCode.STOPPED
 
 
-def _chosen(demo: int | None, name: str | None) -> tuple[Services, str]:
+def _hint(unknown: Sequence[str], name: str) -> str:
+    """Return what to type in place of words that are no options of the set-up."""
+    if is_profile(unknown[0]):
+        return f"type: {wizard_line('--profile', *unknown)}"
+    return f"type: {wizard_line('--hosts', *unknown)}" if is_hosts(unknown[0]) else f"{name} --help lists the options"
+
+
+def _chosen(chosen: argparse.Namespace) -> tuple[Services, str]:
     """Return the services, recorded or real, and the profile to begin with; empty for none.
 
     Raises:
-        BadInput: there are not so many scripted machines, or no such profile, or it cannot be used.
+        BadInput: there are not so many scripted machines, or no such profile or hosts file, or it cannot be used.
     """
+    demo, name, hosts = chosen.demo, chosen.profile, chosen.hosts
     if demo is None:
         from app.wizard.services.services import Services
         from profiles.files.resolve import load_profile  # with pydantic, which --help does without
 
         if name is not None:
             load_profile(name, complete=False)
-        return Services(), name or ""
+        if hosts is not None:
+            from app.cli.approval import read_hosts
+
+            read_hosts(hosts, named=True, person=sys.stdin.isatty())
+        return Services(hosts=hosts), name or ""
     from app.demo import JOB
     from app.demo.services import DemoServices
 
+    if hosts is not None:
+        hint = f"without the tour: {wizard_line('--hosts', str(hosts))}"
+        raise BadInput(f"--hosts {hosts}: the tour has recorded machines only", hint)
     if name not in (None, JOB):
         raise BadInput(f"--profile {name}: the recorded machines have only one profile", f"--profile {JOB}")
     return DemoServices(demo), name or ""

@@ -15,7 +15,7 @@ from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import Assessment, Home, ItemStatus, PlanPreview, Tell
 from app.wizard.state.state import Answers, PlanRequest
 from profiles.errors import BadInput
-from profiles.installation import PROGRAM, RUNS_FOLDER, WIZARD
+from profiles.installation import RUNS_FOLDER, program_words, wizard_line
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
@@ -113,7 +113,7 @@ class DemoServices(Services):
 
 def command_of(number: int) -> str:
     """Return the command that starts this tour."""
-    return f"{WIZARD} --demo {number}"
+    return wizard_line("--demo", str(number))
 
 
 def recommended(machines: int) -> PlannedRun:
@@ -152,7 +152,7 @@ def write_demo_run(
     planned = recommended(machines)
     identifier = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(start))}-{seed & 0xFFFF:04x}"
     plan = planned.plan.model_copy(update={"run_id": identifier})
-    command = [PROGRAM[-1], "demo-run", "--machines", str(machines)]
+    command = [program_words()[-1], "demo-run", "--machines", str(machines)]
     with create(folder, replace(planned, plan=plan), command) as run:
         Player(run, recorded(plan), start, pace_of(seed)).write(until)
         return run.path

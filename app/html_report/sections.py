@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import html
 import json
-import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from app.console import command_line, visible
 from app.html_report.evidence import Evidence
+from app.report import rerun_line
 from app.run_view.figures import MORE_DATA, change, data_text
 from app.run_view.metrics import metric_label, metric_text, metrics_of, simulated_text
 from app.run_view.pair_paths import is_loopback
@@ -306,8 +306,8 @@ def _notice(evidence: Evidence, notice: TimelineEntry) -> str:
 def reproduction(evidence: Evidence) -> str:
     """Return how to reproduce the run: command, data, versions and settings."""
     metadata = evidence.metadata
-    words = shlex.join(["python3", *metadata.command]) if metadata.command else ""
-    started = f"<pre>{text(words)}</pre>" if words else "<p>It was started from Python, not by a command.</p>"
+    line = rerun_line(metadata)
+    started = f"<pre>{text(line)}</pre>" if line else "<p>It was started from Python, not by a command.</p>"
     resumed = "<p>This is the command of the last attempt.</p>" if "--resume" in metadata.command else ""
     rows: list[tuple[str, object]] = [("model", metadata.model), ("data", metadata.dataset)]
     if evidence.plan is not None:

@@ -24,7 +24,7 @@ from app.wizard.state import actions
 from app.wizard.state.records import ItemStatus
 from app.wizard.state.state import Step, WizardState
 from distributed.ssh.command_log import CommandRecord
-from profiles.installation import WIZARD
+from profiles.installation import wizard_line
 
 if TYPE_CHECKING:  # only when a run is watched
     from app.dashboard.dialogs.commands import Commands
@@ -122,7 +122,7 @@ class WizardApp(SteeredApp):
     # ---------------------------------------------------------------------------------------------------- the shell
 
     def headless_command(self) -> str:
-        return f"{WIZARD} --plain"
+        return wizard_line("--plain")
 
     def command_records(self) -> list[CommandRecord]:
         records = [CommandRecord("", line, "ok") for line in self.wizard.state.log]

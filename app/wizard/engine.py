@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from app.wizard.services.services import Services
-from app.wizard.state.actions import install_key, rerun
+from app.wizard.state.actions import begin_with_hosts, install_key, rerun
 from app.wizard.state.dependencies import apply, begin, inputs, tasks_to_start
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
 from app.wizard.state.records import SENT, Access, CandidateRow, ItemStatus
@@ -51,7 +51,7 @@ class Wizard:
     """One set-up. Its methods may be called from any thread, and none of them blocks.
 
     Args:
-        profile: start at the Plan step of this profile; empty: at Home.
+        profile: start at the Plan step of this profile; empty: at Home, or with the machines of the services' hosts.
         retry_every: seconds between two attempts to log in to a machine that refused.
     """
 
@@ -76,8 +76,8 @@ class Wizard:
         self._closed = False
         self._spawn(self._discover)
         self._spawn(self._retry_for_ever)
-        if profile:
-            self.do(rerun(profile))
+        if profile or services.hosts is not None:
+            self.do(rerun(profile) if profile else begin_with_hosts())
         self._change(None)
 
     @property

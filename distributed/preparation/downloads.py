@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed.agent.environment_builder import CPU_INDEX
 from profiles.errors import BadInput
-from profiles.installation import SETUP, training_python
+from profiles.installation import setup_line, training_python
 
 _OLDEST_GLIBC, _OLDEST_MACOS = 17, 11
 _UV_TAGS = {
@@ -53,7 +53,8 @@ def collect_wheels(
         (files / "lock.txt").write_text(lock)
         is_same_platform = is_like_here(target) and _python_with_pip()[1]
         if not is_same_platform and not training_python():  # their dependencies are not known here
-            raise BadInput("the packages cannot be collected on this computer yet", f"first install them here: {SETUP}")
+            hint = f"first install them here: {setup_line()}"
+            raise BadInput("the packages cannot be collected on this computer yet", hint)
         packages = requirements if is_same_platform else locked_for(lock, target, requirements)
         (files / "requirements.txt").write_text("\n".join(packages))
         options = ["-r", str(files / "requirements.txt")]

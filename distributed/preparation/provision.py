@@ -28,7 +28,7 @@ from distributed.preparation.this_computer import train_with
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError, counted
-from profiles.installation import DISTRIBUTION, SETUP, SHARED, can_train, program
+from profiles.installation import DISTRIBUTION, SHARED, can_train, program, setup_line
 from profiles.quantities import bytes_text
 from training.records.bounded_fields import parse_object
 
@@ -132,7 +132,7 @@ def training_recipe(is_local: bool = False) -> Recipe:
         lock = (SHARED / "constraints.txt").read_text()
         hashes = (SHARED / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
-        raise BadInput("the list of packages is missing on this machine", SETUP) from None
+        raise BadInput("the list of packages is missing on this machine", setup_line()) from None
     needed = tuple(
         line for line in map(_requirement, declared) if line and (is_local or _package(line) not in _LOCAL_ONLY)
     )

@@ -6,6 +6,7 @@ An agent's messages are validated line by line and bounded: a machine is authent
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from profiles.installation import TYPED_PROGRAM, program_words
 from training.records.bounded_fields import Count, Text
 from training.records.plan import RunPlan
 from training.run.processes import thread_limits
@@ -66,7 +68,8 @@ def assigned(
     plan: RunPlan, links: Mapping[str, str], rank: int, threads: int, module: str = Assignment.module
 ) -> Assignment:
     """Return the assignment of a member of a plan."""
-    environment = {"TOKENIZERS_PARALLELISM": "false", **thread_limits(threads)}
+    typed = {TYPED_PROGRAM: shlex.join(program_words())}  # for the hints of its errors
+    environment = {"TOKENIZERS_PARALLELISM": "false", **typed, **thread_limits(threads)}
     return Assignment(plan.run_id, rank, plan.model_dump_json().encode(), links, environment, module)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from app.cli.model import serve
-from app.console import SCRIPT
+from profiles.installation import TOP
+
+SCRIPT = TOP / "cli_typer.py"
 
 
 @pytest.fixture
@@ -46,7 +48,11 @@ def test_the_models_before_and_after_training_are_loaded_once() -> None:
 def test_each_line_is_answered_by_one_and_the_end_of_input_ends_it(tmp_path: Path) -> None:
     lines = [json.dumps(words) for words in (["transcribe", "nothing", "x.wav"], ["profiles", "list"])]
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, str(SCRIPT), "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
     )
     with process:
         assert process.stdin is not None and process.stdout is not None

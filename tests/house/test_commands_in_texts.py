@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profiles import installation
-from profiles.installation import program
+from profiles.installation import TYPED_PROGRAM, command_line, demo_line, program, wizard_line
 
 ROOT = Path(__file__).parents[2]
 AWARE = {"profiles/installation.py", "profiles/bootstrap.py"}
@@ -35,10 +35,22 @@ def test_no_text_names_a_program_that_an_installation_lacks(package: str) -> Non
 
 def test_an_installation_says_what_its_help_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "IS_CHECKOUT", False)
-    monkeypatch.setattr(installation, "PROGRAM", ("muster",))
     assert program("distributed-train", "demo") == "muster train demo"
     assert program("distributed-check", "--fix") == "muster machines check --fix"
     assert program("report") == "muster report"
+
+
+def test_a_checkout_started_as_muster_says_muster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TYPED_PROGRAM, ".venv/bin/muster")
+    assert command_line("distributed-train", "demo") == ".venv/bin/muster train demo"
+    assert wizard_line("--plain") == ".venv/bin/muster wizard --plain"
+
+
+def test_from_another_folder_every_command_names_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program("report") == f"python3 {ROOT}/cli_typer.py report"
+    assert wizard_line() == f"python3 {ROOT}/wizard.py"
+    assert demo_line() == f"make -C {ROOT} demo"
 
 
 def test_a_checkout_keeps_the_names_that_always_worked() -> None:

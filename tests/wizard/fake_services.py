@@ -156,6 +156,7 @@ class FakeServices:
     forecasts: list[PlanRequest] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     see: Callable[[DiscoveredMachines], None] | None = None
+    hosts: Path | None = None
 
     def note(self, name: str) -> None:
         self.asked.append(name)

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 from collections.abc import Iterable
 from contextlib import suppress
@@ -264,6 +265,7 @@ class Earlier(BaseModel):
     end_time: str | None
     error_message: str
     command: list[str]
+    folder: str = ""
     attempt: int
 
 
@@ -291,6 +293,8 @@ class RunMetadata(BaseModel):
     error_message: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     command: list[str] = Field(default_factory=list)
+    folder: str = ""
+    """In which the command was typed; paths in it are relative to this folder. Empty: not recorded."""
     attempt: int = 1
     """1, and one more with every resume."""
     earlier: Earlier | None = None
@@ -324,6 +328,7 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         engine=plan.engine,
         versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},
         command=command,
+        folder=os.getcwd(),
     )
 
 

@@ -138,6 +138,7 @@ class RunFolder:
                 end_time=None,
                 error_message="",
                 command=command,
+                folder=os.getcwd(),
                 attempt=earlier.attempt + 1,
                 earlier=earlier,
             )

@@ -220,7 +220,8 @@ def profile_of(request: TrainRequest) -> Profile:
         profile = profile_from_options(task, request.overrides)
         approve_user_code(profile, "the command line", named=True, person=False)
         return profile
-    raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
+    example, lists = command_line("distributed-train", "demo"), command_line("profiles", "list")
+    raise BadInput("no profile given", f"type one first, for example {example} ...; {lists} lists them")
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import IO, Any, cast
 
-from app.console import program_words, visible
+from app.console import visible
 from profiles.errors import BadInput
+from profiles.installation import program_words
 
 
 def start_group(

@@ -15,7 +15,7 @@ from textual.widgets import Static
 from app.console import TOUR_PROFILE, command_line, visible
 from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.tabs.samples import sample_texts
-from app.report import EndedRun, next_commands
+from app.report import EndedRun, next_commands, rerun_line
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark
@@ -23,8 +23,6 @@ from profiles.errors import MusterError
 from training.records.plan import RunMetadata
 from training.tasks.outputs.showcase import Kind, Sample
 
-_PROGRAMS = ("cli_typer.py", "muster")
-"""Program names of commands that start a run."""
 _EVERY = 0.25
 
 
@@ -166,5 +164,7 @@ def commands_after(ended: EndedRun, metadata: RunMetadata | None) -> list[str]:
     following = next_commands(ended)
     if ended.plan.profile.name == TOUR_PROFILE:
         return [command_line("distributed-train", "demo"), *following]
-    program, *words = metadata.command if metadata is not None and metadata.command else [""]
-    return [*following, *([command_line(*words)] if Path(program).name in _PROGRAMS else [])]
+    if metadata is None or "--resume" in metadata.command:  # the run of a resumed attempt has ended
+        return following
+    again = rerun_line(metadata, Path.cwd())
+    return [*following, *([again] if again else [])]

@@ -17,7 +17,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from app.console import program_words, visible
+from app.console import visible
 from app.dashboard.dialogs.model_process import ModelProcess, kill_group, start_group
 from app.dashboard.dialogs.next_steps import Asking, AskingDialog, ModelDialog, words_of
 from app.dashboard.tabs.samples import sample_texts
@@ -27,6 +27,7 @@ from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
 from app.task_results import results_of
+from profiles.installation import program_words
 from training.records.model_folders import has_chat_template, is_language_model, starting_model
 from training.tasks.outputs.showcase import Sample, Showcase
 

@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from app.console import relative_path
 from app.dashboard.braille import Curve
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import (
@@ -40,6 +39,7 @@ from app.run_view.timeline import TimelineEntry, chronological
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
+from profiles.installation import relative_path
 from profiles.quantities import bytes_text, duration_text
 
 COLUMNS = (

@@ -16,7 +16,7 @@ from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
 from distributed.discovery.sightings import Reachability, SightingOrigin
-from distributed.hosts.file import Hosts, Machine, load_hosts, without_unapproved_pythons
+from distributed.hosts.file import Hosts, Machine, load_hosts, names_machines, without_unapproved_pythons
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
 
@@ -43,17 +43,25 @@ class DiscoveryWatch:
         see: callback for new results, called from the watch's thread.
         saved: hosts files of saved profiles by profile name; their machines are looked for too.
         outside: source of the discovery, real or recorded.
+        hosts_file: whose machines are looked for; default: :data:`HOSTS_FILE`, where it exists.
     """
 
-    def __init__(self, see: Callable[[DiscoveredMachines], None], saved: Mapping[str, Path], outside: Outside) -> None:
+    def __init__(
+        self,
+        see: Callable[[DiscoveredMachines], None],
+        saved: Mapping[str, Path],
+        outside: Outside,
+        hosts_file: Path | None = None,
+    ) -> None:
         self._see = see
         self._outside = outside
         self._begin = outside.now()
         self._saved = {name: (path, hosts) for name, path in saved.items() if (hosts := _hosts(path)) is not None}
-        default_hosts = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
-        self._hosts = [*([default_hosts] if default_hosts else []), *(hosts for _, hosts in self._saved.values())]
+        hosts_file = hosts_file or HOSTS_FILE
+        hosts = _hosts(hosts_file) if hosts_file.exists() or names_machines(hosts_file) else None
+        self._hosts = [*([hosts] if hosts else []), *(hosts for _, hosts in self._saved.values())]
         self._files = (
-            *([(SightingOrigin.HOSTS_FILE, HOSTS_FILE)] if default_hosts else []),
+            *([(SightingOrigin.HOSTS_FILE, hosts_file)] if hosts else []),
             *((SightingOrigin.PROFILE, path) for path, _ in self._saved.values()),
         )
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()

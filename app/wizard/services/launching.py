@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.console import program_words
 from app.follow import Follower
 from app.run_view.run_state import RunState, apply
 from app.trackers.notify import failed_start_notified
@@ -24,6 +23,7 @@ from distributed.launcher import DistributedLauncher, PlannedRun, PlanOptions
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import MusterError, RunFailed
+from profiles.installation import program_words
 from profiles.trackers import tracker_names
 from training.records.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.records.plan import RunPlan

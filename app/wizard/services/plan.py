@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from app.console import command_line, relative_path
+from app.console import command_line
 from app.wizard.services.forecasting import Forecast
 from app.wizard.services.job_view import WAYS, resolved
 from app.wizard.services.machines import entries_of, hosts_of
@@ -31,7 +31,7 @@ from profiles.errors import BadInput, MusterError
 from profiles.files.layers import DEFAULT
 from profiles.files.library import Library, check_name, saved_folder
 from profiles.files.resolve import load_profile, save_profile
-from profiles.installation import RUNS_FOLDER
+from profiles.installation import RUNS_FOLDER, relative_path
 from profiles.options import as_text, has_effect, options_by_name
 from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY

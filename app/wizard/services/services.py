@@ -70,9 +70,17 @@ class Services:
         config: another ``config.ini`` with its saved profiles beside it; ``None``: the project's.
         output: folder of the run folders.
         outside: access to machines and data; default: to the real ones.
+        hosts: hosts file whose machines are used in place of a profile's.
     """
 
-    def __init__(self, config: Path | None = None, output: Path = RUNS_FOLDER, outside: Outside | None = None) -> None:
+    def __init__(
+        self,
+        config: Path | None = None,
+        output: Path = RUNS_FOLDER,
+        outside: Outside | None = None,
+        hosts: Path | None = None,
+    ) -> None:
+        self.hosts = hosts
         self._outside = outside or Outside()
         self._config = config
         self._output = output
@@ -98,11 +106,11 @@ class Services:
 
     def watch(self, see: Callable[[DiscoveredMachines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a separate thread."""
-        return discovery_watch.DiscoveryWatch(see, saved_hosts(self._config), self.outside)
+        return discovery_watch.DiscoveryWatch(see, saved_hosts(self._config), self.outside, self.hosts)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
-        """Return the machines of a saved profile; this computer if it names none."""
-        path = saved_hosts(self._config).get(profile)
+        """Return the machines of the hosts file, else of a saved profile; this computer if it names none."""
+        path = self.hosts or saved_hosts(self._config).get(profile)
         if path is None:
             return (machines.this_row(self.outside.this_computer()),)
         hosts = hosts_file.without_unapproved_pythons(hosts_file.load_hosts(path))

@@ -70,6 +70,13 @@ def new_setup(state: State) -> State:
 
 
 @action
+def begin_with_hosts(state: State) -> State:
+    """Start at the Machines step with the machines of the hosts file that was named, and no others."""
+    state = replace(state, preselected=None)
+    return _to(state.ordering(TaskKind.SAVED_MACHINES, state.answers.profile), Step.MACHINES)
+
+
+@action
 def rerun(state: State, profile: str) -> State:
     """Open a profile with its saved machines at the Plan step."""
     answers_before = state.answers
