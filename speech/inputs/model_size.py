@@ -10,10 +10,13 @@ from typing import Any
 from profiles.schema import Profile
 from speech.inputs.data_findings import Longest, longest_clip
 from training.tasks.inputs.model_size import (
+    BlockSize,
     ModelSize,
     integer_in,
     saved_activations,
     size_of,
+    sum_of_blocks,
+    with_ends,
     working_activations,
 )
 from training.tasks.published_models import model_folder
@@ -56,22 +59,9 @@ def whisper_size(config: Mapping[str, Any], bounds: SampleBounds | None = None) 
         bounds: largest sample; ``None``: full windows, and texts of the maximal length.
     """
     width, vocabulary = integer_in(config, "d_model"), integer_in(config, "vocab_size")
-    encoder, decoder = integer_in(config, "encoder_layers"), integer_in(config, "decoder_layers")
-    encoder_mlp, decoder_mlp = integer_in(config, "encoder_ffn_dim"), integer_in(config, "decoder_ffn_dim")
     max_positions, max_tokens = (
         integer_in(config, "max_source_positions"),
         integer_in(config, "max_target_positions"),
-    )
-    attention, norm = 4 * width * width + 3 * width, 2 * width
-    mlp_parameters = [2 * width * wide + wide + width for wide in (encoder_mlp, decoder_mlp)]
-    mel = integer_in(config, "num_mel_bins")
-    front_parameters = 3 * mel * width + 3 * width * width + 2 * width + max_positions * width
-    encoder_parameters = front_parameters + encoder * (attention + mlp_parameters[0] + 2 * norm) + norm
-    total = (
-        encoder_parameters
-        + decoder * (2 * attention + mlp_parameters[1] + 3 * norm)
-        + norm
-        + (vocabulary + max_tokens) * width
     )
     positions, tokens = (
         (max_positions, max_tokens)
@@ -83,25 +73,70 @@ def whisper_size(config: Mapping[str, Any], bounds: SampleBounds | None = None) 
             integer_in({"second": _WINDOW_SECONDS, **config}, "chunk_length", "second"),
         )
     )
-    front_activations = 2 * mel + 6 * width  # features, and both convolutions before and after their activation
-    encoder_activations = positions * (saved_activations(width, encoder_mlp) * encoder + front_activations)
-    cross_activations = positions * 2 * width * decoder  # keys and values of what was heard
-    outputs = tokens * 3 * vocabulary
-    decoder_activations = (
-        tokens * (saved_activations(width, decoder_mlp) + _CROSS_ATTENTION_WIDTHS * width) * decoder + outputs
+    working = working_activations(width, integer_in(config, "encoder_ffn_dim"))
+    return sum_of_blocks(
+        [*_encoder_blocks(config, positions), *_decoder_blocks(config, positions, tokens)],
+        outputs=tokens * 3 * vocabulary,
+        evaluation=max_positions * working,
+        working=positions * working,
+        tied=vocabulary * width,
     )
-    evaluation = max_positions * (2 * width * decoder + working_activations(width, encoder_mlp)) + tokens * vocabulary
-    activations = encoder_activations + cross_activations + decoder_activations
-    return ModelSize(
-        total,
-        encoder + decoder,
-        activations,
-        encoder_parameters,
-        encoder_activations,
-        outputs,
-        positions * working_activations(width, encoder_mlp),
-        evaluation,
-        matrices=encoder * (attention + mlp_parameters[0]) + decoder * (2 * attention + mlp_parameters[1]),
+
+
+def _encoder_blocks(config: Mapping[str, Any], positions: int) -> list[BlockSize]:
+    """Return the blocks of the encoder: both convolutions and the positions in the first one, the final norm in the
+    last one."""
+    width, wide, mel = (integer_in(config, name) for name in ("d_model", "encoder_ffn_dim", "num_mel_bins"))
+    matrices, norm = 4 * width * width + 3 * width + 2 * width * wide + wide + width, 2 * width
+    block = BlockSize(
+        parameters=matrices + 2 * norm,
+        matrices=matrices,
+        multiplications=positions * (matrices + 2 * positions * width),
+        activations=positions * saved_activations(width, wide),
+        boundary=positions * width,
+        encoded=positions * width,
+        in_encoder=True,
+    )
+    convolutions, position_parameters = (
+        3 * mel * width + 3 * width * width + 2 * width,
+        integer_in(config, "max_source_positions") * width,
+    )
+    front = replace(
+        block,
+        parameters=block.parameters + convolutions + position_parameters,
+        multiplications=block.multiplications + positions * (6 * mel * width + 3 * width * width),
+        activations=block.activations + positions * (2 * mel + 6 * width),  # features, before and after activations
+    )
+    *others, back = (front, *[block] * (integer_in(config, "encoder_layers") - 1))
+    return [*others, replace(back, parameters=back.parameters + norm)]
+
+
+def _decoder_blocks(config: Mapping[str, Any], positions: int, tokens: int) -> list[BlockSize]:
+    width, wide, vocabulary = (integer_in(config, name) for name in ("d_model", "decoder_ffn_dim", "vocab_size"))
+    max_positions, max_tokens = (
+        integer_in(config, "max_source_positions"),
+        integer_in(config, "max_target_positions"),
+    )
+    attention, norm = 4 * width * width + 3 * width, 2 * width
+    matrices = 2 * attention + 2 * width * wide + wide + width
+    encoded_matrices = 2 * width * width  # make keys and values of what was heard
+    token_activations = saved_activations(width, wide) + _CROSS_ATTENTION_WIDTHS * width
+    block = BlockSize(
+        parameters=matrices + 3 * norm,
+        matrices=matrices,
+        multiplications=tokens * (matrices - encoded_matrices + 2 * (tokens + positions) * width)
+        + positions * encoded_matrices,
+        activations=tokens * token_activations + positions * 2 * width,
+        boundary=(tokens + positions) * width,
+        encoded=positions * width,
+        evaluation=max_positions * 2 * width,
+    )
+    return with_ends(
+        [block] * integer_in(config, "decoder_layers"),
+        embedding=(vocabulary + max_tokens) * width,
+        head=vocabulary * width + norm,
+        multiplications=tokens * vocabulary * width,
+        outputs=tokens * vocabulary,
     )
 
 

@@ -70,6 +70,7 @@ def need_of(
     *,
     on_gpu: bool = False,
     bf16: bool = False,
+    under_way: int = 1,
 ) -> MemoryNeed:
     """Estimate the memory of a member without measurements: weights, optimizer state, state of the strategy and its
     exchange, activations of one micro-batch with the gradients (or of an evaluation), a teacher, and the process.
@@ -78,11 +79,15 @@ def need_of(
     exist while the activations of the encoder do; with several micro-batches all gradients do.
 
     Args:
+        size: of the model, or of the stage of a pipeline that a device of the member holds
+            (:meth:`~training.tasks.inputs.model_size.ModelSize.stage`).
         alone: whether the member trains by itself, without exchanges.
         batch: samples of its micro-batch; 0: that of the profile.
         on_gpu: estimate the memory of a CUDA device: without the process and the exchanges over the mesh, and with an
             allocator that fragments little.
         bf16: whether ``mixed_precision = auto`` is bf16 there.
+        under_way: micro-batches whose activations a stage holds at the same time: those between their forward and their
+            backward (Narayanan et al. 2021, arXiv 2006.09503, section 2.2).
     """
     model, count = profile.model, batch or profile.training.batch_size
     frozen = size.encoder if model.freeze_encoder else 0
@@ -95,7 +100,7 @@ def need_of(
         weights=_weight_bytes(model, size, trainable, precision == "bf16" or (bf16 and precision == "auto")),
         optimizer=state_bytes(profile.training, trainable, _matrix_parameters(model, size, trainable))
         + _strategy_state(profile.strategy, trainable, alone, on_gpu),
-        step=_step_bytes(profile, size, trainable, count, on_gpu, is_half),
+        step=_step_bytes(profile, size, trainable, count, on_gpu, is_half, under_way),
         evaluation=_FP32 * size.evaluation * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         teacher_unloaded=profile.caches_teacher_outputs,
@@ -128,15 +133,20 @@ def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int, bf16: b
     return int(_FP32 * (size.parameters + adapters - size.matrices) + base_bytes * size.matrices)
 
 
-def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool, is_half: bool) -> int:
-    """Return the peak of the activations of a micro-batch and the gradients that exist at the same time."""
+def _step_bytes(
+    profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool, is_half: bool, under_way: int
+) -> int:
+    """Return the peak of the activations of the micro-batches under way and the gradients that exist at the same
+    time."""
     model, training = profile.model, profile.training
     share = _saved_share(model, is_half) * (_UNFRAGMENTED if on_gpu else _fragmentation(model, size, batch))
     encoder = 0.0 if model.freeze_encoder else size.encoder_activations * share
     decoder = (size.activations - size.encoder_activations - size.outputs) * share
     if model.gradient_checkpointing:
-        layers = max(1, size.layers // 2) if size.encoder else size.layers
-        encoder, decoder = checkpointed(encoder, layers), checkpointed(decoder, layers)
+        encoder = checkpointed(encoder, size.encoder_layers, under_way)
+        decoder = checkpointed(decoder, size.layers - size.encoder_layers, under_way)
+    else:
+        encoder, decoder = under_way * encoder, under_way * decoder
     decoder += size.outputs
     working = 0 if encoder else size.working
     gradients = trainable
@@ -209,9 +219,10 @@ def exchange_bytes(strategy: str, trainable: int, settings: OptionsByOwner | Non
     return owned + mesh_bytes(strategy, trainable, settings=settings)
 
 
-def checkpointed(per_sample: float, layers: int) -> float:
-    """Return the activations of a sample with gradient checkpointing: the inputs of all blocks, and one whole block."""
-    return per_sample * min(1.0, _INPUT_SHARE + 1 / layers)
+def checkpointed(per_sample: float, layers: int, under_way: int = 1) -> float:
+    """Return the activations of a sample with gradient checkpointing: the inputs of all blocks, for each micro-batch
+    under way, and one whole block, whose backward runs."""
+    return per_sample * min(under_way, under_way * _INPUT_SHARE + 1 / max(1, layers))
 
 
 def is_in_training_memory(machine: ClusterMachine, strategy: str) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,28 @@ from typing import Any
 _LONGEST_HEADER = 100_000_000
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
 """Model types whose MLP has three matrices, and no biases."""
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """One block of a model, as counts of numbers. The embedding counts with the block behind it, the head with the last
+    one: no stage of a pipeline holds either without a block."""
+
+    parameters: int
+    matrices: int
+    """Parameters in linear layers, which can be held in 8 bits."""
+    multiplications: int
+    """Multiplications of the forward of one sample."""
+    activations: int
+    """Activations of one sample saved for backward, without those of the model's ``outputs``."""
+    boundary: int
+    """Numbers of one sample that the next block gets: the hidden state, and with it the output of an encoder, which all
+    later blocks read."""
+    encoded: int = 0
+    """Part of ``boundary`` that an encoder computes: if it is frozen, no gradient of these comes back."""
+    evaluation: int = 0
+    """Numbers of one sample that an evaluation holds of this block until its forward ends."""
+    in_encoder: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,62 @@ class ModelSize:
     """Parameters in linear layers, which can be held in 8 bits."""
     teacher: ModelSize | None = None
     """Size of the teacher in a distillation."""
+    encoder_layers: int = 0
+    """Part of ``layers`` in that encoder."""
+    blocks: tuple[BlockSize, ...] = ()
+    """Blocks in the order of the forward, an encoder's before those of its decoder; empty: unknown."""
+    tied: int = 0
+    """Parameters of the embedding, in the first block behind an encoder, that the head shares: two stages hold them if
+    these are not the same."""
+
+    def stage(self, start: int, end: int) -> ModelSize:
+        """Return the size of the stage of a pipeline that holds the blocks from ``start`` to ``end``, exclusive.
+
+        The parameters of the blocks are scaled to those of the model, whose files may hold more than was expected from
+        its configuration.
+        """
+        stage, is_end = self.blocks[start:end], end == len(self.blocks)
+        size = sum_of_blocks(
+            stage,
+            outputs=self.outputs if is_end else 0,
+            working=self.working if stage[0].in_encoder else 0,
+            evaluation=self.evaluation - sum(block.evaluation for block in self.blocks),
+            tied=self.tied if is_end and start <= self.encoder_layers else 0,
+        )
+        arrived = self.blocks[start - 1].encoded if start and not stage[0].in_encoder else 0
+        scale = self.parameters / (sum(block.parameters for block in self.blocks) - self.tied)
+        return replace(
+            size,
+            parameters=round(scale * size.parameters),
+            encoder=round(scale * size.encoder),
+            activations=size.activations + arrived,
+        )
+
+
+def sum_of_blocks(
+    blocks: Sequence[BlockSize], *, outputs: int, evaluation: int, working: int = 0, tied: int = 0
+) -> ModelSize:
+    """Return the size of a model of these blocks.
+
+    Args:
+        evaluation: activations of one sample that an evaluation holds at once, besides those of each block.
+        outputs, working, tied: see :class:`ModelSize`.
+    """
+    encoder = [block for block in blocks if block.in_encoder]
+    return ModelSize(
+        parameters=sum(block.parameters for block in blocks) - tied,
+        layers=len(blocks),
+        activations=sum(block.activations for block in blocks) + outputs,
+        encoder=sum(block.parameters for block in encoder),
+        encoder_activations=sum(block.activations for block in encoder),
+        outputs=outputs,
+        working=working,
+        evaluation=sum(block.evaluation for block in blocks) + evaluation,
+        matrices=sum(block.matrices for block in blocks),
+        encoder_layers=len(encoder),
+        blocks=tuple(blocks),
+        tied=tied,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -94,20 +172,53 @@ def decoder_size(config: Mapping[str, Any], sequence: int = 0) -> ModelSize:
         0 if gated else integer_in({"places": 1, **config}, "n_positions", "max_position_embeddings", "places") * width
     )
     tied = config.get("tie_word_embeddings", not gated)
-    total = (
-        vocabulary * width * (1 if tied else 2)
-        + position_parameters
-        + layers * (attention + mlp_parameters + small_parameters)
-        + 2 * width
-    )
     length = sequence or integer_in({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
-    activations = length * (saved_activations(width, wide) * layers + 2 * vocabulary)
-    matrices = (
-        layers * (attention + mlp_parameters) if config.get("model_type") != "gpt2" else 0
-    )  # whose layers are no Linear
-    outputs = length * 2 * vocabulary
-    evaluation = outputs + length * working_activations(width, wide)
-    return ModelSize(total, layers, activations, outputs=outputs, evaluation=evaluation, matrices=matrices)
+    matrices = attention + mlp_parameters
+    block = BlockSize(
+        parameters=matrices + small_parameters,
+        matrices=matrices if config.get("model_type") != "gpt2" else 0,  # whose layers are no Linear
+        multiplications=length * (matrices + 2 * length * heads * head),
+        activations=length * saved_activations(width, wide),
+        boundary=length * width,
+    )
+    embedding = vocabulary * width
+    blocks = with_ends(
+        [block] * layers,
+        embedding=embedding + position_parameters,
+        head=embedding + 2 * width,
+        multiplications=length * embedding,
+        outputs=2 * length * vocabulary,
+    )
+    return sum_of_blocks(
+        blocks,
+        outputs=2 * length * vocabulary,
+        evaluation=length * working_activations(width, wide),
+        tied=embedding if tied else 0,
+    )
+
+
+def with_ends(
+    blocks: Sequence[BlockSize], embedding: int, head: int, multiplications: int, outputs: int
+) -> list[BlockSize]:
+    """Return the blocks of a decoder with its embedding in the first one and its head in the last one.
+
+    Args:
+        embedding: its parameters.
+        head: its parameters, also those that are tied to the embedding.
+        multiplications: those of the head, for one sample.
+        outputs: numbers of one sample that the head computes in an evaluation.
+    """
+    front = replace(blocks[0], parameters=blocks[0].parameters + embedding)
+    *others, back = (front, *blocks[1:])
+    back = replace(
+        back,
+        parameters=back.parameters + head,
+        multiplications=back.multiplications + multiplications,
+        evaluation=back.evaluation + outputs,
+        boundary=0,
+        encoded=0,
+    )
+    return [*others, back]
 
 
 def saved_activations(width: int, wide: int) -> int:
