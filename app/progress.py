@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.run_view.figures import data_text, evaluation_headline
+from app.run_view.figures import data_text, evaluation_headline, rate_text
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
-from app.run_view.timeline import timeline_entry
+from app.run_view.timeline import TimelineEntry, entry_text, timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 from training.records.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
@@ -102,10 +102,9 @@ class ProgressPanel:
             yield Text("weights differ between machines", style="bold red")
         if data := data_text(state):
             yield Text(visible(data), style="yellow", no_wrap=True, overflow="ellipsis")
-        for notice in state.warnings[-SHOWN_WARNINGS:]:
-            yield Text(visible(f"warning: {notice.text}"), style="yellow", no_wrap=True, overflow="ellipsis")
-        for notice in state.errors[-SHOWN_WARNINGS:]:
-            yield Text(visible(f"error: {notice.text}"), style="bold red", no_wrap=True, overflow="ellipsis")
+        for notices, style in ((state.warnings, "yellow"), (state.errors, "bold red")):
+            for notice in notices[-SHOWN_WARNINGS:]:
+                yield Text(visible(_line_of(notice, state)), style=style, no_wrap=True, overflow="ellipsis")
 
     def _status_line(self) -> Table:
         state = self.state
@@ -115,9 +114,9 @@ class ProgressPanel:
             line.add_row(Text(visible(state.status)), Text(elapsed))
             return line
         line.add_row(
-            Text(f"step {state.step}/{state.total_steps}", style="bold"),
+            Text(f"step {state.steps_text}", style="bold"),
             ProgressBar(total=max(1, state.total_steps), completed=state.step, width=20),
-            Text(f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""),
+            Text(rate_text(state)),
             *([] if state.simulated_hours is None else [Text(simulated_text(state.simulated_hours))]),
             Text(f"{elapsed} elapsed"),
             Text(time_left_text(state, self.now) if state.status == "running" else visible(state.status)),
@@ -210,7 +209,7 @@ class PlainProgress(ProgressDisplay):
                 if event.step != before.snapshot_step:
                     self._bounded(f"snapshot of step {event.step} written")
             case _:
-                if text := change_line(before, event):  # lines about the run itself are never dropped
+                if text := change_line(before, self.state, event):  # lines about the run itself are never dropped
                     (self._line if isinstance(event, RunEvent) else self._bounded)(text)
 
     def _is_due(self, kind: str, once: bool = False) -> bool:
@@ -244,19 +243,15 @@ class PlainProgress(ProgressDisplay):
 
 def step_line(state: RunState) -> str:
     """``step 420/1400, loss 0.83, 152.3 samples/s, 1:23 left``."""
-    losses = [member.loss for member in state.members.values() if member.loss is not None]
-    total = f"/{state.total_steps}" if state.total_steps else ""
-    fields = [f"step {state.step}{total}"]
-    if losses:
-        fields.append(f"loss {four_digits(sum(losses) / len(losses))}")
-    fields.append(f"{state.samples_per_second:.1f} samples/s")
-    if state.simulated_hours is not None:
-        fields.append(simulated_text(state.simulated_hours))
-    if left := time_left_text(state, state.updated or 0.0):
-        fields.append(left)
-    if data := data_text(state):
-        fields.append(data)
-    return ", ".join(fields)
+    fields = (
+        f"step {state.steps_text}",
+        "" if state.loss is None else f"loss {four_digits(state.loss)}",
+        rate_text(state),
+        "" if state.simulated_hours is None else simulated_text(state.simulated_hours),
+        time_left_text(state, state.updated or 0.0),
+        data_text(state),
+    )
+    return ", ".join(filter(None, fields))
 
 
 def time_left_text(state: RunState, now: float) -> str:
@@ -265,11 +260,16 @@ def time_left_text(state: RunState, now: float) -> str:
     return f"{duration_text(left.seconds)} left" if left else ""
 
 
-def change_line(before: RunState, event: Event) -> str:
+def change_line(before: RunState, after: RunState, event: Event) -> str:
     """Return the line of an event, in the words of the timeline; empty: it changes nothing."""
     if isinstance(event, RunEvent) and event.status == before.status and before.started is not None:
         return ""
     entry = timeline_entry(event, before.members.get(-1 if event.member is None else event.member))
     if entry is None or (isinstance(event, RunEvent) and event.status == "failed"):
         return "run failed" if entry else ""  # the error said why
-    return f"{entry.kind}: {entry.text}" if entry.kind in ("warning", "error") else entry.text
+    return _line_of(entry, after)
+
+
+def _line_of(entry: TimelineEntry, state: RunState) -> str:
+    words = entry_text(entry, state.name)
+    return f"{entry.kind}: {words}" if entry.kind in ("warning", "error") else words

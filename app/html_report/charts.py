@@ -201,12 +201,11 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
     texts: list[dict[str, Any]] = []
     names = _names(evidence)
     for row, (step, change) in enumerate(machine_changes(evidence.state)[:_SHOWN_MARKS]):
-        status = "back" if change.kind == "back" else change.status or "failed"
         colour = GREEN if change.is_arrival else RED
         geometry = {"x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
         lines.append({**geometry, "line": {"color": colour, "width": 1, "dash": "dash"}})
         text = {"x": step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
-        words, hover = (f"{name} {status}" for name in names[change.member])
+        words, hover = (f"{name} {change.word}" for name in names[change.member])
         texts.append({**text, "text": words, "hovertext": hover, "font": {"color": colour, "size": 11}})
     return {"shapes": lines, "annotations": texts}
 

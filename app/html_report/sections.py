@@ -14,8 +14,8 @@ from app.report import rerun_line
 from app.run_view.figures import MORE_DATA, change, data_text
 from app.run_view.metrics import metric_label, metric_text, metrics_of, simulated_text
 from app.run_view.pair_paths import is_loopback
-from app.run_view.run_state import machine_changes
-from app.run_view.timeline import TimelineEntry
+from app.run_view.run_state import machine_changes, status_word
+from app.run_view.timeline import TimelineEntry, entry_text
 from app.task_results import results_of
 from distributed.planning.documents.document import Candidate, Planning, Reason
 from distributed.planning.reasons import sentence
@@ -32,8 +32,8 @@ from profiles.quantities import (
 from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, is_language_model
 
-_MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
-"""Word and style of a run's status; others are ``bad``."""
+_MOODS = {"completed": "good", "running": "good", "cancelled": "calm"}
+"""Style of a run's status; others are ``bad``."""
 SHOWN_CANDIDATES = 8
 _TOLD_CHANGES = 6
 _NOT_CONSIDERED = ("no-cost-model", "no-interval")
@@ -75,9 +75,8 @@ def command(*words: str) -> str:
 def heading(evidence: Evidence) -> str:
     """Return name, status and the figures that matter most."""
     metadata, summary, state = evidence.metadata, evidence.summary, evidence.state
-    word, mood = _MOODS.get(summary.status, (summary.status, "bad"))
-    steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
-    cards = [("steps", steps), ("took", duration_text(evidence.seconds))]
+    word, mood = status_word(summary.status), _MOODS.get(summary.status, "bad")
+    cards = [("steps", state.steps_text), ("took", duration_text(evidence.seconds))]
     if (starting := starting_seconds_in(state.attempts)) is not None:
         cards.insert(1, ("to start", duration_text(starting)))
     if state.simulated_hours is not None:
@@ -103,8 +102,7 @@ def _story(evidence: Evidence) -> str:
     """Return in one line whether the run met its plan and why not, and which machines came and went."""
     sentences = [str(evidence.plan_vs_actual)] if evidence.plan_vs_actual else []
     for step, entry in machine_changes(evidence.state)[:_TOLD_CHANGES]:
-        status = "back" if entry.kind == "back" else entry.status or "failed"
-        sentences.append(f"{evidence.name(entry.member)} {status} at step {step:.0f}")
+        sentences.append(f"{evidence.name(entry.member)} {entry.word} at step {step:.0f}")
     return f'<p class="story">{text("; ".join(sentences))}</p>' if sentences else ""
 
 
@@ -298,9 +296,9 @@ def _notice(evidence: Evidence, notice: TimelineEntry) -> str:
     moment = "?"
     with contextlib.suppress(ValueError, OverflowError, OSError):
         moment = f"{datetime.fromtimestamp(notice.time, timezone.utc):%H:%M:%S}"
-    prefix = f"{moment} UTC {notice.kind}, {evidence.name(notice.member)}:"
+    prefix, words = f"{moment} UTC {notice.kind}:", entry_text(notice, evidence.name)
     hint = f'<div class="hint">{text(notice.hint)}</div>' if notice.hint else ""
-    return f'<li class="{notice.kind}"><span>{text(prefix)}</span> {text(notice.text)}{hint}</li>'
+    return f'<li class="{notice.kind}"><span>{text(prefix)}</span> {text(words)}{hint}</li>'
 
 
 def reproduction(evidence: Evidence) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from app.run_view.member_state import MIN_STEPS, MemberState
-from app.run_view.metrics import metric_label, metric_text, metrics_of
+from app.run_view.metrics import SplitResults, metric_label, metric_text, metrics_of
 from app.run_view.run_series import RUN, evaluation_series, of_member, of_run, series_names
-from app.run_view.run_state import RunState, SplitResults
+from app.run_view.run_state import RunState
 from app.run_view.timeline import chronological
 from profiles.quantities import time_text
 from training.records.events import Event, RunEvent, TimingEvent
@@ -37,6 +37,11 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
     return f"{shares[rank]:.0%} of each step {'waited' if whole_run else 'waits'} for data{on_machine}".replace(
         "%", " %", 1
     )
+
+
+def rate_text(state: RunState) -> str:
+    """Return ``152.3 samples/s``; empty while no machine trains."""
+    return f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
 
 
 def evaluation_headline(results: SplitResults, split: str) -> str:
@@ -100,7 +105,7 @@ def start_line(events: Iterable[Event]) -> str:
 
 
 _OF_STATE = (
-    "status", "step", "total_steps", "samples_per_second", "snapshot_step", "weights_differ", "joules",
+    "status", "step", "total_steps", "loss", "samples_per_second", "snapshot_step", "weights_differ", "joules",
     "message", "resume_step", "started", "updated",
 )  # fmt: skip
 _OF_MEMBER = (

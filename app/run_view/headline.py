@@ -145,8 +145,7 @@ def _ended(state: RunState, time: RunTime | None) -> RunHeadline:
 
 
 def _progress(state: RunState) -> tuple[str, ...]:
-    total = f"/{state.total_steps}" if state.total_steps else ""
-    return (f"step {state.step}{total}",) if state.step else ()
+    return (f"step {state.steps_text}",) if state.step else ()
 
 
 def _phases(state: RunState) -> Sequence[str]:

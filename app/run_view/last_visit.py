@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.run_view.run_series import of_run
-from app.run_view.run_state import INTERRUPTED, RunState, arrivals_and_departures
+from app.run_view.run_state import RunState, arrivals_and_departures, status_word
 from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
 from training.records.events import Event
@@ -32,7 +32,6 @@ _LAST = 10
 """Steps, or buckets of steps, whose mean counts as the current loss; a single step is too noisy."""
 _MOST = 3
 """Most losses and returns of machines that are listed one by one."""
-_ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a message"}
 
 
 class SeenMark(BaseModel):
@@ -129,7 +128,7 @@ def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
     if state.status == "paused" != seen_state.status:
         yield "paused"
     if state.ended is not None and state.ended != seen_state.ended:
-        yield f"{_ENDS.get(state.status, state.status)} at {_clock(state.ended, now)}"
+        yield f"{status_word(state.status)} at {_clock(state.ended, now)}"
 
 
 def _loss(state: RunState) -> float | None:
@@ -143,7 +142,7 @@ def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterat
     moved = sorted((entry for entry in new if entry in member_moves), key=lambda entry: entry.member)
     messages: list[tuple[float, str]] = []
     for member, changes in groupby(moved, key=lambda entry: entry.member):
-        name, lost = state.name(member, {}), False
+        name, lost = state.name(member), False
         for entry in changes:
             at = _clock(entry.time, now)
             if entry.kind == "lost":
@@ -157,8 +156,8 @@ def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterat
         yield from (words for _, words in sorted(messages))
         return
     shown = [entry for entry in moved if entry.kind == "lost"] or moved
-    names = dict.fromkeys(state.name(entry.member, {}) for entry in shown)
-    away = [state.name(rank, {}) for rank, member in state.members.items() if member.status in ("lost", "failed")]
+    names = dict.fromkeys(state.name(entry.member) for entry in shown)
+    away = [state.name(rank) for rank, member in state.members.items() if member.status in ("lost", "failed")]
     still = f", {', '.join(away)} still away" if away else ""
     yield f"{counted(len(shown), 'time')} a machine {shown[0].kind} ({', '.join(names)}){still}"
 

@@ -1,6 +1,9 @@
-"""Labels and texts of metrics."""
+"""The evaluations of a split; labels and texts of metrics."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from training.records.events import EvaluationEvent
 
@@ -57,3 +60,41 @@ def metrics_of(result: EvaluationEvent) -> dict[str, float]:
     others = sorted(name for name in figures if name not in RATES and name != "loss")
     loss = ["loss"] if "loss" in figures else []
     return {name: figures[name] for name in (*rates, *others, *loss)}
+
+
+@dataclass(frozen=True)
+class SplitResults:
+    """First, last and best evaluation of one split; the best has the lowest WER, or loss where there is no WER."""
+
+    first: EvaluationEvent
+    last: EvaluationEvent
+    best: EvaluationEvent
+    count: int = 0
+    """Evaluations after the first step."""
+
+    def seconds_left(self, total_steps: int) -> float:
+        """Return the seconds of the evaluations that are still to come: at the end, and at the interval so far."""
+        if self.last.step >= total_steps:
+            return 0.0
+        interval = self.last.step / self.count if self.count else math.inf
+        return (1 + max(0, int((total_steps - 1) / interval) - self.count)) * self.last.seconds
+
+
+def with_result(previous: SplitResults | None, result: EvaluationEvent) -> SplitResults:
+    """Return the results of a split with one more, whatever the order in which they arrive."""
+    results = (result,) if previous is None else (previous.first, previous.last, previous.best, result)
+    ordered = sorted(results, key=_order)
+    count = (previous.count if previous else 0) + (result.step > 0)
+    return SplitResults(first=ordered[0], last=ordered[-1], best=min(ordered, key=_badness), count=count)
+
+
+def _order(result: EvaluationEvent) -> tuple[object, ...]:
+    """Return the sort key among the evaluations of a split, independent of the order of arrival."""
+    figures_text = repr(sorted(result.figures.items()))
+    member = -1 if result.member is None else result.member
+    return (result.step, result.time, result.samples, result.seconds, figures_text, member)
+
+
+def _badness(result: EvaluationEvent) -> tuple[object, ...]:
+    value = result.metrics.get("wer", result.loss)
+    return (value if value is not None and math.isfinite(value) else math.inf, _order(result))

@@ -309,6 +309,12 @@ def newest(curves: Mapping[int, Curves], name: str) -> float | None:
     return (summed if name in SUMMED else merged)(ends).newest
 
 
+def at_step(curves: Mapping[int, Curves], name: str, step: int) -> float | None:
+    """Return the value of :func:`of_run` at a step, or the last one before it; ``None``: there is none."""
+    series = of_run(curves, name)
+    return next((b.mean for b in reversed(series.buckets) if b.number * series.width <= step), None)
+
+
 def of_member(curves: Mapping[int, Curves], rank: int, name: str) -> Series:
     """Return one member's series; an empty one where it has none."""
     return curves.get(rank, {}).get(name, _EMPTY)

@@ -24,7 +24,8 @@ from app.run_view.member_state import (
     stopped,
     sum_of_known,
 )
-from app.run_view.run_series import RUN, SIMULATED, Curves, MeasuredEvent, figures, of_member, with_figures
+from app.run_view.metrics import SplitResults, with_result
+from app.run_view.run_series import RUN, SIMULATED, Curves, MeasuredEvent, at_step, figures, of_member, with_figures
 from app.run_view.run_series import newest as newest_value
 from app.run_view.timeline import RunTimeline, TimelineEntry, chronological, newest, timeline_entry, with_entry
 from training.records.attempts import Attempts, attempts_after, seconds_in
@@ -56,24 +57,6 @@ INTERRUPTED = "interrupted"
 KEPT_REQUESTS = 20
 _TELLING = 3
 """Steps of a member since its start from which on its pace tells when the run ends."""
-
-
-@dataclass(frozen=True)
-class SplitResults:
-    """First, last and best evaluation of one split; the best has the lowest WER, or loss where there is no WER."""
-
-    first: EvaluationEvent
-    last: EvaluationEvent
-    best: EvaluationEvent
-    count: int = 0
-    """Evaluations after the first step."""
-
-    def seconds_left(self, total_steps: int) -> float:
-        """Return the seconds of the evaluations that are still to come: at the end, and at the interval so far."""
-        if self.last.step >= total_steps:
-            return 0.0
-        interval = self.last.step / self.count if self.count else math.inf
-        return (1 + max(0, int((total_steps - 1) / interval) - self.count)) * self.last.seconds
 
 
 class TimeLeft(NamedTuple):
@@ -111,10 +94,10 @@ class RunState:
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by request id."""
 
-    def name(self, rank: int, planned: Mapping[int, str]) -> str:
+    def name(self, rank: int, planned: Mapping[int, str] | None = None) -> str:
         """Return a member's name: its own, the planned one, or ``member RANK``; ``run`` for negative ranks."""
-        own_name = self.members[rank].name if rank in self.members else ""
-        return own_name or planned.get(rank) or (f"member {rank}" if rank >= 0 else "run")
+        reported = self.members[rank].name if rank in self.members else ""
+        return reported or (planned or {}).get(rank) or (f"member {rank}" if rank >= 0 else "run")
 
     @property
     def warnings(self) -> tuple[TimelineEntry, ...]:
@@ -153,6 +136,16 @@ class RunState:
         """Steps that all active members have done; members that are still joining do not count."""
         working = [member.step for member in self.members.values() if member.active and member.step]
         return min(working) if working else max((member.step for member in self.members.values()), default=0)
+
+    @property
+    def steps_text(self) -> str:
+        """``420/1400``, or ``420`` where the total is unknown."""
+        return f"{self.step}/{self.total_steps}" if self.total_steps else str(self.step)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the newest step that all active members have done; ``None``: there is none."""
+        return at_step(self.curves, "loss", self.step)
 
     @property
     def samples_per_second(self) -> float:
@@ -243,6 +236,11 @@ def apply(state: RunState, event: Event) -> RunState:
             return _answered(state, event)
         case WarningEvent() | TimingEvent() | AnswerEvent() | UnknownEvent():
             return state
+
+
+def status_word(status: str) -> str:
+    """Return the word for the status of a run."""
+    return "stopped" if status == "cancelled" else status
 
 
 def arrivals_and_departures(state: RunState) -> list[TimelineEntry]:
@@ -367,26 +365,8 @@ def _run(state: RunState, event: RunEvent) -> RunState:
 
 
 def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:
-    previous = state.evaluations.get(event.split)
-    results = (event,) if previous is None else (previous.first, previous.last, previous.best, event)
-    ordered = sorted(results, key=_order)
-    best = min(ordered, key=_badness)
-    count = (previous.count if previous else 0) + (event.step > 0)
-    split = SplitResults(first=ordered[0], last=ordered[-1], best=best, count=count)
-    evaluations = {**state.evaluations, event.split: split}
-    return changed(state, evaluations=dict(sorted(evaluations.items())))
-
-
-def _order(result: EvaluationEvent) -> tuple[object, ...]:
-    """Return the sort key among the evaluations of a split, independent of the order of arrival."""
-    figures_text = repr(sorted(result.figures.items()))
-    member = -1 if result.member is None else result.member
-    return (result.step, result.time, result.samples, result.seconds, figures_text, member)
-
-
-def _badness(result: EvaluationEvent) -> tuple[object, ...]:
-    value = result.metrics.get("wer", result.loss)
-    return (value if value is not None and math.isfinite(value) else math.inf, _order(result))
+    results = with_result(state.evaluations.get(event.split), event)
+    return changed(state, evaluations=dict(sorted({**state.evaluations, event.split: results}.items())))
 
 
 def _with_member(state: RunState, event: MemberScopedEvent) -> RunState:

@@ -6,7 +6,7 @@ and the newest entries by their own times are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -61,6 +61,11 @@ class TimelineEntry(NamedTuple):
     def is_arrival(self) -> bool:
         """Whether a machine joined a run that was under way, or came back to it."""
         return self.kind == "back" or self.status == "joined"
+
+    @property
+    def word(self) -> str:
+        """What became of the machine: ``lost``, ``left``, ``failed``, ``joined`` or ``back``."""
+        return "back" if self.kind == "back" else self.status or "failed"
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,14 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
             return entry("request", with_reason(action, event.message))
         case _:
             return None
+
+
+def entry_text(entry: TimelineEntry, names: Callable[[int], str]) -> str:
+    """Return the text of an entry, with machine and step where it lacks them."""
+    name = names(entry.member) if entry.member >= 0 and entry.kind != "evaluation" else ""
+    machine = f"{name}: " if name and name not in entry.text else ""
+    at = f" (step {entry.step})" if entry.step >= 0 and entry.kind in ("evaluation", "warning", "error") else ""
+    return f"{machine}{entry.text}{at}"
 
 
 def with_reason(statement: str, reason: str) -> str:

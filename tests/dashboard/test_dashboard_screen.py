@@ -263,7 +263,7 @@ def test_stop_asks_and_shows_that_nothing_is_left(folder: RunFolder, saved: bool
         folder.append(RunEvent(status="cancelled", message="stopped by the user"))
         folder.finish("cancelled", {}, "stopped by the user")
         folder.close()
-        await until_text(pilot, "the run has ended (cancelled)")
+        await until_text(pilot, "the run has ended (stopped)")
         assert ("--resume" in text(app)) is saved  # there is nothing to resume without a snapshot
         await pilot.press("escape", "2")
         assert sum("stopped" in line for line in lines(app)[4:]) == 3 and "training" not in text(app)

@@ -89,7 +89,7 @@ def test_a_clock_that_was_set_back_leaves_out_how_long_ago(tmp_path: Path) -> No
 
 def test_a_run_that_ended_meanwhile(tmp_path: Path) -> None:
     assert line(tmp_path, [RunEvent(time=BEGAN + 60, status="completed")]).endswith("ago: completed at 14:14")
-    assert line(tmp_path, [*steps(5, 6)], ending=INTERRUPTED).endswith(", ended without a message at 14:13")
+    assert line(tmp_path, [*steps(5, 6)], ending=INTERRUPTED).endswith(", interrupted at 14:13")
 
 
 def test_a_run_that_had_ended_already_is_no_news(tmp_path: Path) -> None:

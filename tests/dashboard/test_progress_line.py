@@ -53,7 +53,7 @@ def test_a_value_of_an_earlier_evaluation_says_of_which_step(tmp_path: Path) -> 
     test = evaluated(0, 1.933).model_copy(update={"split": "test"})
     picture = Picture(tmp_path, reduce_events([*started(), test, evaluated(0, 1.801), evaluated(30, 0.45)]))
     assert newest_text(picture, "test wer") == "not yet at 0"
-    assert newest_text(picture, "validation wer") == "45 %"
+    assert newest_text(picture, "validation wer") == "45.0 %"
     first, second = evaluation_lines(picture.state)
     assert first.endswith("not yet (step 0)") and second.endswith("not yet -> 45.0 %")
 

@@ -25,6 +25,7 @@ from app.run_view.figures import start_line, state_document
 from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
 from app.run_view.tables.showcase import showcase_document, showcase_lines
+from app.run_view.timeline import entry_text
 from app.run_view.view import RunView, read_view
 from app.task_results import results_of
 from profiles.errors import BadInput, ExitCode, counted
@@ -233,7 +234,6 @@ def _headline_of(metrics: dict[str, Any]) -> str:
 
 def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
     metadata, state = folder.metadata, view.state
-    step = f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step)
     lost = f", lost {visible(', '.join(run.lost))}" if run.lost else ""
     way = f", {metadata.strategy} over {metadata.engine}" if len(metadata.hosts) > 1 else ""
     lines = [
@@ -244,7 +244,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
         f"workers   {len(metadata.hosts)}{way}",
         f"started   {_started_text(run)}",
         f"time      {_time_text(view)}",
-        f"steps     {step}",
+        f"steps     {state.steps_text}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",
     ]
     if metadata.strategy == SCRIPT:
@@ -262,7 +262,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
     lines += [f"path      {line}" for line in pair_lines(state.members, view.name, _MOST_WAYS)]
     lines += evaluation_lines(state)
     lines += [*results_of(metadata.task).lines(run.path), *showcase_lines(run.path)]
-    lines += [f"warning   {notice.text}" for notice in state.warnings[-10:]]
+    lines += [f"warning   {entry_text(notice, view.name)}" for notice in state.warnings[-10:]]
     if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")
     return [visible(line) for line in lines]

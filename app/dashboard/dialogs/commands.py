@@ -18,6 +18,7 @@ from app.console import command_about
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
 from app.report import can_resume
+from app.run_view.run_state import status_word
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
 from distributed.cleaning.clean import leftovers
@@ -132,7 +133,7 @@ class StopDialog(Dialog):
         status = picture.state.status
         saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
         mark = LEVELS[picture.headline.level]
-        lines += [mark.show(f"the run has ended ({status}){saved}"), *self._proofs()]
+        lines += [mark.show(f"the run has ended ({status_word(status)}){saved}"), *self._proofs()]
         if status != "completed" and picture.plan is not None and can_resume(picture.plan, picture.state):
             command = command_about(picture.path, "distributed-train", "--resume")
             lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]

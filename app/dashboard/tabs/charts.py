@@ -18,7 +18,7 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane
 from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
 from app.run_view.figures import evaluated_series
-from app.run_view.metrics import NOT_YET, RATES, is_usable
+from app.run_view.metrics import RATES, metric_text
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
@@ -265,11 +265,13 @@ def unit_of(name: str, state: RunState) -> str:
 def newest_text(picture: Picture, name: str, with_step: bool = True) -> str:
     """Return the newest value of a series; with its step where later evaluations of other splits exist."""
     state = picture.state
+    if name == "loss":
+        return metric_text(name, state.loss)
     value = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
     if value is None:
         return "-"
     old_at, metric = old_step(state, name), evaluated_series(state).get(name, "")
-    words = value_text(value, unit_of(name, state)) if is_usable(metric, value) else NOT_YET
+    words = metric_text(metric, value) if metric else value_text(value, unit_of(name, state))
     return words + (f" at {old_at}" if with_step and old_at is not None else "")
 
 

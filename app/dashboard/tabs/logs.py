@@ -19,9 +19,10 @@ from textual.widgets import Input
 from app.console import visible
 from app.dashboard.log_book import LogLine
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.overview import clock_text, entry_text
+from app.dashboard.tabs.overview import clock_text
 from app.dashboard.tabs.pane import Pane, Words
 from app.run_view.headline import problems
+from app.run_view.timeline import entry_text
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
 from profiles.errors import counted
@@ -225,7 +226,7 @@ class LogsPane(Pane):
 
 def root_cause(picture: Picture) -> Content | None:
     """Return the earliest problem that holds, and what followed; ``None`` where there is none."""
-    causes = [(entry.time, entry_text(entry, picture), entry.hint) for entry in problems(picture.state)]
+    causes = [(entry.time, entry_text(entry, picture.name), entry.hint) for entry in problems(picture.state)]
     if not causes:
         return None
     causes = [*_errors_before(picture.lines, causes[0][0]), *causes]

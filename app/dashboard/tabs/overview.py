@@ -30,12 +30,12 @@ from app.dashboard.tabs.pane import Pane, Words
 from app.dashboard.tabs.ribbons import strips
 from app.dashboard.tabs.samples import sample_lines
 from app.report import evaluation_lines, failure_hint
-from app.run_view.figures import evaluated_series, evaluation_text
-from app.run_view.metrics import NOT_YET
+from app.run_view.figures import evaluated_series, evaluation_text, rate_text
+from app.run_view.metrics import NOT_YET, four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
-from app.run_view.timeline import TimelineEntry, chronological
+from app.run_view.timeline import TimelineEntry, chronological, entry_text
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
@@ -122,15 +122,7 @@ def entry_line(entry: TimelineEntry, picture: Picture) -> Content:
 
 
 def _words(entry: TimelineEntry, picture: Picture) -> Content:
-    return literal(entry_text(entry, picture), "$text-error" if entry.kind in ("lost", "error") else "")
-
-
-def entry_text(entry: TimelineEntry, picture: Picture) -> str:
-    """Return the text of an entry, with machine and step where it lacks them."""
-    name = picture.name(entry.member) if entry.member >= 0 else ""
-    machine = f"{name}: " if name and name not in entry.text and entry.kind not in ("evaluation",) else ""
-    at = f" (step {entry.step})" if entry.step >= 0 and entry.kind in ("evaluation", "warning", "error") else ""
-    return f"{machine}{entry.text}{at}"
+    return literal(entry_text(entry, picture.name), "$text-error" if entry.kind in ("lost", "error") else "")
 
 
 SMOOTHING = 0.8
@@ -197,7 +189,6 @@ def loss_chart(picture: Picture) -> ChartData:
     state = picture.state
     series = of_run(state.curves, "loss")
     points = series.points()
-    newest = f"{points[-1].mean:.4g}" if points else ""
     invalid = (("NaN or infinite at times", "$text-error"),) if series.invalid else ()
     # Ready machines that wait for the first evaluation would look as if they hung.
     measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
@@ -210,7 +201,7 @@ def loss_chart(picture: Picture) -> ChartData:
     elif measured_first and any(member.status == "ready" for member in state.members.values()):
         empty = "the model is evaluated first; then the loss appears here"
     return ChartData(
-        title=f"loss {newest}".strip(),
+        title="loss" if state.loss is None else f"loss {four_digits(state.loss)}",
         curves=(*lines, line) if points else (),
         marks=marks(state),
         legend=predicted_legend(lines) + invalid,
@@ -225,12 +216,11 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
     if state.total_steps is None:
         return Content("")
     share = state.step / max(1, state.total_steps)
-    rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
     took = duration_text(state.seconds(now)) if state.started else ""
-    step, done = f"step {state.step}/{state.total_steps}", f"{share:.0%}"
+    step, done = f"step {state.steps_text}", f"{share:.0%}"
     spare, figures = 0, ""
     for reached in _reached(state):
-        figures = "  ".join(word for word in (rate, took, reached) if word)
+        figures = "  ".join(word for word in (rate_text(state), took, reached) if word)
         spare = width - len("  ".join((step, "", done, figures)))
         if spare >= _SHORTEST_BAR:
             break

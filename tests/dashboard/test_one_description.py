@@ -1,0 +1,158 @@
+"""One run has the same figures in dashboard (which the web serves), progress, report and ``runs show``."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import live, new_folder, started, steps
+
+from app.cli.main import main
+from app.dashboard.reader import Picture
+from app.dashboard.tabs.charts import newest_text
+from app.dashboard.tabs.machines import table_of
+from app.dashboard.tabs.overview import loss_chart, progress_line
+from app.follow import Follower
+from app.html_report.evidence import Evidence, read_evidence
+from app.html_report.page import page
+from app.progress import PlainProgress, step_line
+from app.report import completed_lines
+from app.run_view.run_state import reduce_events
+from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, WarningEvent
+
+LOSSES = {0: 1.5, 1: 2.0, 2: 4.0}
+"""Of the members, which train on 8, 16 and 8 samples: 2.375 together."""
+LAST = 20
+
+
+def wer(at: int, value: float) -> Event:
+    return EvaluationEvent(time=9.0, step=at, split="test", loss=None, metrics={"wer": value}, samples=5, seconds=1.0)
+
+
+def of_members(first: int, last: int) -> list[Event]:
+    weights = {0: 8.0, 1: 16.0, 2: 8.0}
+    return [
+        event.model_copy(update={"loss": LOSSES[event.member or 0], "weight": weights[event.member or 0]})
+        for event in steps(first, last)
+    ]
+
+
+def events() -> list[Event]:
+    began = started(total=LAST)
+    at = began[0].time + LAST
+    return [
+        *began,
+        wer(0, 0.98),
+        *of_members(1, LAST),
+        wer(LAST, 0.123),
+        WarningEvent(member=1, time=at, step=LAST, message="the disk is nearly full"),
+        *(MemberEvent(member=rank, time=at, status="done") for rank in range(3)),
+    ]
+
+
+@dataclass(frozen=True)
+class Displays:
+    """What the displays show of one run that has ended."""
+
+    path: Path
+    evidence: Evidence
+    report: str
+    plain: list[str]
+
+    @property
+    def picture(self) -> Picture:
+        return Picture(self.path, self.evidence.state, self.evidence.now, self.evidence.plan, live=False)
+
+
+@pytest.fixture(scope="module")
+def displays(tmp_path_factory: pytest.TempPathFactory) -> Displays:
+    path, lines = new_folder(tmp_path_factory.mktemp("runs")), list[str]()
+    with live(path, events()) as run:
+        run.append(RunEvent(time=events()[0].time + LAST + 1, status="completed"))
+        run.finish("completed", {"samples_per_second": 23.45, "seconds": 21.0, "steps": LAST})
+    with PlainProgress("title", write=lines.append) as progress:
+        for event in events():
+            progress(event)
+    evidence = read_evidence(path)
+    return Displays(path, evidence, html.unescape(page(evidence)), lines)
+
+
+def shown(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["runs", "show", str(path), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_loss(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the mean over the samples, of the last step that all have done."""
+    state = displays.evidence.state
+    ahead = reduce_events([*events()[:-4], *of_members(LAST + 1, LAST + 1)[:1]])
+    assert state.loss == ahead.loss == pytest.approx(2.375)
+    assert loss_chart(displays.picture).title == "loss 2.375" and newest_text(displays.picture, "loss") == "2.375"
+    assert ", loss 2.375" in step_line(state)
+    assert json.loads(shown(displays.path, capsys, "--json"))["state"]["loss"] == pytest.approx(2.375)
+    curve = next(trace for trace in traces(displays.report, "loss") if trace.get("name") == "training")
+    assert curve["y"][-1] == pytest.approx(2.375)
+
+
+def traces(report: str, chart: str) -> list[dict[str, Any]]:
+    figures = re.search(r'id="figures">(.*?)</script>', report)
+    assert figures is not None
+    traces: list[dict[str, Any]] = json.loads(figures[1])[chart]["data"]
+    return traces
+
+
+def test_steps_and_status(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    line, said = displays.evidence.headline, shown(displays.path, capsys)
+    assert (line.word, line.details[0]) == ("Completed", "step 20/20")
+    assert "step 20/20" in progress_line(displays.evidence.state, 0.0, 99).plain
+    assert "<b>20/20</b><span>steps" in displays.report and "completed</span>" in displays.report
+    assert "(completed, attempt 1)" in said and "steps     20/20" in said
+
+
+def test_samples_a_second(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    going = reduce_events(events()[:-4])
+    rate = f"{going.samples_per_second:.1f} samples/s"
+    assert rate in step_line(going) and rate in progress_line(going, 0.0, 99).plain
+    ended = Follower(displays.path).ended(displays.evidence.state)
+    assert "23.4 samples/s over the whole run" in completed_lines(ended)[1]
+    assert "<b>23.4</b><span>samples/s over the whole run" in displays.report
+
+
+def test_word_error_rates(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "WER     test  98.0 % -> 12.3 %"
+    assert line in shown(displays.path, capsys)
+    assert line in completed_lines(Follower(displays.path).ended(displays.evidence.state))
+    assert "WER on test: 98.0 % -> 12.3 %" in progress_line(displays.evidence.state, 0.0, 99).plain
+    assert any("WER on test: 98.0 % -> 12.3 % (step 20)" in line for line in displays.plain)
+    assert newest_text(displays.picture, "test wer") == "12.3 %"
+    assert "<b>98.0 % → 12.3 %</b><span>WER on test" in displays.report
+    assert re.search(r"test</td><td>WER</td>.*98.0 %</td>.*12.3 %</td>.*12.3 %</td>", displays.report)
+
+
+def test_machines(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["studio", "air", "pc"]
+    _, rows = table_of(displays.picture)
+    assert [row.cells[0].plain for row in rows] == names
+    table = re.findall(r'<td class="number">\d</td><td>(\w+)</td><td>cpu</td><td>done</td>', displays.report)
+    assert table == names and "<b>3</b><span>workers" in displays.report
+    document = json.loads(shown(displays.path, capsys, "--json"))
+    assert [member["name"] for member in document["state"]["members"]] == names and document["workers"] == 3
+    assert "workers   3, " in shown(displays.path, capsys)
+
+
+def test_the_time_that_it_took(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    assert displays.evidence.took == "took 0:21" and "<b>0:21</b><span>took" in displays.report
+    assert displays.evidence.headline.details[-1] == "took 0:21"
+    assert "time      took 0:21" in shown(displays.path, capsys)
+
+
+def test_a_warning_has_its_machine_and_step(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "air: the disk is nearly full (step 20)"
+    assert f"warning   {words}" in shown(displays.path, capsys)
+    assert any(line.endswith(f"warning: {words}") for line in displays.plain)
+    assert f"warning:</span> {words}" in displays.report
