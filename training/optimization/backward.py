@@ -86,11 +86,7 @@ class Backward:
     def _pass(self, batches: StepBatches, index: int) -> torch.Tensor:
         with self._precision.autocast():
             loss = self._task.loss(self._model, move(batches.micro_batches[index], self._precision.device))
-        if not loss.requires_grad:
-            raise RunFailed(
-                "the loss depends on no weight that is trained, so nothing can be learned from it",
-                "compute it from the model's output, without detach(), item(), numpy() or no_grad()",
-            )
+        refuse_untrained(loss)
         share = batches.weights[index] / batches.weight if batches.weight else 0.0
         self._precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
         return loss.detach() * share
@@ -102,6 +98,15 @@ class Backward:
         warn(
             f"{size} samples in one pass do not fit into memory: from now on {self.max_micro_batch} in a pass, "
             "in more passes; the batch of a step stays the same"
+        )
+
+
+def refuse_untrained(loss: torch.Tensor) -> None:
+    """Raise :class:`RunFailed` if nothing can be learned from a loss."""
+    if not loss.requires_grad:
+        raise RunFailed(
+            "the loss depends on no weight that is trained, so nothing can be learned from it",
+            "compute it from the model's output, without detach(), item(), numpy() or no_grad()",
         )
 
 
