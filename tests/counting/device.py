@@ -6,151 +6,26 @@ what is launched is noted with the line of Muster's code that asked for it. It w
 - ``.item()``, a copy to the host without ``non_blocking`` and any copy from or to memory that is not pinned make the
   host wait; so does :meth:`Event.synchronize`;
 - what is copied to pinned memory without a wait arrives there when the host has waited for an event after it;
-- what one stream has written, another one may use after it has waited for it: else :attr:`Counts.races` names the line.
+- what one stream has written, another one may use after it has waited for it: else ``counts.races`` names the line.
 
 To be used in a process of its own: the device stays, and ``torch.empty(pin_memory=True)`` pins from then on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _foreach_utils, backend_registration
 from torch.utils._pytree import tree_map
 
-_ROOT = Path(__file__).parents[2]
-_OURS = tuple(f"{_ROOT / room}/" for room in ("training", "tests/counting"))
-_SHAPES = ("nonzero", "masked_select", "_unique2", "unique_dim", "is_nonzero", "equal")
-"""Operations whose result has a shape, or a value, that the host must know."""
+from tests.counting.streams import Event, Stream, counts, current_stream, in_stream
 
-
-class Counts:
-    """What was asked of the device since :meth:`begin`, by place: a file of Muster and its line."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counting = False
-        self.begin(counting=False)
-
-    def begin(self, counting: bool = True) -> None:
-        self.waits: Counter[str] = Counter()
-        self.waits_beside: Counter[str] = Counter()
-        """Those of threads of a side queue, which hold nobody up."""
-        self.launches: Counter[str] = Counter()
-        self.pageable: Counter[str] = Counter()
-        """Bytes copied from or to memory that is not pinned."""
-        self.to_host: Counter[str] = Counter()
-        """Bytes, pinned or not."""
-        self.to_device: Counter[str] = Counter()
-        self.races: Counter[str] = Counter()
-        self._counting = counting
-
-    def end(self) -> None:
-        self._counting = False
-
-    def note(self, kind: str, amount: int = 1) -> None:
-        if kind == "waits" and threading.current_thread().name.startswith("side queue"):
-            kind = "waits_beside"
-        if self._counting:
-            with self._lock:
-                getattr(self, kind)[_place()] += amount
-
-    def report(self) -> dict[str, dict[str, int]]:
-        kinds = ("waits", "waits_beside", "launches", "pageable", "to_host", "to_device", "races")
-        return {kind: dict(getattr(self, kind).most_common()) for kind in kinds}
-
-
-counts = Counts()
-
-
-def _place() -> str:
-    frame = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_OURS) and name != __file__:
-            return f"{Path(name).relative_to(_ROOT)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "backward"
-
-
-# ------------------------------------------------------------------------------------------------- streams and events
-
-
-class Stream:
-    """A queue of the device: what it has done, what it knows of other streams, and copies that are under way."""
-
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
-        self.done = 0
-        self.seen: dict[Stream, int] = {}
-        self.copies: list[Callable[[], None]] = []
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        for stream, done in event.seen.items():
-            self.seen[stream] = max(done, self.seen.get(stream, 0))
-        self.copies += event.copies
-
-    def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
-
-    def synchronize(self) -> None:
-        counts.note("waits")
-        self.arrive()
-
-    def arrive(self) -> None:
-        """Let all that it copies be there."""
-        copies, self.copies = self.copies, []
-        for copy in copies:
-            copy()
-
-
-class Event:
-    """A moment of a stream."""
-
-    def __init__(self, **_: Any) -> None:
-        self.seen: dict[Stream, int] = {}
-        self.copies: list[Callable[[], None]] = []
-
-    def record(self, stream: Stream | None = None) -> None:
-        stream = stream or current_stream()
-        self.seen, self.copies = {**stream.seen, stream: stream.done}, list(stream.copies)
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        counts.note("waits")
-        for copy in self.copies:
-            copy()
-
-
-_default, _local = Stream(), threading.local()
 _written: dict[int, tuple[Stream, int]] = {}
 """By memory: which stream wrote it last, and when."""
-
-
-def current_stream(device: Any = None) -> Stream:
-    return getattr(_local, "stream", _default)
-
-
-@contextlib.contextmanager
-def in_stream(stream: Stream) -> Iterator[None]:
-    before, _local.stream = current_stream(), stream
-    try:
-        yield
-    finally:
-        _local.stream = before
+_SHAPES = ("nonzero", "masked_select", "_unique2", "unique_dim", "is_nonzero", "equal")
+"""Operations whose result has a shape, or a value, that the host must know."""
 
 
 class _Module:
@@ -273,10 +148,10 @@ def _uses(read: list[torch.Tensor]) -> None:
 
 def _writes(written: list[Any]) -> None:
     stream = current_stream()
-    stream.done += 1
+    moment = stream.wrote()
     for raw in written:
         if isinstance(raw, torch.Tensor) and raw.numel():
-            _written[_memory(raw)] = (stream, stream.done)
+            _written[_memory(raw)] = (stream, moment)
 
 
 def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -302,25 +177,11 @@ def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
     stream, values = current_stream(), source.raw.clone()
     if is_pinned and non_blocking:
         host.numel() and host.fill_(-77)  # what is not there yet
-        stream.copies.append(_Once(lambda: host.copy_(values)))
+        stream.copy(lambda: host.copy_(values))
     else:
         _blocks()
         host.copy_(values)
     return host
-
-
-class _Once:
-    """Does something the first time that it is called; whoever calls it finds it done."""
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self._action: Callable[[], object] | None = action
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            if self._action is not None:
-                self._action()
-            self._action = None
 
 
 # ----------------------------------------------------------------------------------------------------- pinned memory
