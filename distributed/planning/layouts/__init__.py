@@ -1,0 +1,1 @@
+"""How a model that no machine holds is divided: candidate layouts, their cuts, times, memory and reasons."""
