@@ -30,6 +30,7 @@ from training.exchange.coordinator_protocol import (
     encode_line,
     parse,
 )
+from training.exchange.event_loop import end_other_tasks
 from training.exchange.links.certificates import COORDINATOR_NAME
 from training.exchange.links.dialling import send_small_segments
 from training.exchange.links.handshake import tls_contexts
@@ -175,7 +176,7 @@ class CoordinatorClient:
             why = self._loop.run_until_complete(self._run())
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - ending silently would hang the run
             why = f"the connection with the coordinator failed: {error}"
-        self._loop.run_until_complete(asyncio.sleep(0))  # for transports to end
+        self._loop.run_until_complete(end_other_tasks())
         self._loop.close()
         if not self._closing:
             self._on_end(why, self._may_return)

@@ -27,6 +27,7 @@ from training.exchange.coordinator_protocol import (
     encode_line,
     parse,
 )
+from training.exchange.event_loop import end_other_tasks
 from training.exchange.group.coordinator_state import CoordinatorConfig, Member
 from training.exchange.group.group_membership import GroupMembership, Log
 from training.exchange.links.certificates import member_uri, relay_key
@@ -148,6 +149,7 @@ class Coordinator:
         for writer in list(self._connections):
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(writer.wait_closed(), 1.0)
+        await end_other_tasks()
 
     async def _tick(self) -> None:
         last_tick = time.monotonic()
