@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from enum import IntEnum
 from pathlib import Path, PurePath
@@ -104,6 +105,29 @@ def where_it_failed(error: Exception) -> str:
     innermost = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
     location = f" ({Path(innermost.filename).name}, line {innermost.lineno})" if innermost is not None else ""
     return f"{type(error).__name__}: {text}{location}"
+
+
+_SIGNALS = {
+    signal.SIGKILL: "often out of memory, or somebody ended it",
+    signal.SIGTERM: "somebody ended it",
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGHUP: "its terminal was closed",
+    signal.SIGILL: "a package is built for another processor",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE), "a crash in a compiled package"),
+}
+"""Usual causes of the signals that end a process."""
+
+
+def exit_text(code: int) -> str:
+    """Return how a process ended, to follow its name.
+
+    Args:
+        code: its exit code; negative: the signal that killed it.
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    cause = next((cause for number, cause in _SIGNALS.items() if number == -code), "")
+    return f"was killed by signal {-code}{f': {cause}' if cause else ''}"
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:

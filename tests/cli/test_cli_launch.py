@@ -173,7 +173,7 @@ while True:
         ("dist.destroy_process_group(); raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
         ("sys.exit(3)", "rank-1: the script ended with exit code 3"),
         ("sys.exit('no data in /data')", "rank-1: no data in /data"),
-        ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by signal 11: a crash in a compiled package"),
         ("raise KeyboardInterrupt", "rank-1: KeyboardInterrupt"),
         ("import asyncio; raise asyncio.CancelledError('over')", "rank-1: asyncio.exceptions.CancelledError: over"),
     ],

@@ -31,6 +31,12 @@ def test_a_loss_is_told_once_with_its_first_cause(stage: Stage, coordinator_firs
     if coordinator_first:
         stage.take(-1, lost("silent for 5 s"))
     stage.ends(1, 255, "could not be reached for 40 s")
+    [warning] = [event for event in stage.events if isinstance(event, WarningEvent)]
+    assert warning.message == (
+        "worker-1 is given up (could not be reached for 40 s): it does not come back by itself"
+        if coordinator_first
+        else "worker-1 is lost (could not be reached for 40 s); the others go on"
+    )
     if not coordinator_first:
         stage.take(-1, lost("silent for 5 s"))
     assert stage.told(1) == [("lost", "silent for 5 s" if coordinator_first else "could not be reached for 40 s")]
@@ -47,6 +53,19 @@ def test_what_the_system_kills_may_have_taken_too_much_memory(stage: Stage, code
     assert error.hint.endswith(".log")
 
 
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (-signal.SIGKILL, "its worker was killed by signal 9: often out of memory, or somebody ended it"),
+        (-signal.SIGSEGV, "its worker was killed by signal 11: a crash in a compiled package"),
+        (1, "its worker ended with exit code 1"),
+    ],
+)
+def test_a_loss_names_its_usual_cause(stage: Stage, code: int, cause: str) -> None:
+    stage.ends(1, code)
+    assert stage.told(1) == [("lost", cause)]
+
+
 def test_after_a_stop_every_member_has_stopped(stage: Stage) -> None:
     stage.take(-1, MemberEvent(member=2, status="lost", message="silent for 5 s"))
     stage.run.request_stop("stopped by the user")
@@ -57,7 +76,7 @@ def test_after_a_stop_every_member_has_stopped(stage: Stage) -> None:
     stage.ends(1, -signal.SIGKILL)
     stage.ends(2, 255, "could not be reached for 8 s")
     assert stage.told(0) == [("left", "stopped by the user")]
-    assert stage.told(1) == [("left", "stopped by the user (killed by signal 9)")]
+    assert stage.told(1) == [("left", "stopped by the user (its worker was killed, as it had not ended in time)")]
     assert stage.told(2) == [("lost", "silent for 5 s")]  # it was away before
     assert not any(isinstance(event, WarningEvent) for event in stage.events)
 

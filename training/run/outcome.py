@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,6 +215,14 @@ class NewestAttempt:
         code = self.error.exit_code if self.error else ExitCode.RUN_FAILED
         early = code in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not self.began
         return ExitCode(code) if early else ExitCode.RUN_FAILED
+
+
+def early_end(rank: int, name: str, cause: str, code: int, logs: Path) -> ErrorEvent:
+    """Return the error of a member whose process ended with ``code`` before its work was done."""
+    hint = f"see {logs / (name + '.log')}"
+    if code == -signal.SIGKILL:
+        hint = f"a smaller batch_size or fewer workers need less memory; {hint}"
+    return ErrorEvent(member=rank, message=f"{name} ended before its work was done ({cause})", hint=hint, machine=name)
 
 
 def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection[int]]]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, BinaryIO, Literal
 
-from profiles.errors import BadInput, ExitCode, MusterError, counted
+from profiles.errors import BadInput, ExitCode, MusterError, counted, exit_text
 from training.numerics.gradient_norms import GradientNorms
 from training.records.events import (
     AnswerEvent,
@@ -29,7 +29,7 @@ from training.run.intake import COORDINATOR, EventIntake
 from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.membership import Membership, WorkerHandle
 from training.run.orders import OrderAction
-from training.run.outcome import RunOutcome, RunTotals, write_end
+from training.run.outcome import RunOutcome, RunTotals, early_end, write_end
 from training.run.processes import SubprocessWorker, Worker
 from training.run.simulated_process import SharedProcess
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
@@ -260,17 +260,14 @@ class RunController:
         self._stopping.note_end()
         if code in (ExitCode.DONE, ExitCode.STOPPED) or handle.error is not None or rank in self.members.lost:
             return
-        cause = handle.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        cause = handle.process.end_reason or f"its worker {exit_text(code)}"
         if self._stopping.reason:
-            return self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")
+            cause = "its worker was killed, as it had not ended in time" if code == -signal.SIGKILL else cause
+            self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")
+            return
         if self._can_continue_without(rank):
             return self._note_loss(rank, cause)
-        name = self.members.name(rank)
-        message = f"{name} ended before its work was done ({cause})"
-        hint = f"see {self.folder.logs / (name + '.log')}"
-        if code == -signal.SIGKILL:
-            hint = f"the memory may have run out: a smaller batch_size or fewer workers need less; {hint}"
-        error = ErrorEvent(member=rank, message=message, hint=hint, machine=name)
+        error = early_end(rank, self.members.name(rank), cause, code, self.folder.logs)
         self._record(error)
         self._note_error(rank, error)
 
@@ -282,12 +279,15 @@ class RunController:
         name = self.members.name(rank)
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
         self.members.lost.append(rank)
-        self._note_gone(rank, "lost", cause)
-        self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
+        is_news = self._note_gone(rank, "lost", cause)
+        end = f"lost ({cause}); the others go on" if is_news else f"given up ({cause}): it does not come back by itself"
+        self._record(WarningEvent(member=rank, message=f"{name} is {end}"))
 
-    def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> None:
-        if self.members.note_gone(rank):
+    def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> bool:
+        """Record that a member is gone; return whether that is news."""
+        if is_news := self.members.note_gone(rank):
             self._record(MemberEvent(member=rank, status=status, name=self.members.name(rank), message=message))
+        return is_news
 
     # --------------------------------------------------------------------------------------------------------- stop
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from profiles.errors import ExitCode, MusterError, RunFailed
+from profiles.errors import ExitCode, MusterError, RunFailed, exit_text
 from training.exchange.links.dialling import interface_at
 from training.hardware.machine_load import machine_events
 from training.hardware.resources import count_gpus, whole_cores
@@ -212,8 +212,7 @@ class Script:
         if self._stop_requested.is_set():
             return ExitCode.STOPPED
         if code and not self._has_reported:
-            end = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-            self._fail(f"the script {end}")
+            self._fail(f"the script {exit_text(code)}")
         return ExitCode.RUN_FAILED if code else ExitCode.DONE
 
     def _stop(self) -> None:

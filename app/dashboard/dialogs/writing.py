@@ -27,6 +27,7 @@ from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal
 from app.task_results import results_of
+from profiles.errors import exit_text
 from profiles.installation import program_words
 from training.records.model_folders import has_chat_template, is_language_model, starting_model
 from training.tasks.outputs.showcase import Sample, Showcase
@@ -168,7 +169,7 @@ class ChatProcess:
         try:
             self.problem = words_of(**json.loads(error_text)["error"])
         except (ValueError, LookupError, TypeError):
-            self.problem = f"the model's process has ended, exit code {process.returncode}"
+            self.problem = f"the model's process {exit_text(process.returncode)}"
 
     def _take(self, document: dict[str, Any]) -> None:
         self.ready = self.ready or "ready" in document
