@@ -29,7 +29,7 @@ from distributed.planning.documents.document import Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
 from profiles.errors import BadInput, MusterError
 from training.records.event_log import read_events
-from training.records.events import Event, SyncEvent
+from training.records.events import Event
 from training.records.plan import FINAL, read_metadata, read_plan
 from training.records.run_files import is_live
 from training.records.runs import list_runs
@@ -74,15 +74,6 @@ class Picture(RunView):
     ended: EndedRun | None = None
     damage: str = ""
     """Damage of the folder; empty: none."""
-
-    @property
-    def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:
-        """The newest synchronisations by step and round, each with the reports of its members by rank."""
-        syncs_by_round: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
-        for member in self.state.members.values():
-            for sync in member.recent_syncs:
-                syncs_by_round.setdefault((sync.step, sync.round), []).append((member.rank, sync))
-        return syncs_by_round
 
 
 class RunReader:

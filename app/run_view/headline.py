@@ -132,6 +132,12 @@ def slowest(state: RunState) -> MemberState | None:
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
+def waiting_share(state: RunState) -> float | None:
+    """Return the share of the machines' time in which they waited for exchanges; ``None``: none has worked."""
+    waits = [member.shares[1] for member in state.members.values() if member.has_worked]
+    return statistics.fmean(waits) if waits else None
+
+
 def _ended(state: RunState, time: RunTime | None) -> RunHeadline:
     if state.status == "completed":
         took = took_text(state.seconds(0.0), time)

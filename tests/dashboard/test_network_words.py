@@ -7,9 +7,10 @@ import pytest
 from run_folders import started, steps
 
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.network import advice, link_map, mbit, sums, sync_row
+from app.dashboard.tabs.network import advice, link_map, sums, sync_row
 from app.dashboard.tabs.overview import sync_rows
 from app.run_view.run_state import reduce_events
+from app.run_view.tables.exchanges import exchanges
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.documents.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
 from tests.app.app_events import sync
@@ -18,7 +19,9 @@ from training.records.events import PeerPath, SyncEvent, WaysEvent
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0, steps: int = 100) -> Candidate:
     choice = Choice(strategy=strategy, codec="fp32", engine="mesh", members=members)
-    return Candidate(choice=choice, useful_speed_up=speed_up, step=0.5, steps=steps, samples_per_second=samples)
+    return Candidate(
+        choice=choice, useful_speed_up=speed_up, step=0.5, exchange=0.2, steps=steps, samples_per_second=samples
+    )
 
 
 def picture(chosen: int | None) -> Picture:
@@ -55,21 +58,23 @@ def test_the_machine_alone_is_the_fastest_one_that_was_predicted() -> None:
 
 
 def test_the_rate_of_a_synchronisation() -> None:
-    assert mbit(sync(1, bytes_sent=1_000_000, bytes_received=2_500_000, seconds=0.2)) == pytest.approx(100.0)
-    assert mbit(sync(1, seconds=0.0)) == 0.0
+    (row,) = exchanges(reduce_events([sync(1, bytes_sent=1_000_000, bytes_received=2_500_000, seconds=0.2)]))
+    assert row.mbit == pytest.approx(100.0)
+    assert [row.mbit for row in exchanges(reduce_events([sync(1, seconds=0.0)]))] == [0.0]
 
 
 def test_syncs_of_one_round_are_one_row() -> None:
     syncs = [SyncEvent(member=rank, time=9.0, step=9, round=1, bytes_sent=1, bytes_received=1, seconds=0.1, wait=0.0,
                        members=[0, 1]) for rank in (0, 1)]  # fmt: skip
-    rounds = Picture(Path("run"), reduce_events([*started(), *syncs])).rounds
-    assert [(key, len(found)) for key, found in rounds.items()] == [((9, 1), 2)]
+    rows = exchanges(reduce_events([*started(), *syncs]))
+    assert [(row.step, row.number, row.members) for row in rows] == [(9, 1, 2)]
 
 
 def test_an_exchange_is_held_against_its_plan_without_the_wait_for_others() -> None:
     """The first to arrive waits 5 s for the last, which sees the transfer alone."""
-    pair = [(rank, sync(9, member=rank, seconds=seconds)) for rank, seconds in ((0, 5.2), (1, 0.2))]
-    cells = [cell.plain for cell in sync_row((9, 1), pair, picture(0), planned=0.2).cells]
+    pair = [sync(9, member=rank, seconds=seconds) for rank, seconds in ((0, 5.2), (1, 0.2))]
+    (row,) = exchanges(reduce_events(pair))
+    cells = [cell.plain for cell in sync_row(row, picture(0)).cells]
     assert cells[-1] == "100 %"
 
 

@@ -15,7 +15,8 @@ from run_folders import live, new_folder, started, steps
 from app.cli.main import main
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import newest_text
-from app.dashboard.tabs.machines import table_of
+from app.dashboard.tabs.machines import table_of, who_is_slow
+from app.dashboard.tabs.network import sums
 from app.dashboard.tabs.overview import loss_chart, progress_line
 from app.follow import Follower
 from app.html_report.evidence import Evidence, read_evidence
@@ -156,3 +157,9 @@ def test_a_warning_has_its_machine_and_step(displays: Displays, capsys: pytest.C
     assert f"warning   {words}" in shown(displays.path, capsys)
     assert any(line.endswith(f"warning: {words}") for line in displays.plain)
     assert f"warning:</span> {words}" in displays.report
+
+
+def test_the_share_of_waiting(displays: Displays) -> None:
+    assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting")
+    assert who_is_slow(displays.picture).plain == "the machines waited 25 % of the time"
+    assert displays.report.count(" (25%)</td>") == len(LOSSES)

@@ -14,12 +14,12 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import COLOURS, Chart, ChartData, marks, sample, value_text
 from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
-from app.run_view.headline import age, lag, slowest
+from app.run_view.headline import age, lag, slowest, waiting_share
 from app.run_view.member_state import MemberState
 from app.run_view.run_series import of_member, smoothed
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
-from profiles.quantities import memory_text
+from profiles.quantities import memory_text, share_text
 
 COLUMNS = (
     TableColumn("name", "machine", max_width=18, min_width=8),
@@ -121,22 +121,21 @@ def who_is_slow(picture: Picture) -> Content:
         return literal(alone if working else "no machine trains right now", "$text-muted")
     over = state.ended is not None
     brake = slowest(state)
-    waits = {m.rank: m.shares[1] for m in working}
     if brake is None:
-        share = f"{statistics.fmean(waits.values()):.0%} of the time"
+        share = f"{share_text(waiting_share(state) or 0.0)} of the time"
         words = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
         return literal(words, "$text-muted")
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     samples = {m.rank: statistics.fmean(step.samples for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
     batch_share = f"{samples[brake.rank]:.0f} of {sum(samples.values()):.0f} samples"
-    idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
+    idle = statistics.fmean(m.shares[1] for m in working if m is not brake)
     own_time, others_time = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
         f" {'held' if over else 'holds'} the others up: its {batch_share} {'took' if over else 'take'} "
         f"{own_time} a step, theirs {others_time}",
-        (f"; they {'waited' if over else 'wait'} {idle:.0%} of the time", "$text-muted"),
+        (f"; they {'waited' if over else 'wait'} {share_text(idle)} of the time", "$text-muted"),
     )  # fmt: skip
 
 

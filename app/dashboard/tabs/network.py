@@ -12,7 +12,9 @@ from textual.content import Content
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane, Words
 from app.plan_table import choice_text
+from app.run_view.headline import waiting_share
 from app.run_view.pair_paths import pair_lines, pairs
+from app.run_view.tables.exchanges import ExchangeRow, exchanges
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
@@ -21,7 +23,6 @@ from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP_CODES, sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, rate_figure, rate_text, share_text, time_text
-from training.records.events import SyncEvent
 
 COLUMNS = (
     TableColumn("round", "round", right=True, min_width=5),
@@ -70,9 +71,7 @@ class NetworkPane(Pane):
         table = self.query_one(RowTable)
         none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
         table.say_when_empty(literal(none, "$text-muted"))
-        planned = picture.planned.exchange if picture.planned else 0.0
-        newest = sorted(picture.rounds.items(), reverse=True)[:_SHOWN]
-        table.show([sync_row(key, syncs, picture, planned) for key, syncs in newest])
+        table.show([sync_row(row, picture) for row in exchanges(picture.state)[: -_SHOWN - 1 : -1]])
 
 
 def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False) -> Content:
@@ -97,33 +96,23 @@ def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False
     return Content("\n").join([drawing, legend(lines)]) if drawing else drawing
 
 
-def mbit(sync: SyncEvent) -> float:
-    """Return the payload in the direction that carried more, over the time of the exchange, in Mbit/s."""
-    payload = max(sync.bytes_sent, sync.bytes_received)
-    return payload * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
-
-
-def sync_row(key: tuple[int, int], syncs: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
-    """Return the row of one synchronisation; ``planned``: predicted seconds of its transfer."""
-    _, largest = max(syncs, key=lambda pair: pair[1].bytes_sent)
-    slow, longest = max(syncs, key=lambda pair: pair[1].seconds)
-    wait = max(sync.wait for _, sync in syncs)
-    step, number = key
-    transfer = min(sync.seconds for _, sync in syncs)  # of the last member to arrive, which did not wait
-    ratio = transfer / planned if planned > 0 else None
+def sync_row(row: ExchangeRow, picture: Picture) -> TableRow:
+    """Return the row of one synchronisation."""
+    planned = picture.planned.exchange if picture.planned else 0.0
+    ratio = row.transfer / planned if planned > 0 else None
     cells = (
-        literal(number),
-        literal(step),
-        literal(len(longest.members) or len(syncs)),
-        literal(bytes_text(largest.bytes_sent)),
-        literal(bytes_text(largest.bytes_received)),
-        literal(time_text(longest.seconds)),
-        literal(time_text(wait), "$text-warning" if wait > 0.5 * longest.seconds > 0 else ""),
-        literal(rate_figure(mbit(longest))),
-        literal(picture.name(slow) if len(syncs) > 1 else "-"),
+        literal(row.number),
+        literal(row.step),
+        literal(row.members),
+        literal(bytes_text(row.sent)),
+        literal(bytes_text(row.received)),
+        literal(time_text(row.seconds)),
+        literal(time_text(row.wait), "$text-warning" if row.wait > 0.5 * row.seconds > 0 else ""),
+        literal(rate_figure(row.mbit)),
+        literal("-" if row.slowest < 0 else picture.name(row.slowest)),
         literal("-" if ratio is None else share_text(ratio), "$text-warning" if ratio and ratio > 1.15 else ""),
     )
-    return TableRow(f"{step}/{number}", cells)
+    return TableRow(f"{row.step}/{row.number}", cells)
 
 
 def sums(picture: Picture) -> Iterator[Content]:
@@ -132,25 +121,25 @@ def sums(picture: Picture) -> Iterator[Content]:
     totals = [member.total for member in members]  # with those from before a member was lost
     sent, received = sum(total.bytes_sent for total in totals), sum(total.bytes_received for total in totals)
     count = max((m.exchanges for m in members), default=0)
-    syncs = [sync for m in members for sync in m.recent_syncs]
+    rows = exchanges(picture.state)
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
-    if syncs:
-        middle = statistics.median(sync.seconds for sync in syncs)
-        words.append(f"median {time_text(middle)} each, {rate_text(statistics.median(map(mbit, syncs)))}")
-    waits = [m.shares[1] for m in members if m.window]
-    if waits:
+    if rows:
+        middle = statistics.median(row.seconds for row in rows)
+        words.append(f"median {time_text(middle)} each, {rate_text(statistics.median(row.mbit for row in rows))}")
+    if (waiting := waiting_share(picture.state)) is not None:
         tense = "is" if picture.state.ended is None else "was"
-        words.append(f"{share_text(statistics.fmean(waits))} of the time {tense} waiting")
+        words.append(f"{share_text(waiting)} of the time {tense} waiting")
     yield literal("; ".join(words))
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")
     for reason in picture.planning.reasons if picture.planning is not None else ():
         if reason.code in (*OWNERSHIP_CODES, *CABLES):
             yield literal(sentence(reason), "$text-muted")
-    if (planned := picture.planned) is not None and syncs:
+    if (planned := picture.planned) is not None and rows:
         planned_text = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"
         paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]
-        measured = f"; measured {time_text(middle)} and {time_text(max(paces))}" if paces else ""
+        transfer = statistics.median(row.transfer for row in rows)
+        measured = f"; measured {time_text(transfer)} and {time_text(max(paces))}" if paces else ""
         yield literal(planned_text + measured, "$text-muted")
 
 

@@ -23,7 +23,6 @@ from app.dashboard.tabs.charts import (
     old_step,
     predicted_legend,
     sample,
-    value_text,
 )
 from app.dashboard.tabs.network import link_map
 from app.dashboard.tabs.pane import Pane, Words
@@ -35,12 +34,13 @@ from app.run_view.metrics import NOT_YET, four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
+from app.run_view.tables.exchanges import exchanges
 from app.run_view.timeline import TimelineEntry, chronological, entry_text
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
 from profiles.installation import relative_path
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, time_text
 
 COLUMNS = (
     TableColumn("time", "time", max_width=8, min_width=8),
@@ -94,18 +94,15 @@ def _row(entry: TimelineEntry, picture: Picture) -> tuple[float, TableRow]:
 
 
 def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
-    """Yield a row a round at the time of its first report, with the figures of tab 4."""
-    for (step, number), member_syncs in picture.rounds.items():
-        syncs = [sync for _, sync in member_syncs]
-        began, longest = min(sync.time for sync in syncs), max(syncs, key=lambda sync: sync.seconds)
-        words = f"round {number} at step {step}: {counted(len(longest.members), 'machine')}"
-        sent = bytes_text(max(sync.bytes_sent for sync in syncs))
+    """Yield a row an exchange at the time of its first report, with the figures of tab 4."""
+    for row in exchanges(picture.state):
+        words = f"round {row.number} at step {row.step}: {counted(row.members, 'machine')}"
         cells = (
-            literal(clock_text(began), "$text-muted"),
+            literal(clock_text(row.began), "$text-muted"),
             StatusMark.WORKING.show("sync"),
-            literal(f"{words}, {value_text(longest.seconds, 's')}, {sent} sent"),
+            literal(f"{words}, {time_text(row.seconds)}, {bytes_text(row.sent)} sent"),
         )
-        yield began, TableRow(f"sync/{step}/{number}", cells)
+        yield row.began, TableRow(f"sync/{row.step}/{row.number}", cells)
 
 
 def clock_text(moment: float) -> str:
