@@ -10,7 +10,7 @@ from app.console import visible
 from app.wizard.state.ways import EXACT, SINGLE, label_of_run
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning
-from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, sentence
+from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, in_use, sentence
 from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
 from profiles.quantities import bytes_text, memory_text, time_text
@@ -35,6 +35,12 @@ def candidate_text(candidate: Candidate) -> str:
 def choice_text(choice: Choice) -> str:
     """Return ``desk, pc and studio, merging every 50 steps``, or ``studio alone``, without the strategy's name."""
     return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
+
+
+def doubt_lines(planning: Planning | None) -> Iterator[str]:
+    """Yield why the predicted times may be wrong."""
+    for text in in_use(planning):
+        yield f"{text}: measure again when it is idle, with measure PROFILE --max-age 0"
 
 
 def way_text(plan: RunPlan) -> str:
@@ -113,6 +119,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
     if best.choice.alone and time is not None:
         lines.append(sentence(planning.reasons[0]))
+    lines += doubt_lines(planning)
     for line in lines:
         yield from textwrap.wrap(visible(line), WIDTH, subsequent_indent="  ")
     if time is not None:

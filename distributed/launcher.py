@@ -38,8 +38,8 @@ from training.records.run_folder import RunFolder
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, PhaseTimer
 
-_DOUBTFUL_AGE = 3600.0
-"""Maximum age in seconds of figures of a link that was busy or could not be measured."""
+DOUBTFUL_AGE = 3600.0
+"""Maximum age in seconds of figures of what was busy, or could not be measured."""
 _MOST_ROUTES = 6
 
 
@@ -91,7 +91,7 @@ def propose(
     Raises:
         NotReady: a machine could not run the task.
     """
-    measure_options = MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE, tell=tell)
+    measure_options = MeasureOptions(max_age=options.max_age, doubtful_age=DOUBTFUL_AGE, tell=tell)
     measured = measure_ready(machines, profile, measure_options)
     if measured.problems:
         raise NotReady(measured.problems)

@@ -87,7 +87,9 @@ class StrategyScreen(StepScreen):
         if strategy.cause or chosen is None:
             return failure(strategy)
         good = advised(state.ways, state.answers.preference) is chosen
-        return literal(next(about(chosen)), "$text-success" if good else "")
+        time = literal(next(about(chosen)), "$text-success" if good else "")
+        doubts = [StatusMark.WARNING.show(f"{text}: press r to measure again") for text in strategy.value.in_use]
+        return Content("\n").join([time, *doubts])
 
     def empty(self, state: WizardState) -> Content:
         return progress(state.strategy, "Nothing predicted yet.")

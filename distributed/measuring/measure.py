@@ -49,6 +49,7 @@ from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
 from training.hardware.resources import free_cores
+from training.hardware.sensors import BUSY
 from training.records.plan import RunPlan
 
 _SPEED_OPTIONS = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
@@ -65,7 +66,7 @@ class MeasureOptions:
     max_age: float = 24 * 3600.0
     """Maximum age of cached figures in seconds; 0 measures everything again."""
     doubtful_age: float = 0.0
-    """Maximum age of figures of a link that was busy or could not be measured."""
+    """Maximum age of figures of a machine or link that was busy, or of a link that could not be measured."""
     tell: Tell = lambda line: None
     """Called with a line for each step."""
     cache: MeasurementCache = field(default_factory=MeasurementCache)
@@ -279,7 +280,7 @@ def current_speeds(
         Figures of the members that could be measured, and the errors of the others.
     """
     inputs, tell = collect(plan), options.tell
-    speeds = cached_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
+    speeds = usable_speeds(placements, inputs, options)
     missing = [placement for placement in placements if placement.member.name not in speeds] if options.machines else []
     fresh: dict[str, SpeedFigures] = {}
     problems: list[MusterError] = []
@@ -321,6 +322,14 @@ class Stages:
     plan: Callable[[Profile, Sequence[Ready]], RunPlan] = plan_run
     links: Callable[..., tuple[list[PairFigures], AllInterfaces]] = current_links
     speeds: Callable[..., tuple[list[SpeedFigures], list[MusterError]]] = current_speeds
+
+
+def usable_speeds(placements: Sequence[Placement], inputs: Inputs, options: MeasureOptions) -> dict[str, SpeedFigures]:
+    """Return the cached figures that are recent enough; all of them if machines are not to be measured."""
+    age, doubtful_age = (options.max_age, options.doubtful_age) if options.machines else (float("inf"), float("inf"))
+    speeds = cached_speeds(placements, inputs, options.cache, age)
+    recent = cached_speeds(placements, inputs, options.cache, min(age, doubtful_age))
+    return {name: speed for name, speed in speeds.items() if speed.machine.others < BUSY or name in recent}
 
 
 def cached_speeds(

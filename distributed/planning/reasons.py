@@ -52,18 +52,19 @@ def choice_reasons(best: Candidate, ranking: Sequence[Candidate], predictor: Pre
     else:
         yield from _why_group(best, predictor)
         yield from _near_tie(best, ranking)
-    yield from _measured_in_use(best, predictor.cluster)
+    yield from _measured_in_use(predictor)
     if best.accumulation > (before := predictor.job.accumulation):
         yield Reason.of("accumulation-for-memory", accumulation=best.accumulation, before=before)
     yield from _advice(groups, predictor.job)
 
 
-def _measured_in_use(best: Candidate, cluster: Cluster) -> Iterator[Reason]:
-    """Yield the members that were measured while other programs used much of their processors."""
-    for name in best.choice.members:
-        others = cluster.machine(name).others
+def _measured_in_use(predictor: Predictor) -> Iterator[Reason]:
+    """Yield the machines that were measured while other programs used much of their processors; also those left out,
+    which may have been left out for that."""
+    for name in predictor.measured_machines:
+        others = predictor.cluster.machine(name).others
         if others >= BUSY:
-            yield Reason.of("measured-in-use", name, others=100 * others)
+            yield Reason.of(IN_USE, name, others=100 * others)
 
 
 def about_equal(left: Candidate, right: Candidate) -> bool:
@@ -240,6 +241,8 @@ FOR_EXPERTS = frozenset(
      "accumulation-would-help", "fixed", "no-cost-model", "no-interval", "refused", "batch-too-small")
 )  # fmt: skip
 """Codes of reasons that name strategies and options, or repeat what the sentence about the run's time says."""
+IN_USE = "measured-in-use"
+"""Code of the reasons why the predicted times may be wrong; it stands beside these times."""
 _NOTICEABLE_PERCENT = 0.05
 """Per cent of a step below which waiting is not mentioned."""
 _WIRED = " ({rate}): {wired:.2f} instead of {useful:.2f} times as fast"
@@ -312,8 +315,7 @@ WORDS = {
     "cable-to": "with a cable to {subject}" + _WIRED,
     "cable-between": "with a cable between {subject} and {other}" + _WIRED,
     "cables-to": "with cables to {subject}" + _WIRED,
-    "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
-    "measure again when it is idle",
+    IN_USE: "measured while {subject} was busy (other programs used {others:.0f} % of its processors)",
     "not-measured": "{subject} is in the hosts file and was not measured",
     "fixed": "only {other} = {subject} was considered, as the profile says; --set {other}=auto compares all",
     "no-cost-model": "{subject} was not considered: {other}",
@@ -338,6 +340,12 @@ def sentence(reason: Reason) -> str:
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
     code = "owns-none" if reason.code == "owns-less" and numbers["percent"] < 0.5 else reason.code
     return WORDS[code].format(subject=reason.subject, other=reason.other, **numbers, **words)
+
+
+def in_use(planning: Planning | None) -> tuple[str, ...]:
+    """Return a sentence for every machine that was measured while other programs used it."""
+    reasons = planning.reasons if planning is not None else ()
+    return tuple(sentence(reason) for reason in reasons if reason.code == IN_USE)
 
 
 def why_in_words(planning: Planning) -> str:

@@ -214,6 +214,15 @@ def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(found: PairFigu
     assert counts == [1, 2, 2, 3]
 
 
+def test_speeds_measured_in_use_count_for_a_short_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = (Measurement(batch=4, seconds=0.5, others=0.5),)
+    busy = SPEED.model_copy(update={"machine": ClusterMachine(name="b", measurements=points)})
+    by_age = {60.0: {"a": SPEED, "b": busy}, 10.0: {}}
+    monkeypatch.setattr(measure, "cached_speeds", lambda placements, inputs, cache, age: by_age[age])
+    assert list(measure.usable_speeds([], inputs(), MeasureOptions(max_age=60, doubtful_age=10))) == ["a"]
+    assert list(measure.usable_speeds([], inputs(), MeasureOptions(max_age=60, doubtful_age=90))) == ["a", "b"]
+
+
 def ends(*names: str) -> list[tuple[Any, str]]:
     return [(cast(Any, SimpleNamespace(name=name)), f"SHA256:{name}") for name in names]
 

@@ -19,7 +19,7 @@ from distributed.planning.documents.cluster import Cluster, Link, Measurement
 from distributed.planning.documents.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
 from distributed.planning.planner import plan, simplicity, with_hashes
 from distributed.planning.prediction import Predictor
-from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, sentence, settings_of
+from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, in_use, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
@@ -44,8 +44,16 @@ def codes(planning: Planning, subject: str | None = None) -> set[str]:
 def test_a_plan_says_whose_speed_was_measured_while_others_used_it() -> None:
     busy = machine("b").model_copy(update={"measurements": (Measurement(batch=8, seconds=1.0, others=0.5),)})
     planning = plan(joined((machine("a"), busy)), job())
-    (reason,) = [reason for reason in planning.reasons if reason.code == "measured-in-use"]
-    assert sentence(reason).startswith("other programs used 50 % of the processors of b while it was measured")
+    doubt = "measured while b was busy (other programs used 50 % of its processors)"
+    assert in_use(planning) == (doubt,)
+    assert doubt in " ".join(" ".join(summary_lines(planning)).split())
+
+
+def test_a_machine_that_was_measured_in_use_is_named_though_it_was_left_out() -> None:
+    """It may have been left out only for that."""
+    busy = machine("b").model_copy(update={"measurements": (Measurement(batch=8, seconds=90.0, others=0.5),)})
+    planning = plan(joined((machine("a"), busy)), job())
+    assert best_of(planning).choice.members == ("a",) and len(in_use(planning)) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------- properties

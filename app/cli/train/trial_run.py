@@ -21,7 +21,7 @@ from app.cli.train.local_run import StartRun, run_to_end
 from app.cli.train.start import TrainRequest, plan_of
 from app.console import say, visible
 from app.follow import Follower
-from app.plan_table import details_text, way_text
+from app.plan_table import details_text, doubt_lines, way_text
 from app.progress import progress_for
 from app.report import EndedRun, title_of
 from app.run_view.run_state import RunState
@@ -149,7 +149,8 @@ def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = 
     """
     _write(plan, planning, request)
     time = promised_time(planning)
-    description = [*_parts(plan), way_text(plan), *map(visible, time.sentences if time else [_NOT_MEASURED])]
+    times = (*(time.sentences if time else [_NOT_MEASURED]), *doubt_lines(planning))
+    description = [*_parts(plan), way_text(plan), *map(visible, times)]
     if request.details:
         description.append(details_text(plan, planning))
     description.append("Nothing was started.")

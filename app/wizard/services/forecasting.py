@@ -10,6 +10,7 @@ from app.wizard.services.outside import Outside
 from app.wizard.state.records import FINE, Assessment, CandidateRow, ItemStatus, StrategyRanking, Tell
 from app.wizard.state.state import PlanRequest
 from distributed.launcher import (
+    DOUBTFUL_AGE,
     PlannedRun,
     PlanOptions,
     apply_planning,
@@ -24,7 +25,7 @@ from distributed.planning.documents.document import Candidate, Choice, Planning,
 from distributed.planning.feedback import corrections
 from distributed.planning.memory.fitting import fit
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
-from distributed.planning.reasons import FOR_EXPERTS, sentence, settings_of
+from distributed.planning.reasons import FOR_EXPERTS, IN_USE, in_use, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions
@@ -101,7 +102,7 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     max_age = 0.0 if request.measure else plan_options.max_age
     try:
         measurements = outside.measure(
-            machines, profile, MeasureOptions(must_measure, must_measure, max_age, tell=tell)
+            machines, profile, MeasureOptions(must_measure, must_measure, max_age, min(max_age, DOUBTFUL_AGE), tell)
         )
     finally:
         for link, _ in machines:
@@ -137,7 +138,7 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
         choice = candidate.choice
         if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
             rows[choice.without_interval] = way_of(planning, index, candidate)
-    plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in FOR_EXPERTS)
+    plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in (*FOR_EXPERTS, IN_USE))
     details, assessment = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
     if planning.chosen is None:
         cause = sentence(planning.reasons[0]) if planning.reasons else "the job fits none of these machines"
@@ -145,7 +146,7 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
         assessment = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
     cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
     return StrategyRanking(
-        tuple(rows.values()), plain, details, cables, planning=planning_handle, assessment=assessment
+        tuple(rows.values()), plain, details, cables, in_use(planning), planning=planning_handle, assessment=assessment
     )
 
 

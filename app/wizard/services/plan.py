@@ -25,6 +25,7 @@ from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
 from distributed.planning.memory.fitting import fit
+from distributed.planning.reasons import in_use
 from distributed.planning.run_time import together_text
 from distributed.preparation.preflight import memory_budgets
 from profiles.errors import BadInput, MusterError
@@ -241,7 +242,7 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
         network=tuple(_network(far, profile, engine if together else "", coordinator_place(saved))),
-        time=request.chosen.time.sentences if request.chosen is not None and request.chosen.time is not None else (),
+        time=_time(request),
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if run is not None and run.in_clear else (),
@@ -251,6 +252,15 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
         command=command_line(*saved.arguments),
         hash=run.hash() if run is not None else "",
     )
+
+
+def _time(request: PlanRequest) -> tuple[str, ...]:
+    """Return sentences about the predicted time, and why it may be wrong; empty: it was not measured."""
+    chosen, forecast = request.chosen, request.planning
+    if chosen is None or chosen.time is None:
+        return ()
+    planning = forecast.planning if isinstance(forecast, Forecast) else None
+    return (*chosen.time.sentences, *(f"Warning: {text}." for text in in_use(planning)))
 
 
 def way_in_words(chosen: CandidateRow | None, request: PlanRequest) -> str:

@@ -351,6 +351,8 @@ class StrategyRanking:
     """Further reasons, with the names of strategies and options."""
     cables: tuple[str, ...] = ()
     """What cables would gain, if that matters; these sentences are among the reasons too."""
+    in_use: tuple[str, ...] = ()
+    """Machines that were measured while other programs used them: the predicted times may be wrong."""
     measure: bool = False
     """Whether the user requested new measurements."""
     planning: Any = field(default=None, repr=False, compare=False)
