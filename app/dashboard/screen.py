@@ -82,7 +82,7 @@ class DashboardScreen(BaseScreen):
     DEFAULT_CSS = """
     DashboardScreen > #body { padding: 0 1; }
     DashboardScreen #tabs { height: 1; text-wrap: nowrap; }
-    DashboardScreen #headline { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    DashboardScreen #headline { height: auto; max-height: 3; }
     DashboardScreen #since { height: auto; max-height: 3; display: none; }
     DashboardScreen ContentSwitcher { height: 1fr; }
     DashboardScreen Pane { height: 100%; padding-top: 1; }

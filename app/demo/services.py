@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.console import relative_path
 from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
 from app.wizard.services.services import Services
 from app.wizard.state.launch_records import LaunchProgress
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 DEMO_START = 1_767_258_000.0
 """2026-01-01 09:00 UTC: start time of a finished demo run."""
 _AT_ONCE = 1e9
-NOT_DONE = "recorded: nothing is saved, copied or trained"
+NOT_DONE = "In the tour Enter only plays a recorded run, in a folder in {folder}; your machines would do all of this."
 
 
 class DemoServices(Services):
@@ -71,8 +72,9 @@ class DemoServices(Services):
         plan = super().plan(request)
         changes = tuple(change for change in plan.changes if change.what not in plan.files)
         demo_plan = replace(plan, changes=changes, files=(), command=command_of(self._number))
-        note = Assessment(status=ItemStatus.WARNING, cause=NOT_DONE)
-        return replace(demo_plan, way=f"{plan.way} ({NOT_DONE})", assessment=note)
+        words = NOT_DONE.format(folder=relative_path(self._output))
+        note = Assessment(status=ItemStatus.WARNING, cause=words)
+        return replace(demo_plan, way=f"{plan.way}. {words}", assessment=note)
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
         """Reject saving: the choices of a tour are not saved.

@@ -186,11 +186,11 @@ class LinksScreen(StepScreen):
 
     STEP = Step.LINKS
     COLUMNS = (
-        TableColumn("pair", "from, to", max_width=44, min_width=18),
+        TableColumn("pair", "from, to", max_width=52, min_width=18, folds=True),
         TableColumn("there", "Mbit/s", right=True, max_width=8, min_width=6),
         TableColumn("back", "back", right=True, max_width=8, min_width=5),
         TableColumn("rtt", "ms", right=True, max_width=7, min_width=4),
-        TableColumn("state", "state", max_width=16, min_width=8),
+        TableColumn("state", "state", max_width=16, min_width=9),
         TableColumn("path", "path", max_width=44, min_width=10, rank=1),
     )
     HELP = (

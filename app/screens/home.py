@@ -64,9 +64,9 @@ class HomeScreen(StepScreen):
         sections = [
             _section("Running now", [_run(run) for run in live]),
             _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
-            _section("Saved", [_profile(profile, state.presence_of(profile)) for profile in saved]),
-            _section("Ready-made", [_profile(profile, state.presence_of(profile)) for profile in shipped]),
-            _section("Finished", [_run(run) for run in finished]),
+            _section("Saved profiles", [_profile(profile, state.presence_of(profile)) for profile in saved]),
+            _section("Ready profiles", [_profile(profile, state.presence_of(profile)) for profile in shipped]),
+            _section("Finished runs", [_run(run) for run in finished]),
             _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
         ]
         filled = [section for section in sections if section]

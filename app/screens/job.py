@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -36,6 +37,8 @@ _PLAIN = {
 _SHOWN_BROKEN = 3
 _VALUE = 36
 """Width of the value column in cells."""
+_NARROW_NAME, _NARROW_VALUE = 22, 15
+"""Widths of the columns of names and values in narrow terminals."""
 
 
 class JobScreen(StepScreen):
@@ -45,7 +48,7 @@ class JobScreen(StepScreen):
     COLUMNS = (
         TableColumn("name", "option", max_width=30, min_width=16),
         TableColumn("value", "value", max_width=_VALUE, min_width=10),
-        TableColumn("about", "about", max_width=80, min_width=12, rank=1),
+        TableColumn("about", "about", max_width=80, min_width=12, folds=True),
     )
     HELP = (
         "Enter on the first line continues with these values; enter on an option changes it, and 'd' restores the "
@@ -59,6 +62,13 @@ class JobScreen(StepScreen):
     )
 
     _open = False
+
+    def columns(self, state: WizardState) -> Sequence[TableColumn]:
+        """Where there is little width, names are folded and values cut, so that what they are about has its line."""
+        if self.app.size.width >= WIDE:
+            return self.COLUMNS
+        name, value, about = self.COLUMNS
+        return replace(name, max_width=_NARROW_NAME), replace(value, max_width=_NARROW_VALUE), about
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
         job, profile = state.job.value, state.answers.profile
@@ -104,9 +114,9 @@ class JobScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if key == MODEL:
             fits = [line for row in state.fits.value for line in (_fit(row), *cause_lines(row))]
-            return _full_value(state.job.value.model) + fits
+            return self._full_value(state.job.value.model) + fits
         if key == DATASET:
-            return _full_value(state.job.value.dataset) + _about_data(state.data)
+            return self._full_value(state.job.value.dataset) + _about_data(state.data)
         row = self._option_at(key)
         if row is None:
             return ()
@@ -116,7 +126,11 @@ class JobScreen(StepScreen):
             if row.problem
             else []
         )
-        return [*problem, muted(", ".join(_about_option(row.spec))), *default]
+        return [*problem, *self._full_value(row.value), muted(", ".join(_about_option(row.spec))), *default]
+
+    def _full_value(self, value: str) -> list[Content]:
+        """Return a value in full if its cell cuts it."""
+        return [literal(value)] if len(value) > self.columns(self.state)[1].max_width else []
 
     def head(self, state: WizardState) -> Content:
         traffic_note = measures(state)
@@ -225,11 +239,6 @@ def data_words(state_part: StatePart[DataSummary]) -> str:
     hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
     return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else state_part.label
-
-
-def _full_value(value: str) -> list[Content]:
-    """Return a value in full if its cell cuts it."""
-    return [literal(value)] if len(value) > _VALUE else []
 
 
 def _about_data(state_part: StatePart[DataSummary]) -> list[Content]:

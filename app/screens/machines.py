@@ -30,7 +30,7 @@ class MachinesScreen(StepScreen):
 
     STEP = Step.MACHINES
     COLUMNS = (
-        TableColumn("name", "machine", max_width=30, min_width=14),
+        TableColumn("name", "machine", max_width=36, min_width=14),
         TableColumn("state", "state", max_width=18, min_width=9),
         TableColumn("chip", "chip or GPU", max_width=26, min_width=14, rank=1),
         TableColumn("memory", "memory", right=True, max_width=9, min_width=6, rank=2),

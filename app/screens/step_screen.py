@@ -82,7 +82,7 @@ class StepScreen(BaseScreen):
     StepScreen.-widest #side, StepScreen.-below.-wide #side {
         display: block; width: 42; margin-left: 2; padding: 0 0 0 2; border-left: solid $border;
     }
-    StepScreen #said { height: auto; max-height: 3; margin: 1 0; }
+    StepScreen #said { height: auto; max-height: 5; margin: 1 0; }
     StepScreen #side.-nothing { border: none; }
     StepScreen.-below.-narrow #rows { height: auto; max-height: 50%; }
     StepScreen.-below.-narrow #side { display: block; width: 100%; height: 1fr; margin: 1 0 0 0; padding: 0 0 0 2; }

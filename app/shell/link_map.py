@@ -16,18 +16,23 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from textual.content import Content
 
+from app.console import short_names
 from app.shell.text import DOTS, literal, muted, together
 from profiles.quantities import rate_figure
 
 FEWEST, MOST = 2, 8
 """Fewest and most machines for which a map is drawn."""
 IDEAL = {2: 3, 3: 9, 4: 11, 5: 13, 6: 15, 7: 17, 8: 19}
-"""Height in lines, by number of machines, beyond which a map gains nothing."""
+"""Height in lines, by number of machines, beyond which a map gains nothing in a terminal that is not wide."""
+_LARGE = 110
+"""Width in cells from which a map is half as high again and spells out longer names."""
 _ROOMY = {3: (40, 6), 4: (44, 7), 5: (70, 9), 6: (76, 11), 7: (100, 15), 8: (110, 17)}
 """Minimum width and height, in cells and lines, by number of machines."""
 _CROWD = 6
 """Number of machines from which all lines are drawn thinner."""
-_LONGEST_NAME = 16
+_LONGEST_NAME, _SPELT_NAME = 16, 24
+"""Cells of a name in a box, and in a wide terminal in which the boxes leave most of the width to the lines."""
+_LINES_SHARE = 0.4
 _CLASSES = (100.0, 500.0, 2000.0)
 """Rates in Mbit/s above which a line is one dot thicker each."""
 _PLAIN = ".-+#"
@@ -114,7 +119,8 @@ def drawn(
         chosen: the two machines of the highlighted link.
         ascii_only: draw lines without braille, whose dots would all become the same character.
     """
-    boxes = _boxes(names, width, min(height, IDEAL.get(len(names), 0)))
+    ideal = IDEAL.get(len(names), 0)
+    boxes = _boxes(names, width, min(height, ideal * 3 // 2 if width >= _LARGE and len(names) > 2 else ideal))
     if not boxes:
         return Content("")
     thinner = int(len(names) >= _CROWD)
@@ -125,8 +131,9 @@ def drawn(
         canvas.draw(line, boxes[line.source], boxes[line.target], line.ends == frozenset(chosen))
     for line in reversed(shown):
         canvas.write_rate(line, boxes[line.source], boxes[line.target], line.ends == frozenset(chosen))
-    for name, box in boxes.items():
-        canvas.write_box(name, box, name in chosen)
+    labels = short_names([literal(name).plain for name in boxes], max(box.width for box in boxes.values()) - 4)
+    for (name, box), label in zip(boxes.items(), labels):
+        canvas.write_box(label, box, name in chosen)
     bottom = max(box.top + box.height for box in boxes.values())
     return Content("\n").join(canvas.line(y, width) for y in range(bottom))
 
@@ -145,10 +152,11 @@ def _boxes(names: Sequence[str], width: int, height: int) -> dict[str, _Box]:
     min_size = _ROOMY.get(count, (0, 0))
     if not FEWEST <= count <= MOST or len(set(names)) < count or width < min_size[0] or height < min_size[1]:
         return {}
-    across = min(width, 24 + 5 * height) if count > 2 else min(width, 60)
-    wide = max(min(_LONGEST_NAME, cell_len(literal(name).plain)) for name in names) + 4
-    for tall in (3, 1):
-        if across < wide or height < tall:
+    across = min(width, 24 + 5 * height) if count > 2 else min(width, 100 if width >= _LARGE else 60)
+    longest = max(cell_len(literal(name).plain) for name in names)
+    for most, tall in ((_SPELT_NAME, 3), (_LONGEST_NAME, 3), (_LONGEST_NAME, 1)):
+        wide = min(most, longest) + 4
+        if across < wide or height < tall or (most > _LONGEST_NAME and 2 * wide > (1 - _LINES_SHARE) * across):
             continue
         boxes = [_Box(round(x * (across - wide)), round(y * (height - tall)), wide, tall) for x, y in _circle(count)]
         if not any(a.overlaps(b, 2 if tall == 1 else 3, 1) for a, b in combinations(boxes, 2)):

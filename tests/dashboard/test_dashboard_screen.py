@@ -66,6 +66,19 @@ def test_every_tab_is_whole_at_every_size(folder: RunFolder, size: tuple[int, in
     show(folder.path, drive, size)
 
 
+def test_the_headline_of_an_interrupted_run_is_whole_at_80_columns(tmp_path: Path) -> None:
+    path = new_folder(tmp_path)
+    saved = SnapshotEvent(time=BEGAN + 30, member=0, step=30, path="snapshots/30", bytes=1, seconds=0.1)
+    with live(path, [*started(), *steps(1, 32), saved]):
+        pass
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "Interrupted")
+        assert app.dashboard.picture.state.saved_progress in " ".join(text(app).split())
+
+    show(path, drive)
+
+
 def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("2", "down", "down")

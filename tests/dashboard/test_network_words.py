@@ -72,10 +72,22 @@ def test_syncs_of_one_round_are_one_row() -> None:
 
 def test_an_exchange_is_held_against_its_plan_without_the_wait_for_others() -> None:
     """The first to arrive waits 5 s for the last, which sees the transfer alone."""
-    pair = [sync(9, member=rank, seconds=seconds) for rank, seconds in ((0, 5.2), (1, 0.2))]
+    pair = [sync(9, member=rank, seconds=seconds, bytes_sent=10**6) for rank, seconds in ((0, 5.2), (1, 0.2))]
     (row,) = exchanges(reduce_events(pair))
     cells = [cell.plain for cell in sync_row(row, picture(0)).cells]
     assert cells[-1] == "100 %"
+
+
+@pytest.mark.parametrize(("sent", "planned"), [(146, 0.2), (10**6, 0.001)])
+def test_an_exchange_of_round_trips_is_not_held_against_its_plan(sent: int, planned: float) -> None:
+    """146 bytes took 2295 % of their plan: that says nothing of the network."""
+    (row,) = exchanges(reduce_events([sync(9, member=0, seconds=0.5, bytes_sent=sent)]))
+    shown = picture(0)
+    assert shown.planning is not None and shown.planned is not None
+    ranking = (shown.planned.model_copy(update={"exchange": planned}),)
+    shown = replace(shown, planning=shown.planning.model_copy(update={"ranking": ranking}))
+    cells = [cell.plain for cell in sync_row(row, shown).cells]
+    assert cells[-1] == "too small" and "500 ms" in cells
 
 
 def test_of_exchanges_in_every_step_all_are_counted_though_some_are_reported() -> None:

@@ -109,3 +109,18 @@ def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int])
         assert " 94-211 " in text(pilot.app)
 
     run(WizardApp(steering, clock=fixed_clock), drive, size)
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    names = ("whisper-trainer-attic1", "whisper-trainer-cellar", "whisper-trainer-office")
+    small, large = drawn(names, lines(names), 76, 9).plain, drawn(names, lines(names), 150, 30).plain
+    assert all(name[-6:] in small for name in names)
+    assert all(name in large for name in names)
+
+
+def test_a_large_terminal_has_a_larger_map() -> None:
+    names = NAMES[:4]
+    small, large = (
+        drawn(names, lines(names), width, height).plain.split("\n") for width, height in ((76, 9), (196, 40))
+    )
+    assert len(large) > len(small) and max(map(cell_len, large)) > 1.3 * max(map(cell_len, small))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.wizard.plain.plain_words import strategy_lines
+from app.wizard.state.records import JobOption, MachineRow
 from app.wizard.state.state import Step, TaskKind
+from distributed.hosts.file import Machine
+from profiles.options import options_by_name
 from tests.screens.pilot import fixed_clock, run, text
-from tests.screens.states import STRATEGY, Still, at
+from tests.screens.states import DESK, JOB, MACHINES, STRATEGY, STUDIO, Still, at
+from tests.wizard.fake_services import pair
 
 DOUBT = "measured while b was busy (other programs used 62 % of its processors)"
 
@@ -36,3 +41,54 @@ def test_times_from_a_busy_machine_are_marked() -> None:
     steering.state = steering.state.putting(TaskKind.FORECAST, value=doubtful)
     assert f"▲ {DOUBT}: press r to measure again" in shown(steering)
     assert f"  warning: {DOUBT}: m measures again" in list(strategy_lines(steering.state))
+
+
+def test_opening_the_advanced_options_cuts_nothing_at_80_columns() -> None:
+    steering, long = at(Step.JOB), options_by_name()["streaming_diloco.outer_weight_decay"]
+    path = JobOption(options_by_name()["model_path"], "/home/ada/models/of the kitchen/tiny", default="")
+    options = (*JOB.options, JobOption(long, "0.0", default=""), path)
+    steering.state = steering.state.putting(TaskKind.JOB, value=replace(JOB, options=options))
+    words = shown(steering, ["o"])
+    assert "passes over the training data" in words and "samples at a time on one device" in words
+    assert "/home/ada/models/of the kitchen/tiny" in shown(steering, ["o", "end"])
+
+
+def test_a_long_value_stands_whole_under_its_option() -> None:
+    steering, path = at(Step.JOB), "/home/ada/recordings/of the kitchen/2026"
+    options = tuple(replace(row, value=path) if row.name == "epochs" else row for row in JOB.options)
+    steering.state = steering.state.putting(TaskKind.JOB, value=replace(JOB, options=options))
+    assert path in shown(steering, ["down"] * 4)
+
+
+LONG = ("whisper-trainer-attic1", "whisper-trainer-cellar", "whisper-trainer-office", "whisper-trainer-studio")
+"""Names of 22 characters."""
+
+
+def with_long_names(step: Step) -> Still:
+    """Return a set-up of four machines with long names; the first one is this computer."""
+    rows = tuple(replace(STUDIO, key=name, name=name, entry=replace_name(row, name)) for name, row in
+                 zip(LONG, (DESK, STUDIO, STUDIO, STUDIO)))  # fmt: skip
+    pairs = tuple(pair(one, other, interface_back="en0") for one, other in combinations(LONG, 2))
+    steering = at(step)
+    state = replace(steering.state, machines=replace(MACHINES, rows=rows)).answering(picked=LONG)
+    steering.state = state.putting(TaskKind.LINKS, value=pairs)
+    return steering
+
+
+def replace_name(row: MachineRow, name: str) -> Machine:
+    return row.entry.model_copy(update={"name": name})
+
+
+def test_names_of_22_characters_are_not_broken() -> None:
+    machines = shown(with_long_names(Step.MACHINES))
+    assert "[x] whisper-trainer-attic1 (here)" in machines and all(f"[x] {name}" in machines for name in LONG)
+    links = shown(with_long_names(Step.LINKS))
+    assert "whisper-trainer-attic1 > whisper-trainer-cellar" in links and "✓ ok" in links
+
+
+def test_where_machines_are_searched_is_told_whole() -> None:
+    steering = with_long_names(Step.MACHINES)
+    sources = ("Bonjour on " + ", ".join(f"enx00e04c68000{n}" for n in range(6)), "~/.ssh/config, known hosts and "
+               "private networks", "/home/ada/whisper/recordings/distributed_hosts.json (hosts file)")  # fmt: skip
+    steering.state = replace(steering.state, machines=replace(steering.state.machines, searched=sources))
+    assert shown(steering).split(" enter Continue")[0].endswith("(hosts file)")

@@ -22,7 +22,7 @@ from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from profiles.quantities import memory_text, share_text
 
 COLUMNS = (
-    TableColumn("name", "machine", max_width=18, min_width=8),
+    TableColumn("name", "machine", max_width=24, min_width=8),
     TableColumn("state", "state", max_width=12, min_width=10),
     TableColumn("since", "for", right=True, min_width=5, rank=7),
     TableColumn("step", "step", right=True, min_width=4),

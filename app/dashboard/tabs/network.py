@@ -18,7 +18,7 @@ from app.run_view.tables.exchanges import ExchangeRow, exchanges
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
-from app.shell.text import TableColumn, TableRow, literal
+from app.shell.text import TableColumn, TableRow, literal, muted
 from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP_CODES, sentence
 from profiles.errors import counted
@@ -41,6 +41,10 @@ _WORTH = 1.05
 _SHOWN = 64
 _LEAST = 16
 """Lines of this tab without the map."""
+_JUDGED_BYTES = 64_000
+_JUDGED_SECONDS = 0.02
+"""Bytes and planned seconds of an exchange below which its time is that of round trips and of waking processes: a share
+of the plan would say nothing of the network."""
 _NONE_YET = "Synchronisations appear here as they happen."
 
 
@@ -50,8 +54,9 @@ class NetworkPane(Pane):
     ABOUT = (
         "Every synchronisation: bytes of the machine that sends most, the time from its start to its result, how long "
         "training stood still for it, and what that makes in Mbit/s. Where a plan is in the run folder the measured "
-        "time stands beside the planned one, and a faster way is named with its predicted gain. Which way each "
-        "pair goes is said too: directly, dialled by one of the two for both directions, or through the relay."
+        "time stands beside the planned one ('too small' where an exchange has too few bytes to judge), and a faster "
+        "way is named with its predicted gain. Which way each pair goes is said too: directly, dialled by one of the "
+        "two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
     NetworkPane #sums, NetworkPane #map { height: auto; padding-bottom: 1; }
@@ -99,7 +104,8 @@ def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False
 def sync_row(row: ExchangeRow, picture: Picture) -> TableRow:
     """Return the row of one synchronisation."""
     planned = picture.planned.exchange if picture.planned else 0.0
-    ratio = row.transfer / planned if planned > 0 else None
+    is_judged = planned >= _JUDGED_SECONDS and row.sent >= _JUDGED_BYTES
+    ratio = row.transfer / planned if is_judged else None
     cells = (
         literal(row.number),
         literal(row.step),
@@ -110,9 +116,13 @@ def sync_row(row: ExchangeRow, picture: Picture) -> TableRow:
         literal(time_text(row.wait), "$text-warning" if row.wait > 0.5 * row.seconds > 0 else ""),
         literal(rate_figure(row.mbit)),
         literal("-" if row.slowest < 0 else picture.name(row.slowest)),
-        literal("-" if ratio is None else share_text(ratio), "$text-warning" if ratio and ratio > 1.15 else ""),
+        _of_plan(ratio) if ratio is not None else muted("too small" if planned > 0 else "-"),
     )
     return TableRow(f"{row.step}/{row.number}", cells)
+
+
+def _of_plan(ratio: float) -> Content:
+    return literal(share_text(ratio), "$text-warning" if ratio > 1.15 else "")
 
 
 def sums(picture: Picture) -> Iterator[Content]:

@@ -14,7 +14,6 @@ from app.wizard.state.records import DiscoveredMachines, Presence
 from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
-from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
 from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, load_hosts, names_machines, without_unapproved_pythons
 from distributed.ssh.connection import SshTarget
@@ -171,7 +170,7 @@ def _together(states: Sequence[State]) -> State:
 def _searched(state: State, files: Iterable[tuple[SightingOrigin, Path]]) -> tuple[str, ...]:
     interfaces = ", ".join(state.browsed.interfaces) or "no interface with multicast"
     named = tuple(f"{path} ({origin.value})" for origin, path in files)
-    return (f"{SSH}, {SFTP} and {MUSTER} on {interfaces}", "~/.ssh/config, known hosts and private networks", *named)
+    return (f"Bonjour on {interfaces}", "~/.ssh/config, known hosts and private networks", *named)
 
 
 def _hosts(path: Path) -> Hosts | None:
