@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.documents.cluster import ClusterMachine
 from distributed.planning.documents.document import (
     Candidate,
     Job,
