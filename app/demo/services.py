@@ -9,14 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.console import relative_path
 from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
 from app.wizard.services.services import Services
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import Assessment, Home, ItemStatus, PlanPreview, Tell
 from app.wizard.state.state import Answers, PlanRequest
 from profiles.errors import BadInput
-from profiles.installation import RUNS_FOLDER, program_words, wizard_line
+from profiles.installation import RUNS_FOLDER, program_words, relative_path, wizard_line
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
