@@ -1,0 +1,260 @@
+"""Where a model can be cut: its blocks, and which of them each other module belongs with.
+
+No rule per family: the blocks are the largest list of modules of one class (two lists in an encoder-decoder), and what
+lies before and after them is seen in one forward on the meta device, which costs neither memory nor arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from profiles.errors import BadInput
+from training.layouts.stand_ins import hidden_state
+
+Run = Callable[[nn.Module], object]
+"""Runs the forward of a model on the meta device."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The parts of a whole model. Blocks are numbered through it, those of an encoder first."""
+
+    blocks: tuple[str, ...]
+    """Names of the blocks."""
+    encoder_blocks: int
+    """How many of them are the encoder's; 0 if there is no encoder apart from the decoder."""
+    memory: str
+    """The module that gives the encoder's output, which all decoder blocks read; empty without an encoder."""
+    homes: Mapping[str, int]
+    """For each module with weights outside the blocks: the block in whose stage it is computed."""
+    shared: Mapping[str, frozenset[int]]
+    """For each weight that several modules use, by its first name: the blocks in whose stages it is needed."""
+    everywhere: frozenset[str]
+    """Weights beside the list of blocks, which every stage holds."""
+
+    @property
+    def encoder(self) -> str:
+        """Prefix of the encoder's names."""
+        return _parent(_parent(self.blocks[0])) + "."
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the model on the meta device, for which no memory is taken."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memo: dict[int, Any] = {id(tensor): _on_meta(tensor) for tensor in tensors}
+    return copy.deepcopy(model, memo)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    meta = tensor.detach().to("meta")
+    return nn.Parameter(meta, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else meta
+
+
+def examine(model: nn.Module, run: Run) -> Anatomy:
+    """Return the anatomy of a model on the meta device, of which ``run`` computes a forward.
+
+    Raises:
+        BadInput: it has no list of blocks, or its blocks are not called one after the other.
+    """
+    lists = _block_lists(model)
+    trace = _Trace(model, lists)
+    trace.record(run)
+    blocks = trace.blocks
+    memory = trace.memory() if len(lists) == 2 else ""
+    homes = dict(trace.homes())
+    number = {name: index for index, name in enumerate(blocks)} | homes
+    return Anatomy(
+        blocks=tuple(blocks),
+        encoder_blocks=trace.boundary,
+        memory=memory,
+        homes=homes,
+        shared={name: needed for name, users in _ties(model).items() if (needed := _blocks_of(users, number))},
+        everywhere=frozenset(trace.beside_blocks()),
+    )
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _block_lists(model: nn.Module) -> list[str]:
+    """Return the names of the lists of blocks: the largest one, of an encoder-decoder the two largest."""
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        nested = any(name.startswith(outer + ".") for outer in sizes)
+        if not nested and isinstance(module, nn.ModuleList | nn.Sequential) and _is_uniform(module):
+            sizes[name] = sum(parameter.numel() for parameter in module.parameters())
+    lists = 2 if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else 1
+    if len(sizes) < lists:
+        raise BadInput(
+            f"{type(model).__name__} has no list of blocks of one class, so it cannot be cut into stages",
+            "keep its blocks in an nn.ModuleList, or train it whole",
+        )
+    return sorted(sizes, key=lambda name: sizes[name], reverse=True)[:lists]
+
+
+def _is_uniform(modules: nn.ModuleList | nn.Sequential) -> bool:
+    return len(modules) > 1 and len({type(module) for module in modules}) == 1
+
+
+def _ties(model: nn.Module) -> dict[str, set[str]]:
+    """Return the modules that use each weight which more than one uses, by the first name of the weight."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    ties = {same[0]: {_parent(name) for name in same} for same in names.values() if len(same) > 1}
+    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+        ties.setdefault(source, set()).update((_parent(source), _parent(target)))
+    return ties
+
+
+def _blocks_of(modules: set[str], number: Mapping[str, int]) -> frozenset[int]:
+    """Return the blocks with which these modules belong."""
+    owners = (next((name for name in _lineage(module) if name in number), "") for module in modules)
+    return frozenset(number[owner] for owner in owners if owner)
+
+
+def _lineage(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = _parent(name)
+
+
+@dataclass
+class _Trace:
+    """One forward: in which order blocks and other modules with weights are called."""
+
+    model: nn.Module
+    lists: list[str]
+    blocks: list[str] = field(default_factory=list)
+    """Names of the blocks in the order of their calls."""
+    ends: list[int] = field(default_factory=list)
+    """How many other calls had been made when a block was left."""
+    begins: list[int] = field(default_factory=list)
+    calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Number of each call of each module outside the blocks."""
+    _count: int = 0
+    _hidden: object = None
+
+    def record(self, run: Run) -> None:
+        hooks = [*self._watch_blocks(), *self._watch_others()]
+        try:
+            with torch.no_grad():
+                run(self.model)
+        except (RuntimeError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())[:200]
+            self._refuse(f"its forward cannot be followed without data: {reason}")
+        finally:
+            for hook in hooks:
+                hook.remove()
+        expected = [name for blocks in self.lists for name in self._names(blocks)]
+        if len(self.lists) == 2 and self.blocks[:1] != expected[:1]:
+            self.lists.reverse()
+            expected = [name for blocks in self.lists for name in self._names(blocks)]
+        if self.blocks != expected:
+            self._refuse(f"the blocks of {' and '.join(self.lists)} are not called once each, in their order")
+
+    def _names(self, blocks: str) -> list[str]:
+        return [f"{blocks}.{index}" for index in range(len(list(self.model.get_submodule(blocks).children())))]
+
+    @property
+    def boundary(self) -> int:
+        """Number of the encoder's blocks."""
+        return len(self._names(self.lists[0])) if len(self.lists) == 2 else 0
+
+    def _watch_blocks(self) -> Iterator[RemovableHandle]:
+        for blocks in self.lists:
+            for index, name in enumerate(self._names(blocks)):
+                block = self.model.get_submodule(name)
+
+                def enter(_: Any, args: Any, kwargs: Any, name: str = name, is_first: bool = index == 0) -> None:
+                    # what arrives replaces a block's output, and what departs is the next one's input
+                    if not is_first and hidden_state(args, kwargs) is not self._hidden:
+                        self._refuse(f"{name} takes something else than what the block before it gives")
+                    self.blocks.append(name)
+                    self.begins.append(self._count)
+
+                def leave(_: Any, __: Any, output: Any, name: str = name) -> None:
+                    if not isinstance(output, torch.Tensor):
+                        self._refuse(f"{name} gives {type(output).__name__} instead of one tensor")
+                    self._hidden = output
+                    self.ends.append(self._count)
+
+                yield block.register_forward_pre_hook(enter, with_kwargs=True)
+                yield block.register_forward_hook(leave)
+
+    def _others(self) -> Iterator[str]:
+        """Yield the outermost modules with weights of their own that neither are in a block nor contain blocks."""
+        outermost = ""
+        for name, module in self.model.named_modules():
+            if any(f"{name}.".startswith(f"{blocks}.") for blocks in self.lists) or self._contains_blocks(name):
+                continue
+            if outermost and name.startswith(outermost + "."):
+                continue
+            if next(module.parameters(recurse=False), None) is not None:
+                outermost = name
+                yield name
+
+    def _contains_blocks(self, name: str) -> bool:
+        return not name or any(blocks.startswith(name + ".") for blocks in self.lists)
+
+    def _watch_others(self) -> Iterator[RemovableHandle]:
+        def call(name: str) -> None:
+            self.calls[name].append(self._count)
+            self._count += 1
+
+        for name in self._others():
+            module = self.model.get_submodule(name)
+            yield module.register_forward_pre_hook(lambda _, __, name=name: call(name))
+
+    def beside_blocks(self) -> Iterator[str]:
+        """Yield the weights of the modules that contain the blocks."""
+        for name, _ in self.model.named_parameters():
+            if self._contains_blocks(_parent(name)):
+                yield name
+
+    def memory(self) -> str:
+        """Return the module that is called last in the encoder: what ends it, or its last block."""
+        encoder = _parent(self.lists[0]) + "."
+        last = self.ends[self.boundary - 1]
+        ending = [name for name, calls in self.calls.items() if name.startswith(encoder) and calls[0] >= last]
+        return ending[-1] if ending else self.blocks[self.boundary - 1]
+
+    def homes(self) -> Iterator[tuple[str, int]]:
+        """Yield each module outside the blocks that is called, with the block in whose stage it is computed."""
+        tied = {user for users in _ties(self.model).values() for user in users}
+        for name in self._others():
+            if calls := self.calls[name]:
+                yield name, self._home(name, calls)
+            elif name not in tied:
+                self._refuse(f"{name} has weights, and its forward is not called")
+
+    def _home(self, name: str, calls: list[int]) -> int:
+        final, boundary = len(self.blocks) - 1, self.boundary
+        if calls[0] >= self.ends[final]:
+            return final
+        if calls[-1] < self.begins[0] and not (boundary and self._is_under(name, 1)):
+            return 0
+        if boundary and self.ends[boundary - 1] <= calls[0] and calls[-1] < self.begins[boundary]:
+            if self._is_under(name, 0):
+                return boundary - 1
+            if self._is_under(name, 1):
+                return boundary
+        if boundary and self._is_under(name, 1) and calls[-1] < self.begins[boundary]:
+            return boundary
+        self._refuse(f"{name} is called neither only before its blocks nor only after them")
+
+    def _is_under(self, name: str, index: int) -> bool:
+        return name.startswith(_parent(self.lists[index]) + ".")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        hint = "train it whole, or with a method that needs less memory"
+        raise BadInput(f"{type(self.model).__name__} cannot be cut into stages: {reason}", hint)

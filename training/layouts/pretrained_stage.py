@@ -1,0 +1,150 @@
+"""Stages of transformers models: only what a stage computes is read from the files, or drawn.
+
+The cut is made in the constructor of a subclass, so ``from_pretrained`` itself does all the rest for what is left:
+files, renamed keys, tied weights, precision, quantisers, and buffers that no file holds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from training.layouts.anatomy import examine
+from training.layouts.cut import place_stand_ins
+from training.layouts.stage import Cut
+from training.tasks.text.packing import unpacked
+
+_LENGTH = 8
+"""Tokens of the forward on the meta device."""
+
+
+def stage_class(architecture: Any, cut: Cut, seed: int = 0) -> Any:
+    """Return a subclass of a transformers model class whose models are one stage.
+
+    ``stage_class(WhisperForConditionalGeneration, cut).from_pretrained(...)`` reads that stage's weights only;
+    :func:`build_stage` makes one from a configuration.
+
+    Args:
+        architecture: the class of the whole model; see :func:`architecture_of`.
+        seed: of weights that no file holds. Each module draws from a generator of its own, by its name, so a stage
+            draws what the whole model would.
+    """
+
+    class StageClass(architecture):  # type: ignore[misc]  # a class that is known when it runs
+        # other stages' weights lie in the same files
+        _keys_to_ignore_on_load_unexpected = (".*",)
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            with torch.device("meta"):
+                super().__init__(config, *args, **kwargs)
+            anatomy = examine(self, _run_on_meta)
+            place_stand_ins(self, cut, anatomy)
+            self.all_tied_weights_keys: dict[str, str] = {
+                target: source
+                for target, source in self.all_tied_weights_keys.items()
+                if _has_parameter(self, target) and _has_parameter(self, source)
+            }
+
+        def initialize_weights(self) -> None:
+            with _drawn_by_name(self, seed):
+                super().initialize_weights()
+
+    # files, messages and rules for classes of blocks go by the names
+    StageClass.__name__, StageClass.__qualname__ = architecture.__name__, architecture.__qualname__
+    StageClass.__module__ = architecture.__module__
+    return StageClass
+
+
+def build_stage(architecture: Any, config: Any, cut: Cut, seed: int = 0) -> nn.Module:
+    """Return a stage with random weights in float32, on the CPU; what other stages hold is never made."""
+    from transformers.utils import logging  # takes a second
+
+    verbosity = logging.get_verbosity()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # the worker has its own display
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it would list all weights as missing
+    try:
+        part = stage_class(architecture, cut, seed)
+        model = part.from_pretrained(None, config=config, state_dict={}, dtype=torch.float32)
+    finally:
+        logging.set_verbosity(verbosity)
+    return cast(nn.Module, model)
+
+
+def architecture_of(auto: Any, config: Any) -> Any:
+    """Return the class of the model that ``auto`` (``AutoModelForCausalLM``) makes for a configuration."""
+    architecture = auto._model_mapping[type(config)]
+    return architecture[0] if isinstance(architecture, tuple) else architecture
+
+
+def _has_parameter(model: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    try:
+        return leaf in model.get_submodule(owner)._parameters
+    except AttributeError:
+        return False
+
+
+def _run_on_meta(model: Any) -> None:
+    config = model.config
+    length = getattr(config, "max_source_positions", 0)
+    tokens = torch.zeros(1, _LENGTH, dtype=torch.long, device="meta")
+    # a padding token lets GPT-2 look into the words, and a mask would be looked into as well: meta holds no values
+    padding, config.pad_token_id = config.pad_token_id, None
+    try:
+        with unpacked():
+            if model.main_input_name == "input_features":
+                features = torch.zeros(1, config.num_mel_bins, 2 * length, device="meta", dtype=model.dtype)
+                model(input_features=features, decoder_input_ids=tokens, use_cache=False)
+            else:
+                model(input_ids=tokens, use_cache=False)
+    finally:
+        config.pad_token_id = padding
+
+
+@contextmanager
+def _drawn_by_name(model: nn.Module, seed: int) -> Iterator[None]:
+    """Let each module draw its initial weights from a generator that its name seeds."""
+    from transformers import PreTrainedModel  # takes a second
+
+    names = {id(module): name for name, module in model.named_modules()}
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+    def draw(initialise: Any, module: nn.Module) -> None:
+        with drawing(seed, names[id(module)]):
+            initialise(module)
+
+    for part in parts:  # each initialises the modules below it
+        part.__dict__["_init_weights"] = partial(draw, part._init_weights)
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.__dict__["_init_weights"]
+
+
+@contextmanager
+def drawing(seed: int, name: str) -> Iterator[None]:
+    """Draw from a generator seeded by ``seed`` and ``name``; afterwards the process's generator is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+        yield
+
+
+def redraw_adapters(model: nn.Module, seed: int) -> None:
+    """Draw the low-rank adapters of a model anew, by name, so a stage has those that the whole model would have.
+
+    peft draws them in the order of the modules: a stage would begin with those of the first one.
+    """
+    from peft.tuners.lora import LoraLayer  # takes a second
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            for adapter in layer.active_adapters:
+                with drawing(seed, name):
+                    layer.reset_lora_parameters(adapter, True)  # type: ignore[no-untyped-call]

@@ -1,0 +1,174 @@
+"""What takes the place of modules that other stages compute: no parameters, and none of the model's rules.
+
+A stage runs the model's own forward from top to bottom. Blocks before its own give back their input; the last of them
+gives back what arrived instead, so whatever the model computed before it (embedding, positions, dropout, scales) does
+not matter. The block after its own ends the forward, so neither does what follows (norm, soft-capping, head).
+
+These are modules beside the stage's blocks and not hooks on them: hooks may run again when a checkpointed block is
+recomputed, while another micro-batch is under way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from profiles.errors import RunFailed
+from training.layouts.stage import TensorSpec
+from training.numerics.randomness import preserved_generators, seed_with
+
+
+class StageEnd(Exception):
+    """Ends the forward of a stage with what departs."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+
+class Crossing:
+    """What crosses a stage's ends in the micro-batch under way; its stand-ins share it."""
+
+    def __init__(self) -> None:
+        self.hidden: torch.Tensor | None = None
+        """The hidden state that arrived and has not been taken."""
+        self.memory: torch.Tensor | None = None
+        """The encoder's output: arrived, or computed here."""
+        self.device: torch.device | None = None
+        """Where the stage computes; ``None`` between two forwards."""
+        self.measured: list[TensorSpec] | None = None
+        """While shapes are measured: those of what arrives."""
+        self._seed: int | None = None
+
+    @contextmanager
+    def under_way(self, device: torch.device, seed: int | None) -> Iterator[None]:
+        """Prepare for one forward; afterwards the generators are as before if there was a ``seed``."""
+        self.device, self._seed = device, seed
+        try:
+            if seed is None:
+                yield
+            else:
+                with preserved_generators(device):
+                    self.reseed("")
+                    yield
+        finally:
+            self.hidden = self.memory = self.measured = self.device = self._seed = None
+
+    def reseed(self, name: str) -> None:
+        """Give what follows the module ``name`` random numbers of its own, the same on every stage."""
+        if self._seed is not None and self.device is not None:
+            seed_with((self._seed, zlib.crc32(name.encode())), self.device)
+
+
+def hidden_state(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the hidden state among a block's arguments: the first."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _shape_or_value(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype
+    return leaf if isinstance(leaf, int | float | str) else type(leaf)
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Return the shape and precision of a tensor that crosses."""
+    return TensorSpec(tensor.shape, tensor.dtype)
+
+
+class Passed(nn.Module):
+    """A block of another stage, or a module that is not reached here: gives its input back."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return hidden_state(args, kwargs)
+
+
+class Arrived(nn.Module):
+    """The block before the stage's own ones: gives what arrived."""
+
+    def __init__(self, crossing: Crossing) -> None:
+        super().__init__()
+        self._crossing = crossing
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        crossing = self._crossing
+        if crossing.measured is not None:
+            crossing.measured.insert(0, spec_of(hidden_state(args, kwargs)))
+            raise StageEnd
+        hidden, crossing.hidden = crossing.hidden, None
+        if hidden is None:
+            raise RunFailed("a stage began a forward for which nothing has arrived", "run it once for each micro-batch")
+        return hidden
+
+
+class Departed(nn.Module):
+    """The block after the stage's own ones: ends the forward."""
+
+    def __init__(self, crossing: Crossing) -> None:
+        super().__init__()
+        self._crossing = crossing
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        hidden, memory = hidden_state(args, kwargs), self._crossing.memory
+        raise StageEnd(hidden) if memory is None else StageEnd(hidden, memory)
+
+
+class Shape(nn.Module):
+    """A module before the blocks: gives zeros of the shape that it would give. They take no memory.
+
+    Its attributes are those of the module (a stride, a number of positions); weights among them are zeros, too.
+    """
+
+    def __init__(self, module: nn.Module, crossing: Crossing) -> None:
+        super().__init__()
+        # beside torch's registries: stays on the meta device, and out of parameters() and state_dict()
+        object.__setattr__(self, "_module", module.to("meta"))
+        object.__setattr__(self, "_outputs", {})
+        self._crossing = crossing
+
+    def __getattr__(self, name: str) -> Any:
+        if "_module" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        return self._zeros(getattr(self.__dict__["_module"], name))
+
+    def _zeros(self, outputs: Any) -> Any:
+        return tree_map_only(torch.Tensor, self._as_zeros, outputs)
+
+    def _as_zeros(self, tensor: torch.Tensor) -> torch.Tensor:
+        # between two forwards a model may initialise what it takes for its weights: those on the meta device
+        device = self._crossing.device
+        return tensor if device is None else torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        module, outputs = self.__dict__["_module"], self.__dict__["_outputs"]
+        key = tuple(map(_shape_or_value, tree_leaves((args, kwargs))))
+        if key not in outputs:
+            args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+            outputs[key] = module(*args, **kwargs)
+        return self._zeros(outputs[key])
+
+
+class Memory(Shape):
+    """What ends the encoder, on the stages behind it: gives the encoder's output, which arrived."""
+
+    def __init__(self, module: nn.Module, crossing: Crossing, ends_arrival: bool) -> None:
+        super().__init__(module, crossing)
+        self._ends_arrival = ends_arrival
+        """Whether nothing else arrives."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        crossing = self._crossing
+        if crossing.measured is None:
+            return crossing.memory
+        shape = super().forward(*args, **kwargs)
+        crossing.measured.append(spec_of(shape))
+        if self._ends_arrival:
+            raise StageEnd
+        return shape
