@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -147,7 +149,7 @@ class _Trace:
     def record(self, run: Run) -> None:
         hooks = [*self._watch_blocks(), *self._watch_others()]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._shortened():
                 run(self.model)
         except (RuntimeError, NotImplementedError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -174,22 +176,34 @@ class _Trace:
         for blocks in self.lists:
             for index, name in enumerate(self._names(blocks)):
                 block = self.model.get_submodule(name)
+                yield block.register_forward_pre_hook(partial(self._enter, name, index == 0), with_kwargs=True)
+                yield block.register_forward_hook(partial(self._leave, name))
 
-                def enter(_: Any, args: Any, kwargs: Any, name: str = name, is_first: bool = index == 0) -> None:
-                    # what arrives replaces a block's output, and what departs is the next one's input
-                    if not is_first and hidden_state(args, kwargs) is not self._hidden:
-                        self._refuse(f"{name} takes something else than what the block before it gives")
-                    self.blocks.append(name)
-                    self.begins.append(self._count)
+    def _enter(self, name: str, is_first: bool, _: nn.Module, args: Any, kwargs: Any) -> None:
+        # what arrives replaces a block's output, and what departs is the next one's input
+        if not is_first and hidden_state(args, kwargs) is not self._hidden:
+            self._refuse(f"{name} takes something else than what the block before it gives")
+        self.blocks.append(name)
+        self.begins.append(self._count)
 
-                def leave(_: Any, __: Any, output: Any, name: str = name) -> None:
-                    if not isinstance(output, torch.Tensor):
-                        self._refuse(f"{name} gives {type(output).__name__} instead of one tensor")
-                    self._hidden = output
-                    self.ends.append(self._count)
+    def _leave(self, name: str, _: nn.Module, __: Any, output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            self._refuse(f"{name} gives {type(output).__name__} instead of one tensor")
+        self._hidden = output
+        self.ends.append(self._count)
 
-                yield block.register_forward_pre_hook(enter, with_kwargs=True)
-                yield block.register_forward_hook(leave)
+    @contextmanager
+    def _shortened(self) -> Iterator[None]:
+        """Let all blocks but the first of a list give their input back: they are of one class."""
+        names = [name for blocks in self.lists for name in self._names(blocks)[1:]]
+        modules = [self.model.get_submodule(name) for name in names]
+        for module in modules:
+            module.__dict__["forward"] = lambda *args, **kwargs: hidden_state(args, kwargs)
+        try:
+            yield
+        finally:
+            for module in modules:
+                del module.__dict__["forward"]
 
     def _others(self) -> Iterator[str]:
         """Yield the outermost modules with weights of their own that neither are in a block nor contain blocks."""
@@ -224,8 +238,8 @@ class _Trace:
     def memory(self) -> str:
         """Return the module that is called last in the encoder: what ends it, or its last block."""
         encoder = _parent(self.lists[0]) + "."
-        last = self.ends[self.boundary - 1]
-        ending = [name for name, calls in self.calls.items() if name.startswith(encoder) and calls[0] >= last]
+        end = self.ends[self.boundary - 1]
+        ending = [name for name, calls in self.calls.items() if name.startswith(encoder) and calls[0] >= end]
         return ending[-1] if ending else self.blocks[self.boundary - 1]
 
     def homes(self) -> Iterator[tuple[str, int]]:

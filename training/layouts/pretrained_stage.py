@@ -18,10 +18,12 @@ from torch import nn
 from training.layouts.anatomy import examine
 from training.layouts.cut import place_stand_ins
 from training.layouts.stage import Cut
+from training.numerics.randomness import preserved_generators, seed_with
 from training.tasks.text.packing import unpacked
 
 _LENGTH = 8
 """Tokens of the forward on the meta device."""
+_CPU = torch.device("cpu")
 
 
 def stage_class(architecture: Any, cut: Cut, seed: int = 0) -> Any:
@@ -43,6 +45,7 @@ def stage_class(architecture: Any, cut: Cut, seed: int = 0) -> Any:
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             with torch.device("meta"):
                 super().__init__(config, *args, **kwargs)
+            self.constant_weights = [name for name, weight in self.named_parameters() if not weight.requires_grad]
             anatomy = examine(self, _run_on_meta)
             place_stand_ins(self, cut, anatomy)
             self.all_tied_weights_keys: dict[str, str] = {
@@ -65,14 +68,17 @@ def build_stage(architecture: Any, config: Any, cut: Cut, seed: int = 0) -> nn.M
     """Return a stage with random weights in float32, on the CPU; what other stages hold is never made."""
     from transformers.utils import logging  # takes a second
 
-    verbosity = logging.get_verbosity()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # the worker has its own display
+    verbosity = logging.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the worker has its own display
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it would list all weights as missing
     try:
-        part = stage_class(architecture, cut, seed)
-        model = part.from_pretrained(None, config=config, state_dict={}, dtype=torch.float32)
+        stage = stage_class(architecture, cut, seed)
+        model = stage.from_pretrained(None, config=config, state_dict={}, dtype=torch.float32)
     finally:
         logging.set_verbosity(verbosity)
+    for name in model.constant_weights:  # from_pretrained makes Whisper's fixed positions trainable
+        if _has_parameter(model, name):
+            model.get_parameter(name).requires_grad_(False)
     return cast(nn.Module, model)
 
 
@@ -113,26 +119,26 @@ def _drawn_by_name(model: nn.Module, seed: int) -> Iterator[None]:
     from transformers import PreTrainedModel  # takes a second
 
     names = {id(module): name for name, module in model.named_modules()}
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    submodels = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
     def draw(initialise: Any, module: nn.Module) -> None:
         with drawing(seed, names[id(module)]):
             initialise(module)
 
-    for part in parts:  # each initialises the modules below it
-        part.__dict__["_init_weights"] = partial(draw, part._init_weights)
+    for submodel in submodels:  # each initialises the modules below it
+        submodel.__dict__["_init_weights"] = partial(draw, submodel._init_weights)
     try:
         yield
     finally:
-        for part in parts:
-            del part.__dict__["_init_weights"]
+        for submodel in submodels:
+            del submodel.__dict__["_init_weights"]
 
 
 @contextmanager
 def drawing(seed: int, name: str) -> Iterator[None]:
-    """Draw from a generator seeded by ``seed`` and ``name``; afterwards the process's generator is as before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+    """Draw from generators seeded by ``seed`` and ``name``; afterwards the process's generators are as before."""
+    with preserved_generators(_CPU):
+        seed_with((seed, zlib.crc32(name.encode())), _CPU)
         yield
 
 
