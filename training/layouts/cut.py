@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from profiles.errors import BadInput, RunFailed
 from training.layouts.anatomy import Anatomy, Run, examine, meta_copy
 from training.layouts.stage import Cut, Departing, TensorSpec
-from training.layouts.stand_ins import Arrived, Crossing, Departed, Memory, Passed, Shape, StageEnd
+from training.layouts.stand_ins import Arrived, Crossing, Departed, EncoderOutput, Passed, Shape, StageEnd
 from training.tasks.base import Batch
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -89,7 +89,7 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         if index in cut.blocks:
             continue
         if record.is_behind_encoder and name == anatomy.memory:
-            yield name, Memory(model.get_submodule(name), crossing, not record.takes_hidden)
+            yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
         elif index == cut.blocks.start - 1 and record.takes_hidden:
             yield name, Arrived(crossing)
         else:
@@ -99,7 +99,7 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         if home in cut.blocks or name in held:
             continue
         if record.is_behind_encoder and name == anatomy.memory:
-            yield name, Memory(model.get_submodule(name), crossing, not record.takes_hidden)
+            yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
         else:
             yield name, Shape(model.get_submodule(name), crossing) if home < cut.blocks.start else Passed()
 
@@ -202,7 +202,7 @@ class CutModel:
         return {name: stages[id(parameter)] for name, parameter in named if id(parameter) in stages}
 
     def arriving(self, batch: Batch) -> tuple[TensorSpec, ...]:
-        """Return what the stage before sends for ``batch``; see :meth:`StageModel.arriving`."""
+        """Return what the stage before sends for ``batch``; see :meth:`~training.layouts.stage.StageModel.arriving`."""
         if self.cut.is_first:
             return ()
         tensors = [leaf for leaf in tree_leaves(dict(batch)) if isinstance(leaf, torch.Tensor)]
@@ -223,7 +223,7 @@ class CutModel:
         raise self._missed()
 
     def departing_require_grad(self, arriving: Sequence[bool]) -> tuple[bool, ...]:
-        """Return which departing tensors require a gradient; see :meth:`StageModel.departing_require_grad`."""
+        """See :meth:`~training.layouts.stage.StageModel.departing_require_grad`."""
         record, blocks = self._record, self.cut.blocks
         if record.cut.is_last:
             return ()
@@ -238,7 +238,7 @@ class CutModel:
     def forward(
         self, batch: Batch, arrived: Sequence[torch.Tensor] = (), seed: int | None = None
     ) -> Departing | torch.Tensor:
-        """Compute the stage's part of the loss of one micro-batch; see :meth:`StageModel.forward`."""
+        """Compute the stage's share of a loss; see :meth:`~training.layouts.stage.StageModel.forward`."""
         crossing, record = self._record.crossing, self._record
         with crossing.under_way(_device_of(batch), seed):
             tensors = list(arrived)

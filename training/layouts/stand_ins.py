@@ -155,7 +155,7 @@ class Shape(nn.Module):
         return self._zeros(outputs[key])
 
 
-class Memory(Shape):
+class EncoderOutput(Shape):
     """What ends the encoder, on the stages behind it: gives the encoder's output, which arrived."""
 
     def __init__(self, module: nn.Module, crossing: Crossing, ends_arrival: bool) -> None:
