@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from profiles.declarations import trait_of
 from profiles.errors import counted
 from profiles.quantities import duration_text
 from training.numerics.schedule import ends_in_warm_up
+from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
 from training.records.plan import SCRIPT, RunMetadata, RunPlan
 from training.records.runs import RunSummary, finished_model, lost_members
@@ -101,7 +103,8 @@ def completed_lines(ended: EndedRun) -> list[str]:
     lines = [
         "",
         f"Done: {counted(steps, 'step')}{resumed}{speed}",
-        f"took    {ended.view.took.removeprefix('took ')}",
+        ended.view.took,
+        *_preparation(ended.state),
         *evaluation_lines(ended.state),
     ]
     if ended.state.simulated_hours is not None:
@@ -116,6 +119,13 @@ def completed_lines(ended: EndedRun) -> list[str]:
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
+
+
+def _preparation(state: RunState) -> Iterator[str]:
+    """Yield how long the run was prepared before it trained, which is not part of its time."""
+    seconds = starting_seconds_in(state.attempts)
+    if seconds is not None and seconds >= _NOTICEABLE and len(state.attempts) == 1:
+        yield f"before  {duration_text(seconds)} of preparation"
 
 
 def next_commands(ended: EndedRun) -> list[str]:
@@ -145,6 +155,8 @@ def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[st
     return [command_about(run_dir, "generate", *compare) + " 'YOUR PROMPT'", *chat, *measure]
 
 
+_NOTICEABLE = 1.0
+"""Seconds of preparation from which on they are told."""
 _PROGRAMS = ("cli_typer.py", "muster")
 
 

@@ -178,8 +178,8 @@ class RunReader:
             with contextlib.suppress(MusterError, OSError):
                 is_first_read, ended = not self._current.read, self._source.ended(self._current.state)
                 figures = {"metrics": ended.metrics, "comparison": comparison_in(ended.metrics)}
-                since = {"since": self._since(ended.state)} if is_first_read else {}
-                self._note(ended=ended, **figures, **since)
+                since = self._since(ended.state) if is_first_read else ""  # a run that ends is no longer news
+                self._note(ended=ended, since=since, **figures)
         self._note(read=True)
 
     def _since(self, state: RunState) -> str:

@@ -76,7 +76,7 @@ def heading(evidence: Evidence) -> str:
     """Return name, status and the figures that matter most."""
     metadata, summary, state = evidence.metadata, evidence.summary, evidence.state
     word, mood = status_word(summary.status), _MOODS.get(summary.status, "bad")
-    cards = [("steps", state.steps_text), ("took", duration_text(evidence.seconds))]
+    cards = [("steps", state.steps_text), ("trained", duration_text(evidence.seconds))]
     if (starting := starting_seconds_in(state.attempts)) is not None:
         cards.insert(1, ("to start", duration_text(starting)))
     if state.simulated_hours is not None:

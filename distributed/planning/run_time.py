@@ -59,8 +59,8 @@ class RunTime:
 
 
 def took_text(seconds: float | None, time: RunTime | None = None) -> str:
-    """Return the time that a run took beside what was promised: ``took 1:30 (1:24 promised; pc alone 1:50)``."""
-    return f"took {duration_text(seconds)}{f' ({time.beside})' if time is not None else ''}"
+    """Return the time of a run beside what was promised: ``trained 1:30 (1:24 promised; pc alone 1:50)``."""
+    return f"trained {duration_text(seconds)}{f' ({time.beside})' if time is not None else ''}"
 
 
 def best_single(ranking: Sequence[Candidate]) -> Candidate | None:

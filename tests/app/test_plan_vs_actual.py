@@ -68,7 +68,7 @@ def kept(state: RunState, comparison: PredictionComparison | None = None, after:
 
 def test_what_was_promised_and_what_came() -> None:
     found = kept(ran())
-    assert str(found) == "took 0:20 (0:20 promised; pc alone 0:32)" and found.is_met
+    assert str(found) == "trained 0:20 (0:20 promised; pc alone 0:32)" and found.is_met
 
 
 def test_what_evaluations_take_is_in_both() -> None:
@@ -77,7 +77,7 @@ def test_what_evaluations_take_is_in_both() -> None:
     plan = planning().model_copy(update={"ranking": (candidate, planning().ranking[1])})
     found = compare_with_plan(completed(ran(), after=10.0), plan_prediction(plan))
     assert str(found) == (
-        "took 0:30 (0:23 promised; pc alone 0:32): evaluations and saving took 0:10, 0:03 were predicted"
+        "trained 0:30 (0:23 promised; pc alone 0:32): evaluations and saving took 0:10, 0:03 were predicted"
     )
 
 
@@ -87,7 +87,7 @@ def test_a_run_is_compared_when_it_is_completed() -> None:
 
 def test_one_machine_alone_is_held_against_its_own_promise() -> None:
     found = compare_with_plan(completed(ran(ranks=1)), prediction(1))
-    assert str(found).startswith("took 0:20 (0:32 promised)")
+    assert str(found).startswith("trained 0:20 (0:32 promised)")
 
 
 def test_slower_than_one_machine_alone_says_what_to_do() -> None:
@@ -101,7 +101,7 @@ def test_fixed_steps_are_said_beside_the_machine_alone() -> None:
     found = compare_with_plan(
         completed(ran()), plan_prediction(plan.model_copy(update={"ranking": (plan.ranking[0], single), "job": job}))
     )
-    assert str(found) == f"took 0:20 (0:20 promised; pc alone 0:16); {FIXED_STEPS}"
+    assert str(found) == f"trained 0:20 (0:20 promised; pc alone 0:16); {FIXED_STEPS}"
 
 
 @pytest.mark.parametrize("plan", [None, planning(None)])
@@ -121,7 +121,7 @@ def test_a_lost_machine_is_why() -> None:
     events += [lost, step(11, time=16.75, wait=6.0), *(step(n, time=n + 5.75) for n in range(12, 21))]
     found = kept(reduce_events(events))
     assert found.reasons == ("air was away for 10 of 20 steps, and the others waited 5.75 s for it",)
-    assert str(found).startswith("took 0:26 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away")
+    assert str(found).startswith("trained 0:26 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away")
 
 
 def test_a_promise_that_is_kept_with_fewer_samples_says_so() -> None:
@@ -131,7 +131,7 @@ def test_a_promise_that_is_kept_with_fewer_samples_says_so() -> None:
     events += [step(n, member=rank) for n in range(1, 11) for rank in (0, 1)]
     found = kept(reduce_events([*events, lost, *(step(n) for n in range(11, 21))]))
     assert str(found) == (
-        "took 0:20 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away for 10 of 20 steps"
+        "trained 0:20 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away for 10 of 20 steps"
     )
 
 

@@ -54,7 +54,7 @@ def test_a_completed_run_says_what_it_reached_and_what_to_type_next(capsys: Capt
     assert train(FakeRun(training())) == ExitCode.DONE
     out = capsys.readouterr().out
     run = only_run()
-    assert "Done: 6 steps, 32.0 samples/s" in out and "\ntook    1:23\n" in out
+    assert "Done: 6 steps, 32.0 samples/s" in out and "\ntrained 1:23\n" in out
     assert "WER     test  98.0 % -> 3.0 %" in out
     assert f"model   {run / 'model'}" in out
     assert f"transcribe {run.name[:20]} FILE.wav" in out

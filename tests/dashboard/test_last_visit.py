@@ -186,6 +186,22 @@ def test_the_dashboard_leaves_a_mark_and_tells_who_comes_back(tmp_path: Path) ->
     assert "step 4 -> 9" in again.picture.since
 
 
+def test_the_news_go_when_the_run_ends(tmp_path: Path) -> None:
+    path = new_folder(tmp_path)
+    with live(path, FIRST) as run:
+        left(path)
+        for event in steps(5, 9):
+            run.append(event)
+        reader = RunReader(path)
+        reader.start()
+        until(lambda: "step 4 -> 9" in reader.picture.since)
+        run.append(RunEvent(time=BEGAN + 60, status="completed"))
+        run.finish("completed", {})
+    until(lambda: reader.picture.ended is not None)
+    reader.close()
+    assert reader.picture.since == ""
+
+
 def test_attach_in_lines_tells_it_too_and_only_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

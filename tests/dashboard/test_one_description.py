@@ -147,9 +147,9 @@ def test_machines(displays: Displays, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_time_that_it_took(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
-    assert displays.evidence.took == "took 0:21" and "<b>0:21</b><span>took" in displays.report
-    assert displays.evidence.headline.details[-1] == "took 0:21"
-    assert "time      took 0:21" in shown(displays.path, capsys)
+    assert displays.evidence.took == "trained 0:21" and "<b>0:21</b><span>trained" in displays.report
+    assert displays.evidence.headline.details[-1] == "trained 0:21"
+    assert "time      trained 0:21" in shown(displays.path, capsys)
 
 
 def test_a_warning_has_its_machine_and_step(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def test_its_end_is_beside_its_promise_wherever_it_is_shown(
     run: Path, said: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     evidence = read_evidence(run)
-    took = re.match(r"took \S+ ", str(evidence.plan_vs_actual))
+    took = re.match(r"trained \S+ ", str(evidence.plan_vs_actual))
     assert took is not None
     sentence = f"{took[0]}({said[0]} promised; demo-pc alone {said[1]})"
     assert sentence in headline(evidence.state, 0.0, time=Picture(run, planning=planning_in(run)).time).details
@@ -111,7 +111,7 @@ def test_its_end_is_beside_its_promise_wherever_it_is_shown(
         plan=RunFolder.open(run).plan(),
         state=evidence.state,
     )
-    assert f"took    {sentence.removeprefix('took ')}" in completed_lines(ended)
+    assert f"{sentence}" in completed_lines(ended)
     assert main(["runs", "list", "--output", str(run.parent)]) == 0
     assert took[0].split()[1] in " ".join(capsys.readouterr().out.split())
     assert took[0] in f"{_run(summarise(run)).cells[1].plain} "

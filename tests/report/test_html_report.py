@@ -131,7 +131,7 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
 def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path) -> None:
     run = write_demo_run(tmp_path, 3)
     page = shown(run)
-    assert "took 1:35 (1:34 promised; demo-pc alone 3:52)" in page and "; demo-studio back at step " in page
+    assert "trained 1:35 (1:34 promised; demo-pc alone 3:52)" in page and "; demo-studio back at step " in page
     assert "<div><b>0:08</b><span>to start</span></div>" in page
     assert '<td>the whole run</td><td class="number">1:34</td><td class="number">1:35</td>' in page
     assert "<summary>Strategies that were not considered</summary>" in page

@@ -20,6 +20,7 @@ from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
 from training.local_trainer import failure_of
+from training.records.attempts import RunAttempt
 from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder, remove_run_folder, remove_unused
@@ -272,7 +273,15 @@ def test_the_time_of_a_run_is_that_of_its_attempts(tmp_path: Path) -> None:
     ended = _ended(folder.plan(), folder.path, RunState(), metrics=metadata.metrics)
     done, took = completed_lines(ended)[1:3]
     assert done == "Done: 40 steps in 2 attempts, 3.0 samples/s over the whole run"
-    assert took == "took    0:40"
+    assert took == "trained 0:40"
+
+
+def test_what_came_before_training_is_told_beside_its_time(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        folder.finish("completed", {"steps": 40, "seconds": 251.0})
+    state = RunState(attempts=(RunAttempt(begun=100.0, trains_since=135.0),))
+    lines = completed_lines(_ended(folder.plan(), folder.path, state, metrics={"seconds": 251.0}))
+    assert lines[2:4] == ["trained 4:11", "before  0:35 of preparation"]
 
 
 @pytest.mark.parametrize(

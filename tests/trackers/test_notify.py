@@ -54,7 +54,7 @@ def test_a_command_hears_of_a_lost_machine_and_of_the_result(tmp_path: Path, com
     assert first.startswith("running Muster, ")
     assert first.endswith("studio is lost (no sign of life for 10 s); the others go on")
     assert last.startswith("completed ")
-    assert "is done: took 0:00; validation: WER 20.0 %" in last
+    assert "is done: trained 0:00; validation: WER 20.0 %" in last
 
 
 def test_each_message_is_sent_once_however_often_the_trackers_start(tmp_path: Path, command: Path) -> None:

@@ -49,7 +49,7 @@ from training.records.runs import (
 _UNFINISHED = ("interrupted", "cancelled", "failed")
 _MOST_WAYS = 12
 _COLUMNS: dict[str, Literal["left", "right"]] = {
-    "run": "left", "profile": "left", "status": "left", "started": "left", "took": "right", "workers": "right",
+    "run": "left", "profile": "left", "status": "left", "started": "left", "trained": "right", "workers": "right",
     "size": "right", "in": "left", "result": "left",
 }  # fmt: skip
 """Columns of the list of runs, with their side."""
@@ -204,13 +204,14 @@ def _cells(run: RunSummary) -> dict[str, str]:
     metadata = run.metadata
     cells = {
         "run": run.run_id, "profile": profile_text(run.profile), "status": run.status, "started": _started_text(run),
-        "took": "-", "workers": "-", "in": os.path.abspath(run.path.parent), "result": run.damage,
+        "trained": "-", "workers": "-", "in": os.path.abspath(run.path.parent), "result": run.damage,
     }  # fmt: skip
     if metadata is None:
         return cells
     lost = {"status": f"{run.status}, {len(run.lost)} lost"} if run.lost else {}
     result = metadata.error_message or _headline_of(metadata.metrics)
-    return {**cells, **lost, "took": duration_text(run.seconds), "workers": str(len(metadata.hosts)), "result": result}
+    trained = duration_text(run.seconds)
+    return {**cells, **lost, "trained": trained, "workers": str(len(metadata.hosts)), "result": result}
 
 
 def _started_text(run: RunSummary) -> str:
