@@ -133,18 +133,18 @@ def _members(state: RunState, narrow: bool) -> Table:
     table.add_column("compute " if narrow else "compute | wait | transfer", no_wrap=True)
     table.add_column("sent" if narrow else "sent / received", justify="right", no_wrap=True)
     for member in state.members.values():
-        table.add_row(*_row(member, narrow))
+        table.add_row(*_row(member, state.status_of(member), narrow))
     return table
 
 
-def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
+def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]:
     traffic = bytes_text(member.work.bytes_sent)
     return [
         Text(visible(member.label)),
-        Text(visible(member.preparing or member.status), style=_STATUS_STYLES.get(member.status, "")),
+        Text(visible(member.preparing or status), style=_STATUS_STYLES.get(status, "")),
         Text(str(member.step) if member.step else "-"),
         Text("-" if member.loss is None else four_digits(member.loss)),
-        Text(f"{member.samples_per_second:.1f}" if member.active and member.window else "-"),
+        Text("-" if member.rate is None else f"{member.rate:.1f}"),
         time_bar(member, narrow),
         Text(traffic if narrow else f"{traffic} / {bytes_text(member.work.bytes_received)}"),
     ]
@@ -152,11 +152,9 @@ def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
 
 def time_bar(member: MemberState, narrow: bool) -> Text:
     """Return a bar of compute and exposed wait, with the shares (transfer may be hidden behind compute)."""
-    if not member.window:
+    if not member.has_worked:
         return Text("-")
     compute, wait, transfer = member.shares
-    if not all(share == share for share in (compute, wait, transfer)):  # NaN from a damaged event
-        return Text("-")
     if narrow:
         return Text(f"{compute:.0%}", style="green")
     cells = round(compute * BAR_CELLS)

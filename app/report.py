@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.console import TOUR_PROFILE, command_about, visible
+from app.console import command_about, visible
 from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document
 from app.run_view.metrics import metric_label, metrics_of, simulated_text, unfinished_text
 from app.run_view.plan_vs_actual import comparison_in
@@ -54,12 +54,8 @@ class EndedRun(RunOutcome):
 
     @property
     def resume_command(self) -> str:
-        return command_about(self.run_dir, "distributed-train", "--resume")
-
-
-def can_resume(plan: RunPlan, state: RunState) -> bool:
-    """Whether a command can continue a run that has not completed. In the tour's nothing trained: it is recorded."""
-    return state.resume_step is not None and plan.launch is None and plan.profile.name != TOUR_PROFILE
+        """Empty: it cannot be resumed."""
+        return self.view.resume_command
 
 
 def title_of(plan: RunPlan) -> str:
@@ -87,7 +83,7 @@ def document(ended: EndedRun) -> dict[str, Any]:
     }
     if ended.status != "completed":
         content["error"] = {"message": ended.message, "hint": ended.hint}
-        content["resume_command"] = "" if ended.plan.launch else ended.resume_command
+        content["resume_command"] = ended.resume_command
     return content
 
 
@@ -131,7 +127,7 @@ def _preparation(state: RunState) -> Iterator[str]:
 def next_commands(ended: EndedRun) -> list[str]:
     """Return the commands to use the model of a run, or to resume it from its snapshot."""
     if ended.status != "completed":
-        return [ended.resume_command] if can_resume(ended.plan, ended.state) else []
+        return list(filter(None, [ended.resume_command]))
     model = ended.plan.profile.model
     commands = results_of(model.task).commands(ended.run_dir, ended.plan) if ended.model is not None else []
     if not commands:
@@ -205,14 +201,14 @@ def stopped_line(ended: EndedRun) -> str:
     """Return the line after a stop: what is saved and how to resume."""
     if ended.plan.launch is not None:
         return f"stopped; the logs are in {ended.run_dir / 'logs'}"
-    if not can_resume(ended.plan, ended.state):
-        return f"stopped; {ended.state.saved_progress}; the log is in {ended.run_dir}"
-    return f"stopped; {ended.state.saved_progress}; resume with: {ended.resume_command}"
+    command = ended.resume_command
+    following = f"resume with: {command}" if command else f"the log is in {ended.run_dir}"
+    return f"stopped; {ended.state.saved_progress}; {following}"
 
 
 def failure_hint(ended: EndedRun) -> str:
     """Return what to do after a failure."""
     hints = [ended.hint] if ended.hint else []
-    if can_resume(ended.plan, ended.state) and NOT_THIS_RUN not in ended.hint:
-        hints.append(f"resume from step {ended.state.resume_step} with: {ended.resume_command}")
+    if (command := ended.resume_command) and NOT_THIS_RUN not in ended.hint:
+        hints.append(f"resume from step {ended.state.resume_step} with: {command}")
     return "; ".join(hints) or f"see {ended.run_dir / 'logs'}"

@@ -14,7 +14,7 @@ from app.report import rerun_line
 from app.run_view.figures import MORE_DATA, change, data_text
 from app.run_view.metrics import metric_label, metric_text, metrics_of, simulated_text
 from app.run_view.pair_paths import is_loopback
-from app.run_view.run_state import machine_changes, status_word
+from app.run_view.run_state import UNFINISHED, machine_changes, status_word
 from app.run_view.timeline import TimelineEntry, entry_text
 from app.task_results import results_of
 from distributed.planning.documents.document import Candidate, Planning, Reason
@@ -268,7 +268,7 @@ def result(evidence: Evidence) -> str:
     reached = table(("data", "metric", "first", "best", "last"), rows, numbers=(2, 3, 4)) if rows else ""
     if evidence.model is None:
         step, none = evidence.state.resume_step, "<p>This run has no finished model.</p>"
-        if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
+        if not evidence.resume_command or evidence.summary.status not in UNFINISHED:
             return reached + none
         resume_command = command("distributed-train", "--resume", str(evidence.path.resolve()))
         return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{resume_command}"

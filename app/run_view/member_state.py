@@ -167,6 +167,11 @@ class MemberState:
         return bool(self.window) and (self.active or self.status in ("done", "stopped"))
 
     @property
+    def rate(self) -> float | None:
+        """Its samples/s; ``None`` where they are not meaningful."""
+        return self.samples_per_second if self.has_worked else None
+
+    @property
     def label(self) -> str:
         """Its name, or ``member RANK`` before it has reported one."""
         return self.name or f"member {self.rank}"

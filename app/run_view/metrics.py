@@ -62,6 +62,12 @@ def metrics_of(result: EvaluationEvent) -> dict[str, float]:
     return {name: figures[name] for name in (*rates, *others, *loss)}
 
 
+def result_text(result: EvaluationEvent, limit: int | None = None) -> str:
+    """Return ``validation: WER 12.3 %, loss 0.5``, with at most ``limit`` metrics."""
+    shown = (f"{metric_label(name)} {metric_text(name, value)}" for name, value in metrics_of(result).items())
+    return f"{result.split}: {', '.join(list(shown)[:limit])}"
+
+
 @dataclass(frozen=True)
 class SplitResults:
     """First, last and best evaluation of one split; the best has the lowest WER, or loss where there is no WER."""

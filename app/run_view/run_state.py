@@ -54,6 +54,8 @@ from training.run.outcome import NOT_THIS_RUN, newest_complete_step, progress_te
 
 INTERRUPTED = "interrupted"
 """Status of a run whose end was never recorded."""
+UNFINISHED = (INTERRUPTED, "cancelled", "failed")
+"""Statuses of runs that have ended and are not completed."""
 KEPT_REQUESTS = 20
 _TELLING = 3
 """Steps of a member since its start from which on its pace tells when the run ends."""
@@ -98,6 +100,10 @@ class RunState:
         """Return a member's name: its own, the planned one, or ``member RANK``; ``run`` for negative ranks."""
         reported = self.members[rank].name if rank in self.members else ""
         return reported or (planned or {}).get(rank) or (f"member {rank}" if rank >= 0 else "run")
+
+    def status_of(self, member: MemberState) -> str:
+        """Return a member's status, or ``paused`` while the run is."""
+        return "paused" if self.status == "paused" and member.active else member.status
 
     @property
     def warnings(self) -> tuple[TimelineEntry, ...]:

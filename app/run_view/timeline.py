@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from app.run_view.member_state import GONE, PRESENT_STATUSES, TROUBLE, MemberState
-from app.run_view.metrics import metric_label, metric_text, metrics_of
+from app.run_view.metrics import result_text
 from app.run_view.pair_paths import route_changes
 from training.records.events import (
     ErrorEvent,
@@ -126,10 +126,7 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
             return entry(*news, step=step, status=event.status, why=event.message) if news else None
         case EvaluationEvent():
-            text = ", ".join(
-                f"{metric_label(name)} {metric_text(name, value)}" for name, value in metrics_of(event).items()
-            )
-            return entry("evaluation", f"{event.split}: {text}", step=event.step)
+            return entry("evaluation", result_text(event), step=event.step)
         case SnapshotEvent():
             return entry("snapshot", f"snapshot of step {event.step} written", step=event.step)
         case WarningEvent():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.console import TOUR_PROFILE, command_about
 from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState, state_of
 from app.run_view.tables.showcase import showcase_in
@@ -102,6 +103,17 @@ class RunView:
         """Samples/s over the whole run; empty where they were not measured."""
         rate = self.metrics.get("samples_per_second")
         return f"{rate:.1f}" if isinstance(rate, (int, float)) else ""
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run from its snapshots; empty: it cannot be resumed.
+
+        In the tour's nothing trained: it is recorded.
+        """
+        plan = self.plan
+        if plan is None or plan.launch is not None or plan.profile.name == TOUR_PROFILE:
+            return ""
+        return "" if self.state.resume_step is None else command_about(self.path, "distributed-train", "--resume")
 
     def name(self, rank: int) -> str:
         """Return the name of a member: its own, the planned one, or its rank."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.console import say, visible
-from app.run_view.metrics import metric_label, metric_text
+from app.run_view.metrics import result_text
 from app.trackers.kinds import TrackedRun
 from distributed.planning.feedback import planning_in
 from distributed.planning.run_time import promised_time, took_text
@@ -165,9 +165,7 @@ class Notifier:
 
     def log(self, event: Event, newest_step: int) -> None:
         if isinstance(event, EvaluationEvent):
-            figures = event.figures.items()
-            shown = ", ".join(f"{metric_label(name)} {metric_text(name, value)}" for name, value in list(figures)[:2])
-            self._result = f"{event.split}: {shown}"
+            self._result = result_text(event, limit=2)
         elif isinstance(event, MemberEvent) and event.status == "lost" and event.member is not None:
             cause = f" ({event.message})" if event.message else ""
             name = event.name or self._run.name(event.member)

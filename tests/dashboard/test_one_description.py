@@ -13,6 +13,7 @@ import pytest
 from run_folders import live, new_folder, started, steps
 
 from app.cli.main import main
+from app.console import TOUR_PROFILE, diagnostics
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import newest_text
 from app.dashboard.tabs.machines import table_of, who_is_slow
@@ -21,10 +22,11 @@ from app.dashboard.tabs.overview import loss_chart, progress_line
 from app.follow import Follower
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.page import page
-from app.progress import PlainProgress, step_line
-from app.report import completed_lines
+from app.progress import PlainProgress, ProgressPanel, step_line
+from app.report import completed_lines, stopped_line
 from app.run_view.run_state import reduce_events
-from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, WarningEvent
+from tests.report.report_runs import write_run
+from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, WarningEvent
 
 LOSSES = {0: 1.5, 1: 2.0, 2: 4.0}
 """Of the members, which train on 8, 16 and 8 samples: 2.375 together."""
@@ -157,6 +159,25 @@ def test_a_warning_has_its_machine_and_step(displays: Displays, capsys: pytest.C
     assert f"warning   {words}" in shown(displays.path, capsys)
     assert any(line.endswith(f"warning: {words}") for line in displays.plain)
     assert f"warning:</span> {words}" in displays.report
+
+
+@pytest.mark.parametrize(("profile", "offered"), [("p", True), (TOUR_PROFILE, False)])
+def test_what_can_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str], profile: str, offered: bool) -> None:
+    """The tour has trained nothing, so nothing offers to resume it."""
+    snapshots = [SnapshotEvent(member=rank, step=3, path="", bytes=1, seconds=0.1, live=(0, 1)) for rank in (0, 1)]
+    path = write_run(tmp_path, [*started(2), *steps(1, 3, (0, 1)), *snapshots], name=profile, status="cancelled")
+    assert ("\nresume    " in shown(path, capsys)) is offered
+    assert ("It can be resumed from the snapshot of step 3" in page(read_evidence(path))) is offered
+    assert ("--resume" in stopped_line(Follower(path).ended(read_evidence(path).state))) is offered
+
+
+def test_a_paused_run(capsys: pytest.CaptureFixture[str]) -> None:
+    state = reduce_events([*started(), *steps(1, 3), RunEvent(time=2e9, status="paused")])
+    _, rows = table_of(Picture(Path("run"), state))
+    assert [row.cells[1].plain.split()[-1] for row in rows] == ["paused"] * 3
+    with diagnostics().capture() as captured:
+        diagnostics().print(ProgressPanel("title", state, 0.0))
+    assert captured.get().count("paused") == 4
 
 
 def test_the_share_of_waiting(displays: Displays) -> None:

@@ -19,11 +19,12 @@ from rich.text import Text
 
 from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
-from app.console import PIPE_WIDTH, command_about, command_line, profile_text, say, show, show_json, show_line, visible
+from app.console import PIPE_WIDTH, command_line, profile_text, say, show, show_json, show_line, visible
 from app.report import evaluation_lines
 from app.run_view.figures import start_line, state_document
 from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
+from app.run_view.run_state import UNFINISHED
 from app.run_view.tables.showcase import showcase_document, showcase_lines
 from app.run_view.timeline import entry_text
 from app.run_view.view import RunView, read_view
@@ -46,7 +47,6 @@ from training.records.runs import (
     summarise,
 )
 
-_UNFINISHED = ("interrupted", "cancelled", "failed")
 _MOST_WAYS = 12
 _COLUMNS: dict[str, Literal["left", "right"]] = {
     "run": "left", "profile": "left", "status": "left", "started": "left", "trained": "right", "workers": "right",
@@ -255,7 +255,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
         lines.insert(5, f"why       {metadata.strategy_reason}")
     if metadata.error_message and run.status != "cancelled":
         lines.append(f"error     {metadata.error_message}")
-    if run.status in _UNFINISHED and metadata.strategy != SCRIPT:
+    if run.status in UNFINISHED and metadata.strategy != SCRIPT:
         lines.append(f"kept      {state.saved_progress}")
     starting, phases = starting_seconds_in(state.attempts), start_line(folder.events())
     if starting is not None or phases:
@@ -264,8 +264,8 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
     lines += evaluation_lines(state)
     lines += [*results_of(metadata.task).lines(run.path), *showcase_lines(run.path)]
     lines += [f"warning   {entry_text(notice, view.name)}" for notice in state.warnings[-10:]]
-    if run.status in _UNFINISHED and state.resume_step is not None:
-        lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")
+    if run.status in UNFINISHED and view.resume_command:
+        lines.append(f"resume    {view.resume_command}")
     return [visible(line) for line in lines]
 
 

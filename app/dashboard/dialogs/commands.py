@@ -14,10 +14,8 @@ from textual.content import Content
 from textual.notifications import SeverityLevel
 from textual.widgets import Static
 
-from app.console import command_about
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
-from app.report import can_resume
 from app.run_view.run_state import status_word
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
@@ -134,8 +132,7 @@ class StopDialog(Dialog):
         saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
         mark = LEVELS[picture.headline.level]
         lines += [mark.show(f"the run has ended ({status_word(status)}){saved}"), *self._proofs()]
-        if status != "completed" and picture.plan is not None and can_resume(picture.plan, picture.state):
-            command = command_about(picture.path, "distributed-train", "--resume")
+        if status != "completed" and (command := picture.resume_command):
             lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]
         return Content("\n").join(lines)
 

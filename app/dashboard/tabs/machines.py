@@ -155,10 +155,8 @@ def table_of(picture: Picture) -> tuple[list[TableColumn], list[TableRow]]:
 
 
 def _row(member: MemberState, picture: Picture) -> TableRow:
-    total = sum(m.samples_per_second for m in picture.state.members.values() if m.has_worked)
-    rate = member.samples_per_second
-    _, wait, transfer = member.shares
-    busy = member.has_worked
+    total = sum(m.rate or 0.0 for m in picture.state.members.values())
+    rate, (_, wait, transfer), busy = member.rate, member.shares, member.has_worked
     quiet = picture.heard.get(member.rank, age(member, picture.now))
     silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
     behind = lag(picture.state, member)
@@ -174,11 +172,11 @@ def _row(member: MemberState, picture: Picture) -> TableRow:
         literal(seconds_text(since if picture.live else None)),
         literal(member.step or "-"),
         literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
-        literal(f"{rate:.1f}" if busy else "-"),
-        literal(f"{rate / total:.0%}" if busy and total else "-"),
+        literal("-" if rate is None else f"{rate:.1f}"),
+        literal(f"{rate / total:.0%}" if rate is not None and total else "-"),
         shares_bar(member, _BAR) if busy else Content(""),
-        literal(f"{wait:.0%}" if busy and wait == wait else "-"),
-        literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
+        literal(f"{wait:.0%}" if busy else "-"),
+        literal(f"{transfer:.0%}" if busy else "-"),
         literal("-") if not memory else literal(memory_text(memory), "$text-warning" if full else ""),
         literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
         literal("-" if present_load is None or present_load.watts is None else value_text(present_load.watts, "W")),

@@ -31,6 +31,7 @@ _STATES = {
     "failed": StatusMark.PROBLEM,
     "left": StatusMark.STOPPED,
     "stopped": StatusMark.STOPPED,
+    "paused": StatusMark.PAUSED,
 }
 
 
@@ -84,9 +85,8 @@ class Pane(Vertical):
 
 def mark_of(member: MemberState, picture: Picture) -> tuple[StatusMark, str]:
     """Return symbol and word of a member's status."""
-    if picture.state.status == "paused" and member.active:
-        return StatusMark.PAUSED, "paused"
-    return _STATES.get(member.status, StatusMark.WORKING), member.status
+    status = picture.state.status_of(member)
+    return _STATES.get(status, StatusMark.WORKING), status
 
 
 def state_of(member: MemberState, picture: Picture) -> Content:
@@ -107,7 +107,7 @@ def seconds_text(seconds: float | None) -> str:
 def shares_bar(member: MemberState, cells: int) -> Content:
     """Return a bar of compute and exposed wait."""
     compute, wait, _ = member.shares
-    if not member.window or compute + wait <= 0 or compute != compute:
+    if compute + wait <= 0:
         return Content(" " * cells)
     full = min(cells, max(0, round(compute * cells)))
     return Content.assemble(("━" * full, "$text-success"), ("╌" * (cells - full), "$text-warning"))

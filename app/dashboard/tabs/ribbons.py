@@ -47,9 +47,8 @@ def strips(picture: Picture) -> tuple[Strip, ...]:
 
 def _strip(ribbon: Ribbon, member: MemberState, picture: Picture) -> Strip:
     mark, word = mark_of(member, picture)
-    rate, wait = member.samples_per_second, member.shares[1]
-    if member.active and member.window and picture.state.status != "paused":
-        word = f"{min(rate, 99999):6.1f}/s{wait:4.0%}" if rate == rate and wait == wait else ""
+    if member.active and member.rate is not None and word != "paused":
+        word = f"{min(member.rate, 99999):6.1f}/s{member.shares[1]:4.0%}"
     preparing = member.preparing if len(picture.state.members) > 1 else ""  # of one alone the headline says it
     words = member.message if not member.active and member.message else preparing or member.device
     return Strip(ribbon, picture.name(member.rank), mark, words, word, member.status in TROUBLE)
