@@ -124,8 +124,7 @@ class SoundFile:
         stream = self._container.streams.best("audio")
         if not isinstance(stream, AudioStream):
             raise AudioError("holds no sound")
-        codec = stream.codec_context
-        if codec is None:
+        if (codec := stream.codec_context) is None:
             raise AudioError("not a readable sound file: its codec is unknown")
         if not 1 <= codec.channels <= _MAX_CHANNELS or not 1 <= codec.sample_rate <= _MAX_RATE:
             raise AudioError(f"not a readable sound file: {codec.channels} channels at {codec.sample_rate} Hz")
@@ -218,14 +217,14 @@ class SoundFile:
                     self._position = _Position(min(time, seek_target) if self._format in _WITH_GAPS else time)
                     seek_target = None
                 if self._lost_seconds and self._position.seconds:
-                    self._mark_damage()
+                    self._damaged_at = self._intact_seconds
                     yield from self._silence_up_to(time, _MAX_DAMAGE)
                 elif self._format in _WITH_GAPS and time > self._position.seconds + _JITTER:
                     yield from self._silence_up_to(time, _MAX_GAP)
                 self._lost_seconds = 0.0
                 yield self._without_padding(frame, time), frame.sample_rate
         if self._lost_seconds > (0.0 if self._header_seconds() is None else _SLACK):
-            self._mark_damage()
+            self._damaged_at = self._intact_seconds
 
     def _frames_of(self, packet: Packet[AudioStream]) -> list[AudioFrame]:
         """Decode a packet; FFmpeg appends tags at the end of a FLAC to its last packet."""
@@ -248,9 +247,6 @@ class SoundFile:
         """Yield silence up to a frame that follows damage or a gap, so that times stay right."""
         if 0 < (seconds := time - self._position.seconds) < longest:
             yield from self._silence(seconds)
-
-    def _mark_damage(self) -> None:
-        self._damaged_at = self._intact_seconds
 
     def _silence(self, seconds: float) -> Iterator[tuple[Samples, int]]:
         codec = self._stream.codec_context
@@ -288,14 +284,16 @@ class SoundFile:
             with contextlib.suppress(ValueError):
                 hours, minutes, seconds_text = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
                 return int(hours) * 3600 + int(minutes) * 60 + float(seconds_text) - self._origin
-            return _seconds(container.duration, _TICK) - self._origin or None if len(container.streams) == 1 else None
+            total = _seconds(container.duration, _TICK) if len(container.streams) == 1 else 0.0
+            return total - self._origin if total else None  # a browser writes none
         seconds = _seconds(stream.duration, stream.time_base)
         if self._format == "mp3":
             rate = stream.codec_context.sample_rate
             frames = self._mp3_frames * (1152 if rate >= 32_000 else 576) / rate
             # FFmpeg's value excludes encoder delay and padding, but is a guess if other data follows the frames
             return (seconds if abs(seconds - frames) < _SLACK else frames) or None
-        return seconds + self._start_delay or None if self._format in _WITH_LENGTH and not self._is_chained else None
+        is_known = seconds and self._format in _WITH_LENGTH and not self._is_chained
+        return seconds + self._start_delay if is_known else None
 
     @property
     def seconds(self) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sound_kinds import RATE, film, voice, write
 
-from speech.data.audio import decode, duration_of, stream
+from speech.data.audio import SoundStream, decode, duration_of, stream
 
 SECONDS = 6.0
 PAUSE = (2.0, 4.0)
@@ -84,3 +84,13 @@ def test_sound_that_begins_after_the_pictures_is_where_a_player_has_it(tmp_path:
 def test_a_recording_without_pictures_begins_with_its_sound(tmp_path: Path) -> None:
     path = remuxed(write(tmp_path / "a.webm", voice(3.0)), tmp_path / "late.webm", "webm", late=2.0)
     assert len(decode(path, RATE).samples) / RATE == pytest.approx(3.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("webm", {"live": "1"}), ("aac.m4a", {"movflags": "empty_moov+frag_keyframe"})]
+)
+def test_a_recording_whose_header_has_no_length_is_counted(tmp_path: Path, kind: str, options: dict[str, str]) -> None:
+    """What a browser's MediaRecorder, or a program that writes into a pipe, leaves."""
+    path = write(tmp_path / f"a.{kind}", voice(3.0), options=options)
+    assert duration_of(path) == pytest.approx(3.0, abs=0.1)
+    assert SoundStream(path, RATE).seconds == pytest.approx(3.0, abs=0.1)
