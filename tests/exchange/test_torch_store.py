@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,17 @@ def test_delete_and_count(client: StoreClient) -> None:
     client.set("gone", "1")
     assert client.num_keys() == before + 1
     assert [client.delete_key("gone"), client.delete_key("gone")] == [True, False]
+
+
+def test_torch_asks_through_its_prefixes(client: StoreClient) -> None:
+    prefixed = dist.PrefixStore("p", dist.PrefixStore("q", client))
+    before = prefixed.num_keys()
+    prefixed.set("key", "1")
+    assert prefixed.num_keys() == before + 1
+    assert [prefixed.delete_key("key"), prefixed.delete_key("key")] == [True, False]
+    prefixed.set_timeout(timedelta(seconds=0.05))
+    with pytest.raises(dist.DistStoreError, match="had no .*none within 0.05 s"):
+        prefixed.get("none")
 
 
 def test_a_get_waits_for_another_client(client: StoreClient) -> None:

@@ -13,14 +13,19 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
 
-from training.exchange.base import ExchangeError
+from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.torch_backend.store_server import MAX_LINE, Reply, decode, encode
 
 _ANSWER = 30.0
 """Seconds the server has to answer, in addition to those it was asked to wait for a key."""
 _REDIAL_FOR = 60.0
 """Seconds within which a broken connection must be restored: the SSH forward below it may be re-established."""
+
+
+class MissingKey(ExchangeTimeout, DistStoreError):
+    """A key did not come in time; an error as torch's own stores raise it."""
 
 
 class StoreClient(Store):
@@ -36,7 +41,7 @@ class StoreClient(Store):
         prefix: put before every key.
 
     Raises:
-        ExchangeError: the store cannot be reached, rejects the token, or did not have a key in time.
+        ExchangeError: the store cannot be reached, rejects the token, or (:class:`MissingKey`) has no such key in time.
     """
 
     def __init__(self, address: str, token: str, timeout: float, prefix: str = "") -> None:
@@ -55,14 +60,19 @@ class StoreClient(Store):
         self._ask(op="set", key=self._prefix + key, value=encode(value))
 
     def get(self, key: str) -> bytes:
-        return self._get_all([key], self._seconds)[0]
+        return self._get_all([key], self._patience)[0]
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for a key, which ``set_timeout`` changes, also that of a prefix."""
+        return float(self.timeout.total_seconds())  # type: ignore[attr-defined]  # torch's stub lacks it
 
     def _get_all(self, keys: Sequence[str], seconds: float) -> list[bytes]:
         """Wait for all ``keys`` and return their values."""
         reply = self._get(keys, seconds)
         if "missing" in reply:
             missing = ", ".join(key.removeprefix(self._prefix) for key in reply["missing"])
-            raise ExchangeError(f"the rendezvous store had no {missing} within {seconds:g} s")
+            raise MissingKey(f"the rendezvous store had no {missing} within {seconds:g} s")
         return [decode(value) for value in reply["values"]]
 
     def _get(self, keys: Sequence[str], seconds: float) -> Reply:
@@ -81,13 +91,15 @@ class StoreClient(Store):
         return "missing" not in self._get(keys, 0.0)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._get_all(keys, self._seconds if timeout is None else timeout.total_seconds())
+        self._get_all(keys, self._patience if timeout is None else timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(op="delete", key=self._prefix + key)["deleted"])
 
     def num_keys(self) -> int:
         return int(self._ask(op="count")["total"])
+
+    deleteKey, getNumKeys = delete_key, num_keys  # their names where torch's C++ calls them, as a PrefixStore does
 
     def has_extended_api(self) -> bool:
         return False
