@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line
+from app.screens.network_map import map_link
 from app.screens.step_screen import (
     GO_ON,
     MARKS,
@@ -21,7 +22,7 @@ from app.screens.step_screen import (
     shown_status,
 )
 from app.shell.keys import Key
-from app.shell.link_map import LinkMedium, MapLink, drawn, legend
+from app.shell.link_map import drawn, legend
 from app.shell.text import MARGIN, TableColumn, TableRow, bar, join, literal, muted, widths
 from app.wizard.state import actions
 from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
@@ -227,7 +228,7 @@ class LinksScreen(StepScreen):
         names = [row.name for row in state.members]
         cables = [literal(line, "$text-accent") for line in state.strategy.value.cables]
         if (link_map := self._map(names, links.value, len(cables))) and links.value:
-            return Content("\n").join([link_map, legend([_line(pair) for pair in links.value]), *cables])
+            return Content("\n").join([link_map, legend([map_link(pair) for pair in links.value]), *cables])
         fits = len(names) >= 2 and _NAME + _CELL * len(names) <= width
         table = [matrix(names, links.value, _NAME, _CELL)] if fits and links.value else []
         return Content("\n").join([*table, *cables])
@@ -237,7 +238,7 @@ class LinksScreen(StepScreen):
         width, height = self.app.size
         rows = min(len(pairs) + 1, max(_ROWS, height // 4))
         return drawn(
-            names, [_line(pair) for pair in pairs], width - 4, height - _FRAME - below - rows,
+            names, [map_link(pair) for pair in pairs], width - 4, height - _FRAME - below - rows,
             chosen=self.table.cursor.split(_BETWEEN), ascii_only=self.steered.ascii_only,
         )  # fmt: skip
 
@@ -256,13 +257,6 @@ class LinksScreen(StepScreen):
 
 def _pair_key(pair: PairFigures) -> str:
     return f"{pair.source}|{pair.target}"
-
-
-def _line(pair: PairFigures) -> MapLink:
-    """Return a link for the map."""
-    link = pair.link
-    kind = LinkMedium.AIR if link.air else LinkMedium.CABLE if link.usable else LinkMedium.RELAY
-    return MapLink(pair.source, pair.target, kind, link.mbit, link.mbit_back)
 
 
 def _pair_row(pair: PairFigures) -> TableRow:

@@ -74,7 +74,9 @@ class PlanScreen(StepScreen):
 
     def head(self, state: WizardState) -> Content:
         failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
-        return failure(failed[0]) if failed else literal(state.plan.value.way, "$text-success")
+        if failed:
+            return failure(failed[0])
+        return Content("\n").join([literal(state.plan.value.way, "$text-success"), *self.map_lines(state)])
 
     def empty(self, state: WizardState) -> Content:
         failed = ItemStatus.FAILED in (state.plan.status, state.strategy.status)

@@ -12,6 +12,7 @@ from textual.containers import Container, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from app.screens.network_map import map_where_there_is_room
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
@@ -202,6 +203,11 @@ class StepScreen(BaseScreen):
             rows = [replace(row, detail=lines) if row.key == table.cursor and lines else row for row in rows]
         table.say_when_empty(self.empty(state))
         table.show(rows, columns=columns)
+
+    def map_lines(self, state: WizardState) -> list[Content]:
+        """Return an empty line and the map of the links, where a large terminal has room for it."""
+        link_map = map_where_there_is_room(state, *self.app.size, self.steered.ascii_only)
+        return [Content(""), link_map] if link_map else []
 
     @property
     def room_beside(self) -> int:

@@ -36,11 +36,11 @@ class StrategyScreen(StepScreen):
         "'Fast' is the way that ends soonest for what it learns: the machines train each for themselves and merge the "
         "weights now and then ([ and ] change how often, and the figures follow). 'Exact' exchanges in every step, as "
         "one large machine would. 'One machine' is the fastest alone, recommended where the others would not help. "
-        "'this run' is the predicted time of this run, from the measured links and speeds. x shows every way by its "
-        "name with all figures: 'same loss in' is the time until the final loss of the fastest machine alone is "
-        "reached, by which ways are ranked; 'waits' is the share of a step spent waiting for the network; 'loss' is "
-        "how much higher it may end than with an exchange in every step; 'merge' is the number of steps between two "
-        "exchanges."
+        "'this run' is the predicted time of this run, from the measured links and speeds; 'why' says what makes the "
+        "recommended way the best one. x shows every way by its name, with all figures and all reasons: 'same loss in' "
+        "is the time until the final loss of the fastest machine alone is reached, by which ways are ranked; 'waits' "
+        "is the share of a step spent waiting for the network; 'loss' is how much higher it may end than with an "
+        "exchange in every step; 'merge' is the number of steps between two exchanges."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
@@ -78,8 +78,10 @@ class StrategyScreen(StepScreen):
         """Return the description of a candidate, and the reasons for the recommendation."""
         lines = [line for ranked in state.ways if str(ranked.index) == key for line in _about(ranked, self._detailed)]
         strategy = state.strategy.value
-        reasons = [muted(f"· {text}") for text in (*strategy.reasons, *(strategy.details if self._detailed else ()))]
-        return [*lines, *([Content(""), literal("Why the recommended way"), *reasons] if reasons and lines else [])]
+        reasons = [Content.assemble(("why: ", "$text-muted"), literal(text)) for text in strategy.reasons[:1]]
+        others = (*strategy.reasons[1:], *(strategy.details if self._detailed else ()))
+        reasons += [muted(f"· {text}") for text in others]
+        return [*lines, *([Content(""), *reasons] if reasons and lines else [])]
 
     def head(self, state: WizardState) -> Content:
         """Return the predicted time of the chosen candidate with its current interval."""
@@ -89,7 +91,7 @@ class StrategyScreen(StepScreen):
         good = advised(state.ways, state.answers.preference) is chosen
         time = literal(next(about(chosen)), "$text-success" if good else "")
         doubts = [StatusMark.WARNING.show(f"{text}: press r to measure again") for text in strategy.value.in_use]
-        return Content("\n").join([time, *doubts])
+        return Content("\n").join([time, *doubts, *self.map_lines(state)])
 
     def empty(self, state: WizardState) -> Content:
         return progress(state.strategy, "Nothing predicted yet.")

@@ -236,11 +236,6 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
 
 # --------------------------------------------------------------------------------------------------------------- words
 
-FOR_EXPERTS = frozenset(
-    ("group-wins", "about-equal", "exchange-hidden", "learning-rate", "own-learning-rate", "faster-in-clear",
-     "accumulation-would-help", "fixed", "no-cost-model", "no-interval", "refused", "batch-too-small")
-)  # fmt: skip
-"""Codes of reasons that name strategies and options, or repeat what the sentence about the run's time says."""
 IN_USE = "measured-in-use"
 """Code of the reasons why the predicted times may be wrong; it stands beside these times."""
 _NOTICEABLE_PERCENT = 0.05
@@ -248,8 +243,8 @@ _NOTICEABLE_PERCENT = 0.05
 _WIRED = " ({rate}): {wired:.2f} instead of {useful:.2f} times as fast"
 _LOSS = "the final loss {higher} (at most {bound:.3g} % is accepted)"
 WORDS = {
-    "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would be slower "
-    "(an exchange takes {exchange_text}, computing a step {compute_text}, waiting {exposed_text} a step)",
+    "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would compute a step in {compute_text} and "
+    "then wait {exposed_text} for the network",
     "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines would "
     "train {useful:.2f} times as fast, and predictions cannot tell differences below 5 %",
     "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
@@ -346,6 +341,27 @@ def in_use(planning: Planning | None) -> tuple[str, ...]:
     """Return a sentence for every machine that was measured while other programs used it."""
     reasons = planning.reasons if planning is not None else ()
     return tuple(sentence(reason) for reason in reasons if reason.code == IN_USE)
+
+
+_PREFERRED = {
+    "fastest": "",
+    "closest-to-exact": "As you prefer, the way closest to exact. ",
+    "least-traffic": "As you prefer, the way that sends least. ",
+}
+
+
+def plain_reasons(planning: Planning) -> tuple[str, ...]:
+    """Return why the chosen candidate plan was chosen, in one plain sentence, and why machines are left out of it."""
+    best = planning.best
+    if best is None or not best.predicted or best.choice.alone:
+        return tuple(sentence(reason) for reason in planning.reasons[:1])
+    waiting = f"{share_text(best.waiting)} of the time"
+    interval = best.choice.interval
+    why = f"Merging in every step pays here, although the machines then wait for the network {waiting}"
+    if interval > 1:
+        why = f"Merging only every {interval} steps, the machines wait for the network {waiting}"
+    left_out = (sentence(reason) for reason in planning.reasons if reason.code in LEFT_OUT_CODES)
+    return (f"{_PREFERRED[planning.job.preference]}{why}", *left_out)
 
 
 def why_in_words(planning: Planning) -> str:

@@ -19,7 +19,7 @@ from distributed.planning.documents.cluster import Cluster, Link, Measurement
 from distributed.planning.documents.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
 from distributed.planning.planner import plan, simplicity, with_hashes
 from distributed.planning.prediction import Predictor
-from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, in_use, sentence, settings_of
+from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, in_use, plain_reasons, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
@@ -118,7 +118,24 @@ def test_a_large_model_over_a_slow_link_trains_alone_and_says_so() -> None:
     assert planning.settings is not None
     assert planning.settings.left_out == ("b",)
     decisive = sentence(planning.reasons[0])
-    assert decisive.startswith("a alone is the fastest: 2 machines would be slower (an exchange takes")
+    assert decisive.startswith("a alone is the fastest: 2 machines would compute a step in ")
+    assert decisive.endswith(" for the network") and plain_reasons(planning) == (decisive,)
+
+
+@pytest.mark.parametrize(("strategy", "why"), [
+    ("diloco", "Merging only every {} steps, the machines wait for the network"),
+    ("allreduce", "Merging in every step pays here, although the machines then wait for the network"),
+])  # fmt: skip
+def test_a_group_is_explained_in_one_plain_sentence(strategy: str, why: str) -> None:
+    planning = plan(cluster([8, 8], 950), job(1_100_000, strategy=strategy))
+    (reason,) = plain_reasons(planning)
+    assert reason.startswith(why.format(best_of(planning).choice.interval)) and reason.endswith(" of the time")
+
+
+def test_a_machine_that_is_left_out_is_told_beside_the_reason() -> None:
+    planning = plan(cluster([8, 8, 8, 0.5], 950, slow={"d": 5}), job(strategy="allreduce"))
+    why, left_out = plain_reasons(planning)
+    assert "network" in why and left_out.startswith("d is left out: ")
 
 
 def test_adapters_over_gigabit_are_averaged_exactly() -> None:

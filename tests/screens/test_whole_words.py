@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
@@ -92,3 +93,9 @@ def test_where_machines_are_searched_is_told_whole() -> None:
                "private networks", "/home/ada/whisper/recordings/distributed_hosts.json (hosts file)")  # fmt: skip
     steering.state = replace(steering.state, machines=replace(steering.state.machines, searched=sources))
     assert shown(steering).split(" enter Continue")[0].endswith("(hosts file)")
+
+
+@pytest.mark.parametrize("step", [Step.STRATEGY, Step.PLAN])
+def test_a_large_terminal_shows_the_map_beside_what_is_decided_from_it(step: Step) -> None:
+    assert "940 Mbit/s" in shown(with_long_names(step), size=(160, 45))
+    assert "940 Mbit/s" not in shown(with_long_names(step))

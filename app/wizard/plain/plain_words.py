@@ -130,7 +130,7 @@ def strategy_lines(state: WizardState, in_full: bool = False) -> Iterator[str]:
     if chosen is not None:
         yield from (f"  {text}" for text in about(chosen))
     yield from (f"  warning: {text}: m measures again" for text in ranking.in_use)
-    yield from (f"  {text}" for text in (*ranking.reasons[:3], *(ranking.details if in_full else ())))
+    yield from (f"  {text}" for text in (*ranking.reasons, *(ranking.details if in_full else ())))
     better = advised(state.ways, state.answers.preference)
     for number, (label, candidate) in enumerate(_choices(state, in_full), 1):
         mark = "chosen, " if candidate is chosen else ""

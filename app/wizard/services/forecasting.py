@@ -25,7 +25,7 @@ from distributed.planning.documents.document import Candidate, Choice, Planning,
 from distributed.planning.feedback import corrections
 from distributed.planning.memory.fitting import fit
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
-from distributed.planning.reasons import FOR_EXPERTS, IN_USE, in_use, sentence, settings_of
+from distributed.planning.reasons import IN_USE, in_use, plain_reasons, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions
@@ -138,8 +138,9 @@ def ranked(planning: Planning, planning_handle: object) -> StrategyRanking:
         choice = candidate.choice
         if choice.without_interval not in rows and (len(rows) < MOST_ROWS or choice.alone):
             rows[choice.without_interval] = way_of(planning, index, candidate)
-    plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in (*FOR_EXPERTS, IN_USE))
-    details, assessment = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
+    plain, assessment = plain_reasons(planning), FINE
+    sentences = (sentence(reason) for reason in planning.reasons if reason.code != IN_USE)
+    details = tuple(text for text in sentences if text not in plain)
     if planning.chosen is None:
         cause = sentence(planning.reasons[0]) if planning.reasons else "the job fits none of these machines"
         fix = "choose a smaller model, or a machine with more memory"

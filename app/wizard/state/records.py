@@ -346,7 +346,7 @@ class CandidateRow:
 class StrategyRanking:
     ways: tuple[CandidateRow, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why the recommended candidate plan was chosen, in plain words; the deciding reason first."""
+    """Why the recommended candidate plan was chosen, in one plain sentence, and why machines are left out of it."""
     details: tuple[str, ...] = ()
     """Further reasons, with the names of strategies and options."""
     cables: tuple[str, ...] = ()
