@@ -118,7 +118,7 @@ def stages(settings: Any, *bounds: int) -> list[CutModel]:
 
 def plain_model(settings: Any) -> nn.Module:
     """Return the model as transformers makes it, with the weights of :func:`stages`."""
-    [whole] = stages(settings, 0, BLOCKS)
+    [whole] = stages(settings, 0, BLOCKS)  # the state's names are those of the whole model, or they do not load
     model: nn.Module = architecture(settings)._from_config(settings, dtype=torch.float32)
     model.load_state_dict(whole.module.state_dict())
     return model.train()

@@ -93,7 +93,7 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         elif index == cut.blocks.start - 1 and record.takes_hidden:
             yield name, Arrived(crossing)
         else:
-            yield name, Departed(crossing) if index == cut.blocks.stop else Passed()
+            yield name, Departed(crossing) if index >= cut.blocks.stop else Passed()
     held = _held_for_others(record)
     for name, home in anatomy.homes.items():
         if home in cut.blocks or name in held:
@@ -101,7 +101,7 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         if record.is_behind_encoder and name == anatomy.memory:
             yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
         else:
-            yield name, Shape(model.get_submodule(name), crossing) if home < cut.blocks.start else Passed()
+            yield name, Shape(model.get_submodule(name), crossing) if home < cut.blocks.start else Departed(crossing)
 
 
 def _held_for_others(record: StageRecord) -> set[str]:

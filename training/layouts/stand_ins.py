@@ -83,7 +83,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 class Passed(nn.Module):
-    """A block of another stage, or a module that is not reached here: gives its input back."""
+    """A block of a stage before: gives its input back."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return hidden_state(args, kwargs)
@@ -108,7 +108,7 @@ class Arrived(nn.Module):
 
 
 class Departed(nn.Module):
-    """The block after the stage's own ones: ends the forward."""
+    """A block or another module after the stage's own blocks: ends the forward with what it is given."""
 
     def __init__(self, crossing: Crossing) -> None:
         super().__init__()

@@ -1,0 +1,160 @@
+"""Models of any class are cut if their blocks hand on one tensor; others are refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from profiles.errors import BadInput, RunFailed
+from training.layouts.cut import CutModel, cut_module
+from training.layouts.probe import compare
+from training.layouts.stage import Cut, Departing
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3)
+
+    def forward(self, hidden: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return hidden + scale * self.dropout(torch.tanh(self.linear(hidden)))
+
+
+class Model(nn.Module):
+    """Blocks with a position beside them, a head that is the embedding's, and checkpoints around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, WIDTH)
+        self.position = nn.Parameter(torch.randn(WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.after = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(words) + self.position)
+        for block in self.blocks:
+            hidden = self.call(block, hidden)
+        return self.head(self.after(hidden))
+
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return checkpoint(block, hidden, torch.tensor(0.5), use_reentrant=False)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["words"]).flatten(0, 1), batch["labels"].flatten())
+
+
+BATCH = {name: torch.arange(12).view(3, 4) for name in ("words", "labels")}
+
+
+def run(model: nn.Module) -> object:
+    return loss(model, {name: tensor.to("meta") for name, tensor in BATCH.items()})
+
+
+def cut(model: nn.Module, *bounds: int) -> list[CutModel]:
+    parts = []
+    for k in range(len(bounds) - 1):
+        part = copy.deepcopy(model)
+        cut_module(part, Cut(bounds, k), run)
+        parts.append(CutModel(part, loss))
+    return parts
+
+
+def test_a_model_of_any_class_is_cut() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    [whole], parts = cut(model, 0, 6), cut(model, 0, 2, 5, 6)
+    compare(whole, parts, BATCH, seed=1)
+    assert [len(list(part.module.parameters())) for part in parts] == [8, 7, 8]
+    assert parts[1].shared == {"position": (0, 1, 2)}
+    assert parts[2].shared == {"embed.weight": (0, 2), "position": (0, 1, 2)}
+
+
+class Skips(Model):
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return block(hidden, 1.0) + hidden
+
+
+class GivesPairs(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.register_forward_hook(lambda _, __, output: (output, None))
+
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return block(hidden, 1.0)[0]
+
+
+class CallsTwice(Model):
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return block(block(hidden, 1.0), 1.0)
+
+
+class NormsBetween(Model):
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        self.norm(hidden)
+        return block(hidden, 1.0)
+
+
+class LooksAtNumbers(Model):
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return block(hidden, float(hidden.mean()))
+
+
+class HasIdleWeights(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Skips, "blocks.1 takes something else than what the block before it gives"),
+        (GivesPairs, "blocks.0 gives tuple instead of one tensor"),
+        (CallsTwice, "are not called once each"),
+        (NormsBetween, "norm is called neither only before its blocks nor only after them"),
+        (LooksAtNumbers, "cannot be followed without data"),
+        (HasIdleWeights, "idle has weights, and its forward is not called"),
+    ],
+)
+def test_other_models_are_refused(kind: type[Model], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        cut(kind(), 0, 3, 6)
+
+
+def test_a_cut_for_another_number_of_blocks_is_refused() -> None:
+    with pytest.raises(BadInput, match="not for the 6 blocks of Model"):
+        cut(Model(), 0, 3, 8)
+
+
+class DropsBlocks(Model):
+    drops = False
+
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return hidden if self.drops else super().call(block, hidden)
+
+
+def test_blocks_that_are_left_out_by_the_model_are_left_out_by_stages() -> None:
+    first, _ = cut(DropsBlocks(), 0, 3, 6)
+    first.module.drops = True
+    departing = first.forward(BATCH)
+    assert isinstance(departing, Departing)
+    assert [tensor.shape for tensor in departing.tensors] == [(3, 4, WIDTH)]
+
+
+def test_a_forward_that_does_not_take_what_arrived_is_an_error() -> None:
+    _, second = cut(DropsBlocks(), 0, 3, 6)
+    second.module.drops = True
+    with pytest.raises(RunFailed, match="stage 2 of 2 of DropsBlocks did not pass through its blocks 3 to 5"):
+        second.forward(BATCH, [torch.zeros(3, 4, WIDTH)])

@@ -1,0 +1,63 @@
+"""The probe finds out whether a small model of a configuration trains in stages as it does whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+from transformers import Gemma3TextConfig, LlamaForCausalLM, WhisperConfig, WhisperForConditionalGeneration
+
+from profiles.errors import BadInput
+from tests.layouts.families import architecture, config
+from training.layouts.probe import probe, small_config
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
+def test_a_family_passes(family: str) -> None:
+    settings = config(family)
+    probe(architecture(settings), settings, (0, 3, 8))
+
+
+@pytest.mark.parametrize("bounds", [(0, 32, 64), (0, 10, 40, 64)])
+def test_a_whisper_of_any_size_passes(bounds: tuple[int, ...]) -> None:
+    settings = WhisperConfig(
+        d_model=1280, encoder_layers=32, decoder_layers=32, encoder_attention_heads=20, decoder_attention_heads=20,
+        encoder_ffn_dim=5120, decoder_ffn_dim=5120, num_mel_bins=128,
+    )  # fmt: skip
+    probe(WhisperForConditionalGeneration, settings, bounds)
+
+
+def test_a_small_configuration_has_each_stages_first_and_last_block() -> None:
+    kinds = ["full_attention" if index % 6 == 5 else "sliding_attention" for index in range(26)]
+    settings = Gemma3TextConfig(num_hidden_layers=26, layer_types=kinds)
+    small, bounds = small_config(settings, (0, 12, 25, 26))
+    assert bounds == (0, 2, 4, 5)
+    assert small.layer_types == [kinds[index] for index in (0, 11, 12, 24, 25)]
+    assert settings.num_hidden_layers == 26
+
+
+class LooksAtWords(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
+    """A model whose every block reads the embedded words, beside the hidden state."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        angles = self.model.rotary_emb.forward
+        self.model.rotary_emb.forward = lambda words, **kwargs: [
+            angle * (1 + words.abs().mean()) for angle in angles(words, **kwargs)
+        ]
+
+
+def test_a_model_that_trains_otherwise_in_stages_is_refused_by_name() -> None:
+    with pytest.raises(BadInput, match=r"LooksAtWords trains otherwise in 2 stages than whole: the loss and \d+ more"):
+        probe(LooksAtWords, config("llama"), (0, 4, 8))
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    class NoBlocks(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
+        def __init__(self, settings: Any) -> None:
+            super().__init__(settings)
+            self.model.layers = nn.ModuleList([self.model.layers[0]])
+
+    with pytest.raises(BadInput, match="no list of blocks"):
+        probe(NoBlocks, config("llama"), (0, 4, 8))
