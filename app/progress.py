@@ -200,7 +200,8 @@ class PlainProgress(ProgressDisplay):
             case ProgressEvent():
                 finished = event.total is not None and event.done >= event.total
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
-                    self._line(f"{phase_label(event.phase)}: {amount_text(event.phase, event.done, event.total)}")
+                    words = phase_label(event.phase), amount_text(event.phase, event.done, event.total)
+                    self._line(": ".join(filter(None, words)))
             case EvaluationEvent():
                 self._line(evaluation_headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():

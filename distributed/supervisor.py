@@ -187,7 +187,7 @@ class Supervisor:
     def _send_inputs(self, link: MachineLink) -> None:
         """Send the missing inputs, with progress events."""
         rank = self.ranks(link.name)[0] if link.name in self._links else None
-        phase = f"bytes to {link.name}"
+        phase = "bytes copied on this computer" if link.machine.is_local else f"bytes to {link.name}"
 
         def report_progress(done: int, total: int) -> None:
             self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))

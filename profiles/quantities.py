@@ -58,6 +58,11 @@ def memory_text(count: float) -> str:
     return f"{size:.0f} GB" if size >= 9.95 else f"{size:.1f} GB"
 
 
+def machine_text(name: str) -> str:
+    """Return a machine's name to stand in a sentence, where one letter would read as a word."""
+    return f"machine {name}" if len(name) == 1 else name
+
+
 def share_text(share: float) -> str:
     """Share of a whole as a percentage: ``30 %``, ``0.4 %``, ``0 %``."""
     percent = share * 100

@@ -14,7 +14,7 @@ from app.run_view.member_state import TROUBLE, MemberState
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.timeline import TimelineEntry, chronological
 from distributed.planning.run_time import SLOWER_BELOW, RunTime, took_text
-from profiles.quantities import duration_text
+from profiles.quantities import duration_text, machine_text
 from training.hardware.sensors import slows
 
 STALLED_AFTER = 30.0
@@ -91,8 +91,8 @@ def headline(
     remarks = _remarks(state)
     details = (present, *remarks, *figures)
     if time is not None and 0 < (ratio := _ratio(state, time)) < SLOWER_BELOW:
-        word = f"Slower than {time.alone} alone ({ratio:.2f}x)"
-        instead = f"stop it and train on {time.alone} alone"
+        alone = f"{machine_text(time.alone)} alone"
+        word, instead = f"Slower than {alone} ({ratio:.2f}x)", f"stop it and train on {alone}"
         return RunHeadline("warning", word, (present, instead, *remarks, *figures), spare=spare)
     return RunHeadline("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
 
@@ -193,7 +193,7 @@ def _alone(state: RunState, time: RunTime | None, now: float, soon: bool | None)
     end = _end_after(time.alone_seconds, state, now) if time else None
     if time is None or end is None:
         return ""
-    return f"{time.alone} alone {_moment(end, now, soon)}{' (fewer samples)' if time.fixed_steps else ''}"
+    return f"{machine_text(time.alone)} alone {_moment(end, now, soon)}{' (fewer samples)' if time.fixed_steps else ''}"
 
 
 def _end_after(seconds: float, state: RunState, now: float) -> float | None:

@@ -257,16 +257,18 @@ class MemberState:
 
 def phase_text(phase: str, done: int, total: int | None) -> str:
     """``features 3/10``, ``features 3`` where the total is unknown, or ``sending to anna 3.2 MB/85.4 MB``."""
-    return f"{phase_label(phase)} {amount_text(phase, done, total)}"
+    return f"{phase_label(phase)} {amount_text(phase, done, total)}".rstrip()
 
 
 def phase_label(phase: str) -> str:
     """Return a phase in words: ``sending to anna`` for ``bytes to anna``."""
-    return f"sending {phase.removeprefix('bytes ')}" if phase.startswith("bytes ") else phase
+    return f"sending {words}" if (words := phase.removeprefix("bytes ")).startswith("to ") else words
 
 
 def amount_text(phase: str, done: int, total: int | None) -> str:
-    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB`` for bytes."""
+    """Return the progress of a phase: ``3/10``, or ``3.2 MB/85.4 MB`` for bytes; empty while it waits for another."""
+    if phase.startswith("waiting "):
+        return ""
     shown = bytes_text if phase.startswith("bytes ") else str
     return f"{shown(done)}/{shown(total)}" if total else shown(done)
 

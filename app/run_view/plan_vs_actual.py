@@ -24,7 +24,7 @@ from distributed.planning.documents.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison
 from distributed.planning.run_time import FIXED_STEPS, SLOWER_BELOW, RunTime, promised_time, took_text
 from profiles.errors import counted
-from profiles.quantities import duration_text, share_text, time_text
+from profiles.quantities import duration_text, machine_text, share_text, time_text
 
 MET_FROM = 0.95
 """Share of the predicted speed from which a plan counts as met."""
@@ -213,7 +213,7 @@ class PlanVsActual:
         if time.alone and time.fixed_steps:
             note = f"; {FIXED_STEPS}"
         elif time.alone and self.seconds > time.alone_seconds / SLOWER_BELOW:
-            note = f"; train on {time.alone} alone next time"
+            note = f"; train on {machine_text(time.alone)} alone next time"
         return f"{took_text(self.seconds, time)}{fewer}{why}{note}"
 
 

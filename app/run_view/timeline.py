@@ -146,9 +146,16 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
 def entry_text(entry: TimelineEntry, names: Callable[[int], str]) -> str:
     """Return the text of an entry, with machine and step where it lacks them."""
     name = names(entry.member) if entry.member >= 0 and entry.kind != "evaluation" else ""
-    machine = f"{name}: " if name and name not in entry.text else ""
+    machine = f"{name}: " if name and not _names(entry.text, name) else ""
     at = f" (step {entry.step})" if entry.step >= 0 and entry.kind in ("evaluation", "warning", "error") else ""
     return f"{machine}{entry.text}{at}"
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a text names a machine; one letter counts only where it is no other word."""
+    if len(name) > 1:
+        return name in text
+    return text.startswith((f"{name}: ", f"{name} is ", f"{name} lost", f"{name} ended")) or f"machine {name}" in text
 
 
 def with_reason(statement: str, reason: str) -> str:

@@ -18,7 +18,7 @@ from distributed.planning.memory import memory_model
 from distributed.planning.prediction import Predictor, known_costs, significant, sync_schedule_of
 from distributed.planning.run_time import run_time
 from profiles.errors import BadInput
-from profiles.quantities import memory_text, rate_text, share_text, time_text
+from profiles.quantities import machine_text, memory_text, rate_text, share_text, time_text
 from profiles.split import DATA_STAY
 from training.hardware.sensors import BUSY
 from training.numerics.schedule import scaled_learning_rate
@@ -334,7 +334,9 @@ def sentence(reason: Reason) -> str:
         words["higher"] = f"may be {numbers['loss']:.1f} % higher" if numbers["loss"] >= 0.05 else "should be no higher"
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
     code = "owns-none" if reason.code == "owns-less" and numbers["percent"] < 0.5 else reason.code
-    return WORDS[code].format(subject=reason.subject, other=reason.other, **numbers, **words)
+    return WORDS[code].format(
+        subject=machine_text(reason.subject), other=machine_text(reason.other), **numbers, **words
+    )
 
 
 def in_use(planning: Planning | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from distributed.planning.documents.document import Candidate, Planning
 from profiles.errors import counted
-from profiles.quantities import duration_text
+from profiles.quantities import duration_text, machine_text
 
 FIXED_STEPS = "max_steps is fixed: more machines see more samples in the same number of steps, and do not end sooner"
 _NOTICEABLE_RATIO = 0.95
@@ -38,19 +38,32 @@ class RunTime:
 
     def __str__(self) -> str:
         takes = f"This run takes {duration_text(self.seconds)}" if self.seconds else "The time of this run is not known"
-        comparison = f"; {self.alone} alone would take {duration_text(self.alone_seconds)}" if self.alone else ""
-        return f"{takes}{comparison}"
+        if not self.alone:
+            return takes
+        alone, seconds = f"{machine_text(self.alone)} alone", duration_text(self.alone_seconds)
+        if not self.is_no_faster:
+            return f"{takes}; {alone} would take {seconds}"
+        longer = self.seconds * SLOWER_BELOW > self.alone_seconds
+        return f"{takes}, {'longer than' if longer else 'about as long as'} {alone} ({seconds})"
+
+    @property
+    def is_no_faster(self) -> bool:
+        """Whether the best machine alone is about as fast, or faster."""
+        return bool(self.alone) and self.seconds > SLOWER_BELOW * self.alone_seconds > 0
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The time of the run, and a note if the number of steps is fixed."""
-        return (f"{self}.", *((f"{FIXED_STEPS}.",) if self.fixed_steps else ()))
+        """The time of the run, and why a group does not end sooner, or what to do then."""
+        alone = f"{machine_text(self.alone)} alone"
+        advice = f"Train on {alone}, or connect the machines faster." if self.is_no_faster else ""
+        note = f"{FIXED_STEPS}." if self.fixed_steps else advice
+        return (f"{self}.", *([note] if note else []))
 
     @property
     def beside(self) -> str:
         """The times, to be shown beside the actual one: ``1:24 promised; pc alone 1:50``."""
         promised = f"{duration_text(self.seconds)} promised" if self.seconds else ""
-        alone = f"{self.alone} alone {duration_text(self.alone_seconds)}" if self.alone else ""
+        alone = f"{machine_text(self.alone)} alone {duration_text(self.alone_seconds)}" if self.alone else ""
         return "; ".join(filter(None, (promised, alone)))
 
     def document(self) -> dict[str, float | str | bool]:
@@ -101,11 +114,12 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
     """
     single, words = best_single(planning.ranking), []
     seconds, after = candidate.seconds, planning.same_loss_seconds(candidate)
-    if single is not None and not candidate.choice.alone and 0 < after < _NOTICEABLE_RATIO * seconds:
-        words.append(f"After {duration_text(after)} it is where {single.choice.members[0]} alone would end.")
-    elif single is not None and not candidate.choice.alone and _NOTICEABLE_RATIO * after > seconds:
-        less = f"It has then learnt a little less than {single.choice.members[0]} alone would"
-        words.append(f"{less}; for as much it needs {duration_text(after)}.")
+    if single is not None and not candidate.choice.alone:
+        alone = f"{machine_text(single.choice.members[0])} alone"
+        if 0 < after < _NOTICEABLE_RATIO * seconds:
+            words.append(f"After {duration_text(after)} it is where {alone} would end.")
+        elif _NOTICEABLE_RATIO * after > seconds:
+            words.append(f"To learn as much as {alone}, it would need {duration_text(after)}.")
     if candidate.loss_increase:
         words.append(f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
     return " ".join(words)
@@ -114,7 +128,7 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
 def together_text(members: Sequence[str]) -> str:
     """Return the members as text: ``desk alone``, ``desk and anna``, ``12 machines``."""
     if len(members) == 1:
-        return f"{members[0]} alone"
+        return f"{machine_text(members[0])} alone"
     if len(members) > 3:
         return counted(len(members), "machine")
     return f"{', '.join(members[:-1])} and {members[-1]}"

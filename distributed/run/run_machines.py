@@ -259,5 +259,6 @@ class StartWatch:
             return f"waiting for {name}: its worker has not started yet"
         if work is not None and (work.total is None or work.done < work.total):
             total = f" of {work.total}" if work.total else ""
-            return f"waiting for {name}: it is preparing ({work.phase}: {work.done}{total})"
+            amount = "" if work.phase.startswith("waiting ") else f": {work.done}{total}"
+            return f"waiting for {name}: it is preparing ({work.phase}{amount})"
         return f"waiting for {name}: its worker runs and has not reached the coordinator; does a firewall block it?"

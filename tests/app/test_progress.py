@@ -94,9 +94,17 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     assert told[1].endswith("warning: later")
 
 
-def test_what_is_copied_is_told_in_bytes(plain: Plain) -> None:
-    lines = plain.feed(ProgressEvent(member=0, phase="bytes to anna", done=85_400_000, total=85_400_000))
-    assert [line.split("] ")[1] for line in lines] == ["sending to anna: 85.4 MB/85.4 MB"]
+@pytest.mark.parametrize(
+    ("phase", "line"),
+    [
+        ("bytes to anna", "sending to anna: 85.4 MB/85.4 MB"),
+        ("bytes copied on this computer", "copied on this computer: 85.4 MB/85.4 MB"),
+        ("waiting for another worker here to make features", "waiting for another worker here to make features"),
+    ],
+)
+def test_a_phase_is_told_with_its_own_unit(plain: Plain, phase: str, line: str) -> None:
+    lines = plain.feed(ProgressEvent(member=0, phase=phase, done=85_400_000, total=85_400_000))
+    assert [line.split("] ")[1] for line in lines] == [line]
 
 
 def test_preparation_is_told_at_its_begin_and_end(plain: Plain) -> None:

@@ -102,7 +102,7 @@ def test_who_owns_less_than_the_others_is_said() -> None:
     reasons = (Reason.of("group-wins", "diloco", members=2, useful=2, speed_up=2), slow)
     planned = replace(shown, planning=shown.planning.model_copy(update={"reasons": reasons}))
     lines = [line.plain for line in sums(planned)]
-    assert lines[1:] == ["b merges 6 % of the weights instead of 50 %, because its link is slow"]
+    assert lines[1:] == ["machine b merges 6 % of the weights instead of 50 %, because its link is slow"]
 
 
 def on_a_map(width: int = 118, height: int = 40) -> str:

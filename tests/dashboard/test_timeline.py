@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.run_view.run_state import reduce_events
-from app.run_view.timeline import FIRST, NEWEST, TimelineEntry, TimelineTrack, chronological
+from app.run_view.timeline import FIRST, NEWEST, TimelineEntry, TimelineTrack, chronological, entry_text, timeline_entry
 from training.records.events import (
     ErrorEvent,
     Event,
@@ -88,3 +89,17 @@ def test_the_answer_to_a_request_is_not_taken_back_by_its_acceptance() -> None:
     done = RequestEvent(time=2.0, request="1-a", action="snapshot", outcome="done")
     accepted = RequestEvent(time=1.0, request="1-a", action="snapshot", outcome="accepted")
     assert reduce_events([done, accepted]).requests["1-a"].outcome == "done"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "text"),
+    [
+        ("a", "features cannot be read", "a: features cannot be read"),
+        ("a", "a is lost (silent for 5 s); the others go on", "a is lost (silent for 5 s); the others go on"),
+        ("a", "a: no space left", "a: no space left"),
+        ("air", "the disk of air is full", "the disk of air is full"),
+    ],
+)
+def test_a_warning_names_its_machine_once(name: str, message: str, text: str) -> None:
+    entry = timeline_entry(WarningEvent(member=0, time=1.0, message=message), None)
+    assert entry is not None and entry_text(entry, lambda rank: name) == text

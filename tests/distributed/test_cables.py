@@ -52,8 +52,8 @@ def test_a_cable_is_predicted_by_the_planner_with_the_figures_of_a_measured_cabl
     assert reason.numbers["wired"] == pytest.approx(as_wired.useful_speed_up)
     assert reason.numbers["useful"] == before.useful_speed_up
     assert sentence(reason) == (
-        f"with a cable to c (600 Mbit/s): {as_wired.useful_speed_up:.2f} instead of {before.useful_speed_up:.2f} "
-        "times as fast"
+        f"with a cable to machine c (600 Mbit/s): {as_wired.useful_speed_up:.2f} "
+        f"instead of {before.useful_speed_up:.2f} times as fast"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_link_whose_other_end_stays_on_wifi_keeps_its_figures() -> None:
 
 
 SMALL = Workload(trainable=600_576, total=600_576, samples=14_400)
-SAID = re.compile(r"with a cable to c \(600 Mbit/s\): \d\.\d\d instead of \d\.\d\d times as fast")
+SAID = re.compile(r"with a cable to machine c \(600 Mbit/s\): \d\.\d\d instead of \d\.\d\d times as fast")
 
 
 def test_plan_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

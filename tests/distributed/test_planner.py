@@ -44,7 +44,7 @@ def codes(planning: Planning, subject: str | None = None) -> set[str]:
 def test_a_plan_says_whose_speed_was_measured_while_others_used_it() -> None:
     busy = machine("b").model_copy(update={"measurements": (Measurement(batch=8, seconds=1.0, others=0.5),)})
     planning = plan(joined((machine("a"), busy)), job())
-    doubt = "measured while b was busy (other programs used 50 % of its processors)"
+    doubt = "measured while machine b was busy (other programs used 50 % of its processors)"
     assert in_use(planning) == (doubt,)
     assert doubt in " ".join(" ".join(summary_lines(planning)).split())
 
@@ -118,7 +118,7 @@ def test_a_large_model_over_a_slow_link_trains_alone_and_says_so() -> None:
     assert planning.settings is not None
     assert planning.settings.left_out == ("b",)
     decisive = sentence(planning.reasons[0])
-    assert decisive.startswith("a alone is the fastest: 2 machines would compute a step in ")
+    assert decisive.startswith("machine a alone is the fastest: 2 machines would compute a step in ")
     assert decisive.endswith(" for the network") and plain_reasons(planning) == (decisive,)
 
 
@@ -135,7 +135,7 @@ def test_a_group_is_explained_in_one_plain_sentence(strategy: str, why: str) -> 
 def test_a_machine_that_is_left_out_is_told_beside_the_reason() -> None:
     planning = plan(cluster([8, 8, 8, 0.5], 950, slow={"d": 5}), job(strategy="allreduce"))
     why, left_out = plain_reasons(planning)
-    assert "network" in why and left_out.startswith("d is left out: ")
+    assert "network" in why and left_out.startswith("machine d is left out: ")
 
 
 def test_adapters_over_gigabit_are_averaged_exactly() -> None:

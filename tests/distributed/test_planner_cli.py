@@ -51,7 +51,9 @@ def test_a_hosts_file_that_is_not_there(capsys: Capture) -> None:
 def test_the_choice_in_a_few_lines(figures: Path, capsys: Capture) -> None:
     assert run("demo-scratch", "--figures", figures) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Machines: a, b and c, merging in every step.\nThis run takes 5:20:27; a alone would take")
+    assert out.startswith(
+        "Machines: a, b and c, merging in every step.\nThis run takes 5:20:27; machine a alone would take"
+    )
     assert re.search(r"^  c: \d+ samples", out, re.MULTILINE)
 
 

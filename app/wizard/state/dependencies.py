@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from app.wizard.state.records import GOOD, UNSETTLED, Access, AccessNeed, CandidateRow, Check, ItemStatus, MachineRow
 from app.wizard.state.state import Action, ServiceTask, StatePart, Step, TaskKind, Transition, WizardState
+from profiles.quantities import machine_text
 
 C = TypeVar("C", bound=Transition)
 P = ParamSpec("P")
@@ -242,7 +243,7 @@ def _not_done(state_part: StatePart[Any], doing: str) -> tuple[str, ...]:
 
 def measures(state: WizardState) -> str:
     """Return a sentence about what leaving the Job step copies to other machines; empty if nothing is copied."""
-    names = [row.name for row in state.members if not row.here]
+    names = [machine_text(row.name) for row in state.members if not row.here]
     if not names or state.strategy.status is not ItemStatus.WAITING:
         return ""
     bring = MEASURES.format(names=" and ".join(names) if len(names) < 3 else f"{len(names)} machines")
