@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -88,6 +89,7 @@ CASES = (
     cut_cases("speeds 1 : 0.5 : 0.25, blocks 9:5:2, 32 micro-batches", (9, 5, 2), 32),
     cut_cases("speeds 1 : 0.5 : 0.25, even blocks", (4, 4, 4)),
 )
+WARM_UP = Case("links are made", (0.001, 0.001, 0.001), micro_batches=8)
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ class StageFigures:
     megabytes_sent: float
 
 
-def stage_process(rank: int, host: tuple[int, str], folder: str, mbit: float, repeats: int, answers: Any) -> None:
-    """Measure all cases as one stage, in the network namespace of the process ``host[0]``."""
+def stage_process(rank: int, host: tuple[int, str], folder: str, mbit: float, repeats: int) -> list[StageFigures]:
+    """Return the best step of each case as one stage, in the network namespace of the process ``host[0]``."""
     with open(f"/proc/{host[0]}/ns/net") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
@@ -115,10 +117,9 @@ def stage_process(rank: int, host: tuple[int, str], folder: str, mbit: float, re
     torch.set_num_threads(1)
     store, timeout = dist.FileStore(f"{folder}/store-{mbit:g}", len(NAMES)), timedelta(seconds=300)
     dist.init_process_group("muster", store=store, rank=rank, world_size=len(NAMES), timeout=timeout)
-    for index, case in enumerate(CASES):
-        for figures in steps(case, rank, mbit, repeats):
-            answers.put((index, rank, figures))
+    best = [min(steps(case, rank, mbit, repeats), key=lambda figures: figures.seconds) for case in (WARM_UP, *CASES)]
     dist.destroy_process_group()
+    return best[1:]
 
 
 def steps(case: Case, rank: int, mbit: float, repeats: int) -> Iterator[StageFigures]:
@@ -165,23 +166,14 @@ def steps(case: Case, rank: int, mbit: float, repeats: int) -> Iterator[StageFig
 def measure(lab: Lab, mbit: float, repeats: int, folder: str) -> list[list[StageFigures]]:
     """Return the figures of the best step of each case, by stage."""
     hosts = [lab[name] for name in NAMES]
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    processes = [
-        context.Process(target=stage_process, args=(rank, (host.pid, host.address), folder, mbit, repeats, answers))
-        for rank, host in enumerate(hosts)
-    ]
     for host in hosts:
         host.set_rate(mbit)
-    for process in processes:
-        process.start()
-    measured: list[list[list[StageFigures]]] = [[[] for _ in NAMES] for _ in CASES]
-    for _ in range(len(CASES) * len(NAMES) * repeats):
-        index, rank, figures = answers.get(timeout=600)
-        measured[index][rank].append(figures)
-    for process in processes:
-        process.join(60)
-    return [[min(steps, key=lambda figures: figures.seconds) for steps in stages] for stages in measured]
+    with ProcessPoolExecutor(len(hosts), mp_context=multiprocessing.get_context("spawn")) as pool:
+        stages = [
+            pool.submit(stage_process, rank, (host.pid, host.address), folder, mbit, repeats)
+            for rank, host in enumerate(hosts)
+        ]
+        return [list(figures) for figures in zip(*(stage.result() for stage in stages))]
 
 
 def main() -> None:
