@@ -21,7 +21,7 @@ from training.layouts.carrier import GroupCarrier
 from training.layouts.pipeline import Pipeline
 from training.layouts.stage import Cut
 
-multiprocessing.set_forkserver_preload(["torch"])
+multiprocessing.set_forkserver_preload(["torch", "tests.layouts.pipeline_runs"])
 
 
 class KilledStage(ToyStage):

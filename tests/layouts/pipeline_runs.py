@@ -5,18 +5,25 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import nn
 
-from tests.layouts.toy_stages import ToyModel, ToyStage, toy_step, toy_weight
+from tests.layouts.toy_stages import toy_loss, toy_step, weight_of
 from training.hardware.device import Precision
 from training.layouts.carrier import Carrier, PendingSend
 from training.layouts.pipeline import Pipeline
-from training.layouts.stage import Cut
+from training.layouts.stage import StageModel
 
 V = TypeVar("V")
+Figures = list[tuple[float, float]]
+"""Loss and gradient norm of each step."""
+Loss = Callable[[Any, Any], torch.Tensor]
+MakeStep = Callable[[int], list[Any]]
+"""Takes the number of a step; returns its micro-batches."""
 Queues = dict[tuple[int, int], "queue.SimpleQueue[torch.Tensor]"]
 STEPS = 5
 PRECISION = Precision(None, torch.device("cpu"))
@@ -63,17 +70,17 @@ def adam(module: nn.Module) -> torch.optim.Optimizer | None:
     return torch.optim.AdamW(trained, lr=3e-3, eps=1e-4, foreach=False) if trained else None
 
 
-def whole_run(model: ToyModel, step_batches: Callable[[int], list[Any]] = toy_step) -> list[tuple[float, float]]:
+def whole_run(model: nn.Module, loss_of: Loss = toy_loss, make_step: MakeStep = toy_step) -> Figures:
     """Return loss and gradient norm of each step of one process."""
     optimizer, figures = adam(model), []
     assert optimizer is not None
     for step in range(STEPS):
-        batches = step_batches(step)
-        total = sum(map(toy_weight, batches))
+        batches = make_step(step)
+        total = sum(map(weight_of, batches))
         losses = []
         optimizer.zero_grad()
         for batch in batches:
-            loss = model.run(range(len(model.blocks)), batch, ())[0] * (toy_weight(batch) / total)
+            loss = loss_of(model, batch) * (weight_of(batch) / total)
             loss.backward()
             losses.append(float(loss.detach()))
         norm = PRECISION.clip(optimizer, [*model.parameters()], 1.0)
@@ -82,16 +89,18 @@ def whole_run(model: ToyModel, step_batches: Callable[[int], list[Any]] = toy_st
     return figures
 
 
-def stage_run(pipeline: Pipeline, module: nn.Module, calls: int = 1) -> list[tuple[float, float]]:
+def stage_run(pipeline: Pipeline, module: nn.Module, make_step: MakeStep = toy_step, calls: int = 1) -> Figures:
     """Return the same of one stage of a pipeline; ``calls``: parts in which it gets the micro-batches of a step."""
     optimizer, figures = adam(module), []
     for step in range(STEPS):
-        batches = toy_step(step)
-        weights = [toy_weight(batch) for batch in batches]
+        batches = make_step(step)
+        weights, seeds = [weight_of(batch) for batch in batches], [100 * step + index for index in range(len(batches))]
         module.zero_grad()
         size = len(batches) // calls
         parts = [slice(start, start + size) for start in range(0, len(batches), size)]
-        losses = [loss for part in parts for loss in pipeline.passes(batches[part], weights[part], sum(weights))]
+        losses = [
+            loss for part in parts for loss in pipeline.passes(batches[part], weights[part], sum(weights), seeds[part])
+        ]
         norm = pipeline.norm()
         if optimizer is not None:
             PRECISION.clip(optimizer, [*module.parameters()], 1.0, norm)
@@ -101,14 +110,20 @@ def stage_run(pipeline: Pipeline, module: nn.Module, calls: int = 1) -> list[tup
 
 
 def pipeline_run(
-    model: ToyModel, bounds: tuple[int, ...], calls: int = 1, **options: Any
-) -> tuple[list[list[tuple[float, float]]], list[QueueCarrier], list[ToyStage]]:
-    """Return every stage's figures, its carrier and its part of the model."""
-    stages = [ToyStage(model, Cut(bounds, stage)) for stage in range(len(bounds) - 1)]
+    stages: Sequence[StageModel], make_step: MakeStep = toy_step, calls: int = 1, **options: Any
+) -> tuple[list[Figures], list[QueueCarrier]]:
+    """Return every stage's figures and its carrier."""
     carriers = queue_carriers(len(stages))
 
-    def run(stage: ToyStage, carrier: Carrier) -> list[tuple[float, float]]:
-        return stage_run(Pipeline(stage, carrier, PRECISION, **options), stage.module, calls)
+    def run(stage: StageModel, carrier: Carrier) -> Figures:
+        return stage_run(Pipeline(stage, carrier, PRECISION, **options), stage.module, make_step, calls)
 
-    figures = side_by_side([lambda s=s, c=c: run(s, c) for s, c in zip(stages, carriers)])  # type: ignore[misc]
-    return figures, carriers, stages
+    return side_by_side([partial(run, stage, carrier) for stage, carrier in zip(stages, carriers)]), carriers
+
+
+def agree(figures: list[Figures], expected: Figures) -> None:
+    """Check that all stages have the figures of one process: losses within 1e-6, norms within 1e-6 of their size."""
+    losses, norms = zip(*expected)
+    for stage_losses, stage_norms in (zip(*stage) for stage in figures):
+        assert stage_losses == pytest.approx(losses, abs=1e-6)
+        assert stage_norms == pytest.approx(norms, rel=1e-6)

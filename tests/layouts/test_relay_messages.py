@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import pytest
 import torch
@@ -87,6 +88,6 @@ def test_a_loss_without_trained_weights_is_an_error() -> None:
 def test_a_sum_has_the_same_bits_on_all_holders_and_leaves_others_out() -> None:
     carriers = queue_carriers(4)
     values = [torch.randn(1000) * 10.0**stage for stage in range(4)]
-    sums = side_by_side([lambda s=s: sum_among(carriers[s], (3, 0, 1), values[s]) for s in (0, 1, 3)])  # type: ignore[misc]
+    sums = side_by_side([partial(sum_among, carriers[s], (3, 0, 1), values[s]) for s in (0, 1, 3)])
     assert all(torch.equal(total, values[0] + values[1] + values[3]) for total in sums)
     assert carriers[2].traffic.bytes_sent == 0

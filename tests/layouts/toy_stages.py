@@ -107,6 +107,16 @@ def toy_step(step: int, lengths: Sequence[int] = (9, 12, 7, 12), samples: int = 
     return batches
 
 
-def toy_weight(batch: Batch) -> float:
+def weight_of(batch: Batch) -> float:
     """Return the number of words that the loss is a mean over."""
     return float((batch["labels"] != -100).sum())
+
+
+def toy_loss(model: ToyModel, batch: Batch) -> torch.Tensor:
+    """Return the loss that one process computes."""
+    return model.run(range(len(model.blocks)), batch, ())[0]
+
+
+def toy_stages(whole: ToyModel, bounds: tuple[int, ...]) -> list[ToyStage]:
+    """Return all stages of a cut."""
+    return [ToyStage(whole, Cut(bounds, stage)) for stage in range(len(bounds) - 1)]
