@@ -29,8 +29,10 @@ _RUBY = re.compile(r"<(rt|rp)\b[^<>]*>.*?</\1>", re.DOTALL)
 """Ruby text: the pronunciation of the characters below it."""
 _BREAK = re.compile(r"\\[Nnh]|<br\s*/?>", re.IGNORECASE)
 _TAG = re.compile(r"</?\w[^<>]*>")
-_STAMP = re.compile(rf"^[^\S\n]*[\[(]{_TIME}(?:\s*-->\s*{_TIME})?[\])]:?", re.MULTILINE)
-"""A time before a line of plain text, as Whisper's own command and meeting programs write it."""
+_STAMP = re.compile(rf"^[^\S\n]*(?:[\[(]{_TIME}(?:\s*-->\s*{_TIME})?[\])]:?|\[[^\[\]\n]*\]:)", re.MULTILINE)
+"""A time, or who speaks (``[SPEAKER_00]:``), before a line of plain text, as Whisper and meeting programs write it."""
+_LABEL = re.compile(r"(\d+\.\d+)\t(\d+\.\d+)\t(.*)")
+"""A line of a label track, as Audacity exports it: begin and end in seconds, and text."""
 _NOT_SPOKEN = re.compile(r"\{[^{}]*\}|\[[^\[\]]*\]:?|[♪♫]")
 _SPEAKER_CHANGE = re.compile(r"^(?:>{2,}|[-–—]+(?!\s*\d))\s*")
 
@@ -67,7 +69,8 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
         raise BadInput(f"transcript {path}: not a known kind", f"give {', '.join(ENDINGS)}")
     text = _read_text(path)
     if path.suffix.lower() == ".txt":
-        transcript = parse_text(_STAMP.sub("", text), language)
+        labels = _labels(text)
+        transcript = _join_cues(labels, language) if labels else parse_text(_STAMP.sub("", text), language)
     else:
         transcript = _join_cues(unroll_captions(sorted(_cues(path, text), key=lambda cue: cue.begin)), language)
     if not transcript.words:
@@ -98,6 +101,13 @@ def _read_text(path: Path) -> str:
     if "\0" in text:
         raise BadInput(f"transcript {path}: holds zero bytes, so it is no text", "save it as UTF-8")
     return text
+
+
+def _labels(text: str) -> list[tuple[float, float, str]]:
+    """Return begin, end and text of the labels of a label track; empty if the text is none."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\\")]  # a label's frequencies
+    labels = [label for label in map(_LABEL.fullmatch, lines) if label]
+    return sorted((float(label[1]), float(label[2]), label[3]) for label in labels) if len(labels) == len(lines) else []
 
 
 def _cues(path: Path, text: str) -> Iterator[Cue]:

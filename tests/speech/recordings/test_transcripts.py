@@ -52,8 +52,16 @@ def test_plain_text_of_any_form(tmp_path: Path, content: str | bytes) -> None:
 
 def test_times_before_lines_of_plain_text_are_no_words(tmp_path: Path) -> None:
     content = "[00:00.000 --> 00:02.500]  Hello (12:30) there.\n(01:02) Ann: at 7:20.\n[1:01:02]: [sic] Bye"
-    words = "Hello (12:30) there. Ann: at 7:20. [sic] Bye"
+    content += "\n[SPEAKER_00]: now"
+    words = "Hello (12:30) there. Ann: at 7:20. [sic] Bye now"
     assert read_transcript(written(tmp_path, "a.txt", content)).text == words
+
+
+def test_a_label_track_has_words_and_times(tmp_path: Path) -> None:
+    content = "2.100000\t3.500000\tgood day\r\n0.500000\t2.100000\thello there\r\n\\\t100.000000\t900.000000\r\n"
+    transcript = read_transcript(written(tmp_path, "a.txt", content))
+    assert transcript.text == "hello there good day" and transcript.times is not None
+    assert 0.5 < transcript.times[0] < transcript.times[1] < 2.1 < transcript.times[2] < transcript.times[3] < 3.5
 
 
 def test_a_language_without_spaces_has_a_word_a_character() -> None:
