@@ -1,4 +1,5 @@
-"""Interpretation of texts that may be a path, a hub name (``owner/name``) or ``module:factory``."""
+"""Interpretation of texts that may be a path, a hub name (``owner/name``) or ``module:factory``, and of files that only
+point to others (Git LFS)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from profiles.errors import BadInput
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
+"""First bytes of the text that stands in a cloned repository for a file that Git LFS has not fetched."""
 _HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _AND = re.compile(r"\s+\+\s+")
 _FACTORY = re.compile(r"(?P<file>.+):(?P<factory>[A-Za-z_][\w.]*)")
@@ -69,3 +74,17 @@ def looks_like_path(name: str) -> bool:
     """Whether ``name`` can only be a path, not ``name`` or ``owner/name`` on the hub."""
     is_file = Path(name).suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"}
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or is_file
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is a pointer of Git LFS."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False
+
+
+def pointer_error(path: Path) -> BadInput:
+    """Return the error for a pointer of Git LFS."""
+    return BadInput(f"{path}: a Git LFS pointer instead of the file", "fetch it, in its repository: git lfs pull")

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
+from profiles.locations import LFS_POINTER
+
 SOUND_ENDINGS = (
     *".wav .flac .mp3 .m4a .ogg .opus .oga .aac .amr .3gp .wma .aif .aiff .caf .w64 .au".split(),
     *".m4b .mka .webm .mp4 .mov .mkv .qta .3ga .weba .mp2 .mpga .spx .wv .ape .aifc .sph".split(),
@@ -39,6 +41,8 @@ def find_flaw(handle: BinaryIO) -> str:
     length = handle.seek(0, os.SEEK_END)
     handle.seek(0)
     head = handle.read(12)
+    if head == LFS_POINTER[:12]:
+        return "a Git LFS pointer instead of the recording (fetch it: git lfs pull)"
     if head[:4] in _RIFF and head[8:] == b"WAVE":
         return _flaw_of_sound(handle, list(_iter_wav_chunks(handle, length)), length, b"data", may_be_unknown=True)
     if head[:4] == b"FORM" and head[8:] in _AIFF:

@@ -82,6 +82,8 @@ def broken(folder: Path, kind: str) -> Path:
         path.write_text("this is no sound")
     elif kind == "empty":
         path.touch()
+    elif kind == "pointer":
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     elif kind == "silent":
         soundfile.write(path, np.zeros(0, np.float32), RATE)
     elif kind == "nan":
@@ -98,6 +100,7 @@ def broken(folder: Path, kind: str) -> Path:
     [
         ("text", "not a readable sound file"),
         ("empty", "not a readable sound file"),
+        ("pointer", "Git LFS pointer .*git lfs pull"),
         ("silent", "holds no sound"),
         ("nan", "not numbers"),
         ("cut", "broken off"),

@@ -83,6 +83,13 @@ def test_folder_without_whole_weights(make_profile: ProfileMaker, copied: Path, 
         wrapper.build()
 
 
+def test_weights_that_git_has_not_fetched(make_profile: ProfileMaker, copied: Path) -> None:
+    wrapper = wrapper_of(make_profile, copied)
+    (copied / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(BadInput, match="model.safetensors: a Git LFS pointer .*git lfs pull"):
+        wrapper.build()
+
+
 @pytest.mark.parametrize(
     ("file", "change", "said"),
     [

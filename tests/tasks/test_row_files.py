@@ -105,7 +105,7 @@ def test_all_rows_that_cannot_be_used_are_said_at_once(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "response": "b" if number < 2 else ""} for number in range(9)]
     file.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(BadInput) as caught:
-        read_conversations({"train": file})
+        read_conversations({"train": [file]})
     assert caught.value.message == (
         f"{file}, line 3, column response: empty; 7 of 9 rows cannot be used, also line 4, line 5, line 6, line 7, "
         "line 8, and 1 more"
@@ -115,16 +115,39 @@ def test_all_rows_that_cannot_be_used_are_said_at_once(tmp_path: Path) -> None:
 def test_the_tables_of_a_folder(tmp_path: Path) -> None:
     array(tmp_path / "dataset_info.json")
     array(tmp_path / "answers.json")
-    assert row_files(str(tmp_path)) == {"train": tmp_path / "answers.json"}
+    assert row_files(str(tmp_path)) == {"train": [tmp_path / "answers.json"]}
     lines(tmp_path / "more.jsonl")
     with pytest.raises(BadInput, match="which table is meant.*answers.json, more.jsonl"):
         row_files(str(tmp_path))
     lines(tmp_path / "train.jsonl")
     lines(tmp_path / "val.jsonl")
-    assert row_files(str(tmp_path)) == {"train": tmp_path / "train.jsonl", "validation": tmp_path / "val.jsonl"}
+    assert row_files(str(tmp_path)) == {"train": [tmp_path / "train.jsonl"], "validation": [tmp_path / "val.jsonl"]}
     delimited(tmp_path / "train.csv")
     with pytest.raises(BadInput, match="which table is meant"):
         row_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["", "data"])
+def test_parts_of_a_table_are_one(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "README.md").touch()
+    (tmp_path / folder).mkdir(exist_ok=True)
+    parts = [tmp_path / folder / f"train-0000{number}-of-00002.parquet" for number in range(2)]
+    test = tmp_path / folder / "test-00000-of-00001.parquet"
+    for path in (*parts, test):
+        parquet(path)
+    assert row_files(str(tmp_path)) == {"train": parts, "test": [test]}
+    assert len(read_conversations(row_files(str(tmp_path)), hold_out=False)["train"]) == 6
+    assert len(read_texts(str(tmp_path), "prompt")["train"]) == 6
+    parts[0].unlink()
+    with pytest.raises(BadInput, match="of the 2 parts of a table only train-00001-of-00002.parquet"):
+        row_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.csv", "train.txt"])
+def test_a_file_that_git_has_not_fetched_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(BadInput, match=f"{name}: a Git LFS pointer instead of the file .*git lfs pull"):
+        read_texts(str(tmp_path))
 
 
 def test_rows_of_a_text_are_documents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from profiles.errors import BadInput
+from profiles.locations import is_pointer, pointer_error
 from profiles.options import hint_for
 from profiles.schema import ModelSettings
 
@@ -125,6 +126,8 @@ def from_pretrained(kind: Any, path: str, title: str) -> Any:
 
 def _read_error(path: str, kind: str, local: bool, online: bool, error: Exception) -> BadInput:
     reason = " ".join(str(error).split())[:200]
+    if pointer := next(filter(is_pointer, Path(path).expanduser().glob("*")), None) if local else None:
+        return pointer_error(pointer)
     if local:
         return BadInput(f"{kind} {path} cannot be read: {reason}", "name the folder of a saved model")
     if not online:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
+from profiles.locations import LFS_POINTER, pointer_error
 from profiles.quantities import bytes_text
 from training.records.run_files import explain_errors, write_atomically
 from training.tasks.data_files.faults import Faults
@@ -210,10 +211,12 @@ def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
         data: content to use instead of the file's, such as part of it.
 
     Raises:
-        BadInput: it cannot be read, or is not UTF-8.
+        BadInput: it cannot be read, is not UTF-8, or is a pointer of Git LFS.
     """
     try:
         data = path.read_bytes() if data is None else data
+        if data.startswith(LFS_POINTER):
+            raise pointer_error(path)
         return data.decode(_encoding(data))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error

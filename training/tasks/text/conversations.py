@@ -32,19 +32,19 @@ Ids = npt.NDArray[np.int64]
 Conversations = dict[str, list[Conversation]]
 
 
-def conversation_files(path: str, text_column: str = "") -> dict[str, Path]:
-    """Return the conversation tables of a data set by split; empty if it is plain text or does not exist locally.
+def conversation_files(path: str, text_column: str = "") -> dict[str, list[Path]]:
+    """Return the parts of a data set's conversation table by split; empty for plain text, or if it is not local.
 
     Raises:
         BadInput: a table cannot be read, or the choice among several is ambiguous.
     """
     files = row_files(path)
-    if text_column or ("train" in files and is_text_row(next(rows_of(files["train"]))[0])):
+    if text_column or ("train" in files and is_text_row(next(rows_of(files["train"][0]))[0])):
         return {}
     return files
 
 
-def read_conversations(files: Mapping[str, Path], hold_out: bool = True) -> Conversations:
+def read_conversations(files: Mapping[str, Sequence[Path]], hold_out: bool = True) -> Conversations:
     """Read conversation tables by split.
 
     Args:
@@ -53,7 +53,10 @@ def read_conversations(files: Mapping[str, Path], hold_out: bool = True) -> Conv
     Raises:
         BadInput: a table cannot be read, or rows are not conversations (listed by file and line).
     """
-    splits = {split: _conversations(rows_of(file), file.name) for split, file in files.items()}
+    splits = {
+        split: _conversations((row for part in parts for row in rows_of(part)), parts[0].name)
+        for split, parts in files.items()
+    }
     return hold_out_rows(splits) if hold_out else splits
 
 

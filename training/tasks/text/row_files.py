@@ -6,11 +6,13 @@ CSV (comma, semicolon or tab), JSON lines, a JSON array of objects, Parquet, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from profiles.locations import is_pointer, pointer_error
 from training.tasks.data_files.splits import SPLITS, by_split, without_hidden
 from training.tasks.data_files.tables import json_lines, read_table, read_text
 
@@ -23,6 +25,8 @@ _COLUMNAR = (".parquet", ".arrow")
 _ENDINGS = (*_DELIMITED, *_JSON, *_COLUMNAR)
 _DESCRIPTIONS = ("dataset_info.json", "state.json")
 """Metadata files of ``datasets`` and LLaMA-Factory."""
+_PART = re.compile(r"(?P<table>.+)-\d+-of-(?P<count>\d+)")
+"""Name of a table's part, as on the Hugging Face hub: ``train-00000-of-00002``."""
 
 
 def is_table(file: Path) -> bool:
@@ -30,32 +34,50 @@ def is_table(file: Path) -> bool:
     return file.suffix.lower() in _ENDINGS
 
 
-def row_files(path: str) -> dict[str, Path]:
-    """Return the tables of a data set by split; empty if it is plain text or does not exist locally.
+def row_files(path: str) -> dict[str, list[Path]]:
+    """Return the parts of a data set's table by split; empty if it is plain text or does not exist locally.
 
-    The only table of a folder is its training split, whatever its name.
+    The only table of a folder is its training split, whatever its name. The tables of a hub's repository are in its
+    folder ``data``.
 
     Raises:
-        BadInput: the choice among several tables is ambiguous.
+        BadInput: the choice among several tables is ambiguous, or a part of one is missing.
     """
     source = Path(path).expanduser()
     if source.is_file():
-        return {"train": source} if is_table(source) else {}
-    tables = sorted(file for file in without_hidden(source.glob("*")) if is_table(file) and file.is_file())
-    tables = [file for file in tables if file.name not in _DESCRIPTIONS]
-    named = by_split(lambda name: _only_file(source, [file for file in tables if file.stem == name]))
-    if "train" in named or any(without_hidden(source.glob("*.txt"))):
+        return {"train": [source]} if is_table(source) else {}
+    has_text = any(without_hidden(source.glob("*.txt")))
+    tables = _tables_in(source) or ([] if has_text else _tables_in(source / "data"))
+    named = by_split(lambda name: _parts(source, [file for file in tables if _table_name(file) == name]))
+    if "train" in named or has_text:
         return named if "train" in named else {}
     taken = {name for names in SPLITS.values() for name in names}
-    lone = _only_file(source, [file for file in tables if file.stem not in taken])
-    return {**named, "train": lone} if lone is not None else {}
+    lone = _parts(source, [file for file in tables if _table_name(file) not in taken])
+    return {**named, "train": lone} if lone else {}
 
 
-def _only_file(folder: Path, files: list[Path]) -> Path | None:
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:8])
+def _tables_in(folder: Path) -> list[Path]:
+    files = without_hidden(folder.glob("*"))
+    return sorted(file for file in files if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS)
+
+
+def _table_name(file: Path) -> str:
+    """Return the name of the table that a file is, or is a part of."""
+    part = _PART.fullmatch(file.stem)
+    return part["table"] if part else file.stem
+
+
+def _parts(folder: Path, files: list[Path]) -> list[Path]:
+    """Return ``files`` if they are one table."""
+    names = ", ".join(file.name for file in files[:8])
+    matches = [_PART.fullmatch(file.stem) for file in files]
+    tables = {(file.suffix, match and (match["table"], match["count"])) for file, match in zip(files, matches)}
+    if len(tables) > 1 or (len(files) > 1 and None in matches):
         raise BadInput(f"data set {folder}: which table is meant? It has: {names}", "name one file, or call it train")
-    return files[0] if files else None
+    count = int(matches[0]["count"]) if files and matches[0] else len(files)
+    if len(files) != count:
+        raise BadInput(f"data set {folder}: of the {count} parts of a table only {names}", "add the others")
+    return files
 
 
 def rows_of(path: Path) -> Iterator[tuple[Cells, str]]:
@@ -108,6 +130,8 @@ def _columnar_rows(path: Path) -> Iterator[tuple[Cells, str]]:
     import pyarrow  # 0.9 s with parquet
     import pyarrow.parquet
 
+    if is_pointer(path):
+        raise pointer_error(path)
     try:
         table = pyarrow.parquet.read_table(path) if path.suffix.lower() == ".parquet" else _arrow_table(path)
         rows = table.to_pylist()

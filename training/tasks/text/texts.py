@@ -83,8 +83,7 @@ def text_files(path: str) -> dict[str, list[Path]]:
     source = Path(path).expanduser()
     if not source.exists():
         raise BadInput(f"data set {path}: no such file or folder", "check dataset_path")
-    tables = {split: [table] for split, table in row_files(path).items()}
-    files_by_split = {"train": [source]} if source.is_file() else tables or _files_of(source)
+    files_by_split = {"train": [source]} if source.is_file() else row_files(path) or _files_of(source)
     for file in (file for files in files_by_split.values() for file in files):
         if not file.stat().st_size:
             raise BadInput(f"{file}: the file is empty", "it needs the text to train on")
