@@ -20,6 +20,7 @@ import torch
 from torch.utils import _foreach_utils, backend_registration
 from torch.utils._pytree import tree_map
 
+from tests.counting.operators import look_up_operators
 from tests.counting.streams import Event, Stream, counts, current_stream, in_stream
 
 _written: dict[int, tuple[Stream, int]] = {}
@@ -223,6 +224,7 @@ def _register() -> torch.device:
     _library.impl("empty_strided", _made(torch.empty_strided), "PrivateUse1")
     _library.impl("_copy_from", lambda source, target, non_blocking=False: _copied(target, source, non_blocking),
                   "PrivateUse1")  # fmt: skip
+    look_up_operators()
     _foreach_utils._foreach_supported_types.append(Tensor)
     torch.empty = _empty_or_pinned  # type: ignore[assignment]
     torch.Tensor.pin_memory = lambda self, device=None: _pin(self.clone())  # type: ignore[method-assign,assignment]
