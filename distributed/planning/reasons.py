@@ -319,6 +319,22 @@ WORDS = {
     "refused": "{subject} was not considered: it {other}",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",
     "nothing-fits": "the job fits none of these machines",
+    "layout-fits": "{subject} holds the whole model, which is faster than dividing it",
+    "layout-not-needed": "not needed: {subject} holds the whole model, which is faster",
+    "layout-too-large": "no machine holds the whole model: {subject} comes closest, where it needs {needed_text}, and "
+    "{free_text} can be used",
+    "layout-no-blocks": "the blocks of the model are not known",
+    "layout-teacher": "a model that learns from a teacher is not divided",
+    "layout-one-device": "{subject} is the only device",
+    "layout-no-memory": "{subject} do not have the memory for all blocks, in any order",
+    "layout-no-link": "{subject} would need links that were not measured",
+    "layout-pipeline": "{subject} with {other} blocks: {step_text} a step; its devices have no work for {bubble:.0f} % "
+    "of it, and wait for links for {share:.0f} %",
+    "layout-outside": "{subject} needs the links inside a machine or, for shard, between all of {other}",
+    "layout-not-on-mps": "{subject} does not run on the GPU of a Mac",
+    "layout-slow-link": "{other} would send for {exchange_text} in a step that computes for {compute_text}",
+    "layout-large-share": "{other} need {needed_text} each, and {free_text} can be used",
+    "layout-divided": "{other}: {step_text} a step",
 }
 
 

@@ -8,16 +8,18 @@ and stage by stage, with the memory of each device.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from distributed.planning.cost_model import bottlenecks_of, contention_factor, transfer_seconds
 from distributed.planning.documents.cluster import Cluster
-from distributed.planning.layouts.pipeline_step import PipelineStep, micro_batches_under_way, pipeline_step
+from distributed.planning.layouts.pipeline_step import PipelineStep, pipeline_step
+from training.layouts.orders import micro_batches_under_way
 
 _FP32 = 4
 
@@ -88,7 +90,7 @@ class StageChain:
     micro_batches: int
     """Of each member in a step."""
     extra: int = 0
-    """See :func:`~distributed.planning.layouts.pipeline_step.micro_batches_under_way`."""
+    """See :func:`training.layouts.orders.micro_batches_under_way`."""
     trained: tuple[int, ...] = ()
     """Trained parameters of each block, which members exchange; empty: one member."""
     interval: int = 1
@@ -105,7 +107,8 @@ class StageChain:
     @cached_property
     def under_way(self) -> tuple[int, ...]:
         """Micro-batches that each stage has under way."""
-        return micro_batches_under_way(len(self.columns), self.micro_batches, self.extra)
+        stages = len(self.columns)
+        return tuple(micro_batches_under_way(stage, stages, self.micro_batches, self.extra) for stage in range(stages))
 
     @cached_property
     def _sums(self) -> list[list[list[float]]]:
@@ -203,7 +206,7 @@ class StageChain:
         """Return the cut with the shortest step that fits the memory; ``None`` if none does in less than ``limit``
         seconds."""
         best: PlannedCut | None = None
-        pending = [_Branch(0.0, (0,), 0.0, 0.0)]
+        pending = [_Branch(0.0, (0,), 0.0, 0.0)] if self._reaches_the_end(limit) else []
         while pending:
             branch = pending.pop()
             if branch.floor >= limit:
@@ -213,6 +216,16 @@ class StageChain:
             elif (planned := self.planned(branch.bounds)).seconds < limit:
                 best, limit = planned, planned.seconds
         return best
+
+    def _reaches_the_end(self, limit: float) -> bool:
+        """Whether stages as long as memory and time allow hold all blocks: a necessary condition, quickly checked."""
+        periods, reached = max(1, self.micro_batches - 1), 0
+        longest = (limit - self._least_compute - self._least_transfers) / periods if self.micro_batches > 1 else limit
+        for ends, column in zip(self._ends, self._sums, strict=True):
+            start = min(reached, self.blocks - 1)
+            in_time = min(bisect_right(sums, (sums[start] + longest) * (1 + 1e-9)) - 1 for sums in column)
+            reached = max(reached, min(in_time, max(ends[: start + 1])))
+        return reached == self.blocks
 
     def _longer(self, branch: _Branch, limit: float) -> Iterator[_Branch]:
         """Yield the cuts with one stage more that may take less than ``limit`` seconds."""
@@ -237,6 +250,22 @@ class StageChain:
         inner = self.boundaries[:-1]
         smallest = Boundary(*(min(sizes, default=0.0) for sizes in (zip(*inner, strict=True) if inner else ((), ()))))
         return [smallest] * (len(self.columns) - 1)
+
+    @cached_property
+    def largest_extra(self) -> int:
+        """The value of ``extra`` beyond which no stage waits for a round trip, whatever the cut."""
+        largest = Boundary(*map(max, zip(*self.boundaries, strict=True)))
+        transfers = (self._transfer(stage, largest) for stage in range(len(self.columns) - 1))
+        slowest = self._least_compute / len(self.columns)
+        return min(self.micro_batches - 1, ceil(max(transfers, default=0.0) / slowest))
+
+    @cached_property
+    def _least_compute(self) -> float:
+        """Seconds of a micro-batch if each block was on the device that is fastest with it."""
+        columns = [
+            [max(seconds) for seconds in zip(*(d.seconds for d in column), strict=True)] for column in self.columns
+        ]
+        return float(sum(map(min, zip(*columns, strict=True))))
 
     @cached_property
     def _least_transfers(self) -> float:

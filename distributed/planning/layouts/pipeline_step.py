@@ -2,7 +2,8 @@
 
 Symbols: ``S`` stages and ``M`` micro-batches in a step; ``t_n`` seconds in which stage ``n`` computes forward and
 backward of a micro-batch; ``x_n`` seconds in which a micro-batch crosses the boundary behind stage ``n``, and its
-gradient crosses it back; ``W_n`` micro-batches that stage ``n`` has under way.
+gradient crosses it back; ``W_n`` micro-batches that stage ``n`` has under way
+(:func:`training.layouts.orders.micro_batches_under_way`).
 
 Sources: Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503, section 2.2 (1F1B);
 Huang et al. 2019, "GPipe", arXiv 1811.06965, section 2.3 (the bubble, ``(S - 1) / (M + S - 1)`` of a step).
@@ -12,16 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-
-def micro_batches_under_way(stages: int, micro_batches: int, extra: int = 0) -> tuple[int, ...]:
-    """Return ``W_n = min(M, 1 + (S - 1 - n) (1 + extra))``, the micro-batches that each stage has under way at most.
-
-    Args:
-        extra: micro-batches by which a stage runs further ahead of the next one than in 1F1B, so that it does not wait
-            for the round trip over the boundary: ``ceil(x_n / period)`` is enough. ``M``: GPipe.
-    """
-    return tuple(min(micro_batches, 1 + behind * (1 + extra)) for behind in reversed(range(stages)))
 
 
 @dataclass(frozen=True)

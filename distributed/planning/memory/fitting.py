@@ -197,7 +197,7 @@ def fit_to_budgets(
 
     def result(candidate: Profile, budget: MemoryBudget) -> FitResult:
         before, after = need(profile, budget), need(candidate, budget)
-        return FitResult(candidate, _changes(profile, candidate), before, after, budget)
+        return FitResult(candidate, changed_options(profile, candidate), before, after, budget)
 
     tightest = fullest(profile)[1]
     for candidate in candidates():
@@ -219,6 +219,11 @@ def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone
     batch, shares = profile.training.batch_size, [float(share) for share in profile.run.shares.split(",") if share]
     sizes = shares_to_batch_sizes(shares, batch) if shares else [batch]
     return need_of(profile, size, alone, max(sizes), on_gpu=budget.device == "cuda", bf16=budget.bf16).total
+
+
+def memory_saving_profiles(profile: Profile, with_8_bits: Callable[[], bool] = has_8_bits) -> Iterator[Profile]:
+    """Yield the profile, then changed ones that need less memory, in the fixed order."""
+    return _candidates(profile, fittable_settings(profile), with_8_bits, Relaxations())
 
 
 def _candidates(
@@ -309,7 +314,8 @@ def _changed(profile: Profile, section: str, **values: Any) -> Profile:
     return profile.model_copy(update={section: changed})
 
 
-def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
+def changed_options(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
+    """Return the values before and after of the options that differ, as in an INI file."""
     changes = {}
     for name in _CHANGEABLE:
         section = next(s for s in ("model", "training", "evaluation") if hasattr(getattr(before, s), name))
@@ -342,7 +348,7 @@ def _too_large(
     has = f"{memory_text(budget.total)}{shared}"
     message = f"{profile.name} needs about {memory_text(needs)} a worker, {budget.name} has {has}"
     if alternative is not None:
-        settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, alternative).items()]
+        settings = [f"{name} = {after}" for name, (_, after) in changed_options(profile, alternative).items()]
         return BadInput(
             message,
             f"set {', '.join(settings)} (about {memory_text(need(alternative, budget))}), or take a smaller model",

@@ -1,0 +1,194 @@
+"""The layouts in which a job could be trained, each with its prediction and the reason why it is taken or not.
+
+``replicate``: every member holds the whole model. ``pipeline``: the devices of a member hold consecutive blocks each;
+with several members this is a hybrid, in which the devices of a column exchange their part. ``shard``: each device
+holds a part of every weight, and gathers the others before it computes. ``tensor``: each device computes a part of
+every matrix.
+
+The rule: a model that fits one machine is never divided, also if it does so only with smaller micro-batches,
+checkpointing, adapters or a base in 8 bits, as far as the user left these options open
+(:mod:`distributed.planning.memory.fitting`): that is faster than every layout. A pipeline is taken where it fits;
+``shard`` where sending is less than 0.3 of computing; ``tensor`` only inside a machine, since all wait for each of its
+exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, groupby, pairwise, permutations
+from math import inf
+
+from distributed.planning.documents.cluster import ClusterMachine
+from distributed.planning.documents.document import Reason
+from distributed.planning.layouts.cut import PlannedCut, StageChain
+from distributed.planning.layouts.divided import sharded, tensor
+from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
+from distributed.planning.layouts.stage_devices import StagedJob, budget_of
+from distributed.planning.memory.fitting import changed_options, fit_to_budgets
+from distributed.planning.memory.memory_model import need_of
+from profiles.errors import BadInput, counted
+
+MOST_ORDERED = 5
+"""Devices of which all orders are tried; more stand in the order of their memory, because the first stage has the most
+micro-batches under way."""
+
+
+def layout_candidates(job: LayoutJob) -> list[LayoutCandidate]:
+    """Return all layouts, the accepted ones first: those that train as the profile says, then the fastest.
+
+    Raises:
+        BadInput: no device trains, or none was measured.
+    """
+    if not job.devices:
+        raise BadInput("no machine of these was measured", "measure them first")
+    if whole := [candidate for machine in job.devices if (candidate := _whole(job, machine)) is not None]:
+        fitting = min(whole, key=lambda candidate: len(candidate.options))
+        others: tuple[Layout, ...] = ("pipeline", "shard", "tensor")
+        return [fitting, *(refusal(layout, "layout-not-needed", fitting.reason.subject) for layout in others)]
+    candidates = [*_pipelines(job), sharded(job), tensor(job)]
+    return [*sorted(candidates, key=_order), _too_large(job)]
+
+
+def _order(candidate: LayoutCandidate) -> tuple[object, ...]:
+    """Return the sort key of candidates, best first."""
+    learning = ("tuning" in candidate.options, "base_precision" in candidate.options)
+    return (not candidate.accepted, learning, -candidate.samples_per_second)
+
+
+# ---------------------------------------------------------------------------------------------------------- one machine
+
+
+def _whole(job: LayoutJob, machine: ClusterMachine) -> LayoutCandidate | None:
+    """Return the layout without a division, if a device can hold the model with the options that are open."""
+    try:
+        fitted = fit_to_budgets(job.profile, job.size, [budget_of(machine)], True, job.with_8_bits)
+    except BadInput:
+        return None
+    return LayoutCandidate(
+        layout="replicate",
+        accepted=True,
+        reason=Reason.of("layout-fits", machine.name),
+        options=fitted.changes,
+        micro_batch=fitted.profile.training.batch_size,
+        micro_batches=fitted.profile.training.gradient_accumulation,
+    )
+
+
+def _too_large(job: LayoutJob) -> LayoutCandidate:
+    """Return the refusal of a layout without a division, with the device that comes closest."""
+
+    def missing(machine: ClusterMachine) -> tuple[int, int, str]:
+        on_gpu, bf16 = machine.device == "cuda", machine.bf16
+        need = min(need_of(s.profile, job.size, alone=True, on_gpu=on_gpu, bf16=bf16).total for s in job.stagings)
+        return need - budget_of(machine).usable, need, machine.name
+
+    lacking, need, name = min(map(missing, job.devices))
+    return refusal("replicate", "layout-too-large", name, needed=need, free=need - lacking)
+
+
+# ------------------------------------------------------------------------------------------------------------ pipelines
+
+
+def _pipelines(job: LayoutJob) -> Iterator[LayoutCandidate]:
+    """Yield the best pipeline for each number of members and of devices in each."""
+    count = len(job.devices)
+    if not job.size.blocks:
+        yield refusal("pipeline", "layout-no-blocks")
+    elif job.size.teacher is not None:
+        yield refusal("pipeline", "layout-teacher")
+    elif count < 2:
+        yield refusal("pipeline", "layout-one-device", job.devices[0].name)
+    else:
+        for members in range(1, count // 2 + 1):
+            for stages in range(2, min(count // members, len(job.size.blocks)) + 1):
+                yield _pipeline(job, members, stages)
+
+
+def _pipeline(job: LayoutJob, members: int, stages: int) -> LayoutCandidate:
+    """Return the fastest pipeline with the first way to train that fits: as the profile says, with adapters, or with
+    their base in 8 bits."""
+    for _, group in groupby(job.stagings, key=lambda s: (s.profile.model.tuning, s.profile.model.base_precision)):
+        best: LayoutCandidate | None = None
+        for _, alike in groupby(group, key=lambda staged: (staged.profile.model, staged.profile.training)):
+            by_evaluation = list(alike)  # which takes no part in a step's time: the largest first
+            planned = _fastest(job, by_evaluation[-1], members, stages, best.step if best else inf)
+            if planned is not None:
+                forecasts = (_forecast(job, staged, *planned) for staged in by_evaluation)
+                best = next((f for f in forecasts if f.fits), None) or _forecast(job, by_evaluation[-1], *planned)
+        if best is not None:
+            return best
+    is_linked = any(chain.is_linked for chain in _chains(job, job.stagings[0], members, stages))
+    devices = f"{counted(members, 'member')} of {counted(stages, 'device')}"
+    return refusal("pipeline", "layout-no-memory" if is_linked else "layout-no-link", devices)
+
+
+def _fastest(
+    job: LayoutJob, staged: StagedJob, members: int, stages: int, limit: float
+) -> tuple[StageChain, PlannedCut] | None:
+    """Return the order of devices and the cut with the shortest step; ``None`` if none takes less than ``limit``
+    seconds."""
+    best: tuple[StageChain, PlannedCut] | None = None
+    for chain in _chains(job, staged, members, stages):
+        for extra in range(chain.largest_extra + 1) if chain.is_linked else ():
+            further = replace(chain, extra=extra)
+            if (planned := further.best(limit)) is not None:
+                best, limit = (further, planned), planned.seconds
+    return best
+
+
+def _chains(job: LayoutJob, staged: StagedJob, members: int, stages: int) -> Iterator[StageChain]:
+    """Yield the orders of devices in so many members of so many stages, without those that only swap members."""
+    devices = [staged.device(machine, members == 1) for machine in job.devices]
+    choose = permutations if len(devices) <= MOST_ORDERED else combinations
+    for order in choose(range(len(devices)), members * stages):
+        columns = [order[stage * members : (stage + 1) * members] for stage in range(stages)]
+        if list(columns[0]) == sorted(columns[0]):
+            yield StageChain(
+                tuple(tuple(devices[index] for index in column) for column in columns),
+                staged.boundaries(),
+                job.cluster,
+                staged.micro_batches,
+                trained=staged.trained(),
+                interval=job.interval,
+            )
+
+
+def _forecast(job: LayoutJob, staged: StagedJob, chain: StageChain, planned: PlannedCut) -> LayoutCandidate:
+    step, ends = planned.step, list(pairwise(planned.bounds))
+
+    def stage(member: int, number: int) -> StageForecast:
+        device = chain.columns[number][member]
+        machine, (start, end) = job.cluster.machine(device.name), ends[number]
+        under_way = chain.under_way[number]
+        return StageForecast(
+            name=device.name,
+            start=start,
+            end=end,
+            seconds=sum(device.seconds[start:end]),
+            under_way=under_way,
+            memory=staged.need(machine, start, end, under_way, chain.members == 1),
+            memory_usable=budget_of(machine).usable,
+        )
+
+    members = tuple(
+        tuple(stage(member, number) for number in range(len(chain.columns))) for member in range(chain.members)
+    )
+    names = ["+".join(forecast.name for forecast in member) for member in members]
+    sizes = ":".join(str(end - start) for start, end in ends)
+    share = (step.exposed + planned.exchange) / planned.seconds
+    numbers = {"step": planned.seconds, "bubble": 100 * step.bubble, "share": 100 * share}
+    return LayoutCandidate(
+        layout="pipeline",
+        accepted=True,
+        reason=Reason.of("layout-pipeline", ", ".join(names), sizes, **numbers),
+        members=members,
+        options=changed_options(job.profile, staged.profile),
+        micro_batch=staged.batch,
+        micro_batches=staged.micro_batches,
+        extra=chain.extra,
+        step=planned.seconds,
+        bubble=step.bubble,
+        exposed=step.exposed,
+        exchange=planned.exchange,
+    )

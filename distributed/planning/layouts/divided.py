@@ -1,0 +1,109 @@
+"""Layouts whose devices exchange while they compute, and need links as fast as those inside a machine: ``shard`` and
+``tensor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations, groupby
+
+from distributed.planning.cost_model import transfer_seconds
+from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.documents.document import Reason
+from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
+from distributed.planning.layouts.pipeline_step import shard_bytes, tensor_bytes
+from distributed.planning.layouts.stage_devices import WIRE_BYTES, budget_of
+from distributed.planning.memory.memory_model import need_of
+
+INSIDE_MBIT = 48_000.0
+"""Rate between two devices of one machine, which is not measured: 6 of the 7.9 GB/s of PCIe 3.0 x8."""
+_MOST_SENDING = 0.3
+"""Largest share of its compute that a step may take to send."""
+_FP32 = 4
+
+
+def sharded(job: LayoutJob) -> LayoutCandidate:
+    """Return the layout in which each device holds a part of every weight, and gathers the others to compute."""
+    passes = job.profile.training.gradient_accumulation
+    return _divided(job, "shard", lambda count: shard_bytes(job.size.parameters, count, WIRE_BYTES, passes))
+
+
+def tensor(job: LayoutJob) -> LayoutCandidate:
+    """Return the layout in which each device computes a part of every matrix."""
+    training = job.profile.training
+    hidden = max((block.boundary for block in job.size.blocks), default=0)
+    numbers = training.batch_size * training.gradient_accumulation * hidden
+    return _divided(job, "tensor", lambda count: tensor_bytes(numbers, job.size.layers, count, WIRE_BYTES))
+
+
+def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> LayoutCandidate:
+    """Return the layout over the devices of the machine with the most of them, or of all machines if each has one.
+
+    Args:
+        sent: returns the bytes that a device sends in a step, by the number of devices.
+    """
+    devices, is_inside = _together(job.devices)
+    names, rate = ", ".join(machine.name for machine in devices), INSIDE_MBIT
+    if not job.size.blocks:
+        return refusal(layout, "layout-no-blocks")
+    if len(devices) < 2:
+        return refusal(layout, "layout-one-device", names)
+    if any(machine.device == "mps" for machine in devices):
+        return refusal(layout, "layout-not-on-mps", layout)
+    if not is_inside:
+        rate = _slowest_mbit(job.cluster, devices)
+        if layout == "tensor" or not rate:
+            return refusal(layout, "layout-outside", layout, names)
+    staged = job.stagings[0]
+    seconds = [sum(staged.seconds(machine)) for machine in devices]
+    compute = staged.micro_batches / sum(1 / each for each in seconds)
+    sending = transfer_seconds(sent(len(devices)), rate)
+    if sending > _MOST_SENDING * compute:
+        return refusal(layout, "layout-slow-link", layout, names, exchange=sending, compute=compute)
+    stages = tuple(_forecast(job, machine, len(devices), seconds[0]) for machine in devices)
+    candidate = LayoutCandidate(
+        layout=layout,
+        accepted=True,
+        reason=Reason.of("layout-divided", layout, names, step=compute + sending),
+        members=(stages,),
+        micro_batch=staged.batch,
+        micro_batches=staged.micro_batches,
+        step=compute + sending,
+        exposed=sending,
+    )
+    if not candidate.fits:
+        needed, free = max(stage.memory for stage in stages), min(stage.memory_usable for stage in stages)
+        return refusal(layout, "layout-large-share", layout, names, needed=needed, free=free)
+    return candidate
+
+
+def _together(devices: Sequence[ClusterMachine]) -> tuple[Sequence[ClusterMachine], bool]:
+    """Return the devices of the machine with the most, and whether it has several; else all devices."""
+    by_host = groupby(sorted(devices, key=lambda machine: machine.host), key=lambda machine: machine.host)
+    largest = max((list(group) for _, group in by_host), key=len)
+    return (largest, True) if len(largest) > 1 else (devices, False)
+
+
+def _slowest_mbit(cluster: Cluster, devices: Sequence[ClusterMachine]) -> float:
+    """Return the rate of the slowest link between any two devices; 0 if two have none."""
+    links = [cluster.link(left.name, right.name) for left, right in combinations(devices, 2)]
+    return min(0.0 if link is None else min(link.mbit, link.mbit_back) for link in links)
+
+
+def _forecast(job: LayoutJob, machine: ClusterMachine, count: int, seconds: float) -> StageForecast:
+    """Return what a device takes that holds one of ``count`` equal parts of all weights, and gathers one block."""
+    size = job.size
+    share = replace(
+        size, parameters=size.parameters // count, encoder=size.encoder // count, matrices=size.matrices // count
+    )
+    need = need_of(job.profile, share, alone=True, on_gpu=machine.device == "cuda", bf16=machine.bf16)
+    gathered = 2 * _FP32 * max(block.parameters for block in size.blocks)
+    return StageForecast(
+        name=machine.name,
+        start=0,
+        end=len(size.blocks),
+        seconds=seconds / count,
+        under_way=1,
+        memory=need.total + gathered,
+        memory_usable=budget_of(machine).usable,
+    )

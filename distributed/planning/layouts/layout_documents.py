@@ -1,0 +1,108 @@
+"""What layouts are planned for, and how one is described: members, their stages, time and memory, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Literal
+
+from pydantic import Field
+
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Document, Name
+from distributed.planning.documents.document import Reason
+from distributed.planning.layouts.stage_devices import StagedJob, budget_of
+from distributed.planning.memory.fitting import has_8_bits, memory_saving_profiles
+from profiles.schema import Profile
+from training.tasks.inputs.model_size import ModelSize
+
+Layout = Literal["replicate", "pipeline", "shard", "tensor"]
+
+
+class StageForecast(Document):
+    """What one device of a member holds, and what it takes there."""
+
+    name: Name
+    start: int
+    end: int
+    """Blocks from ``start`` to ``end``, exclusive."""
+    seconds: float
+    """Forward and backward of a micro-batch."""
+    under_way: int
+    """Micro-batches whose activations it holds."""
+    memory: int
+    """Peak in bytes."""
+    memory_usable: int
+    """Bytes that training may use; 0: unknown."""
+
+
+class LayoutCandidate(Document):
+    """A layout with its prediction."""
+
+    layout: Layout
+    accepted: bool
+    reason: Reason
+    members: tuple[tuple[StageForecast, ...], ...] = ()
+    """The stages of each member; empty without a prediction."""
+    options: dict[str, tuple[str, str]] = Field(default_factory=dict)
+    """Options that differ from the profile, with their values before and after."""
+    micro_batch: int = 0
+    micro_batches: int = 0
+    """Of each member in a step."""
+    extra: int = 0
+    """See :func:`training.layouts.orders.micro_batches_under_way`."""
+    step: float = 0.0
+    """Seconds; 0: not predicted."""
+    bubble: float = 0.0
+    """Share of a step in which a stage does not compute, over links of no cost."""
+    exposed: float = 0.0
+    """Seconds of a step that the links add."""
+    exchange: float = 0.0
+    """Seconds of a step for exchanges between members, part of ``step``."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has the memory for its stage, as far as it is known."""
+        stages = (stage for member in self.members for stage in member if stage.memory_usable)
+        return all(stage.memory <= stage.memory_usable for stage in stages)
+
+    @property
+    def samples_per_second(self) -> float:
+        """0: not predicted."""
+        return len(self.members) * self.micro_batch * self.micro_batches / self.step if self.step else 0.0
+
+
+def refusal(layout: Layout, code: str, subject: str = "", other: str = "", **numbers: float) -> LayoutCandidate:
+    """Return a layout that is not taken, for a reason."""
+    return LayoutCandidate(layout=layout, accepted=False, reason=Reason.of(code, subject, other, **numbers))
+
+
+@dataclass(frozen=True)
+class LayoutJob:
+    """What layouts are planned for."""
+
+    profile: Profile
+    size: ModelSize
+    cluster: Cluster
+    interval: int = 1
+    """Steps between two exchanges of the members."""
+    measured: Mapping[str, Sequence[float]] | None = None
+    """See :class:`~distributed.planning.layouts.stage_devices.StagedJob`."""
+    with_8_bits: Callable[[], bool] = has_8_bits
+    """Whether the frozen weights can be held in 8 bits."""
+
+    @cached_property
+    def stagings(self) -> list[StagedJob]:
+        """The job as it is, and with options changed to need less memory, in the order in which they are tried."""
+        stage_size = cache(self.size.stage)
+        return [
+            StagedJob(profile, self.size, self.profile, self.measured or {}, stage_size)
+            for profile in memory_saving_profiles(self.profile, self.with_8_bits)
+        ]
+
+    @property
+    def devices(self) -> list[ClusterMachine]:
+        """The devices that train and of which it is known how fast, those with the most memory first."""
+        measured = self.measured or {}
+        training = [m for m in self.cluster.machines if m.trains and (m.speed > 0 or m.name in measured)]
+        return sorted(training, key=lambda machine: (-budget_of(machine).usable, machine.name))

@@ -1,0 +1,229 @@
+"""Which layouts a job could have, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from planner_figures import joined, machine
+
+from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.layouts.candidates import layout_candidates
+from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob
+from distributed.planning.reasons import sentence
+from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
+from training.tasks.inputs.model_size import ModelSize, decoder_size
+
+GB = 10**9
+LLAMA_3B = decoder_size(
+    {
+        "model_type": "llama",
+        "hidden_size": 3072,
+        "num_hidden_layers": 28,
+        "vocab_size": 128_256,
+        "intermediate_size": 8192,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    512,
+)
+FIXED = {"tuning": "full", "batch_size": 1, "gradient_accumulation": 16}
+"""Settings that are not changed, because a person has set them."""
+ADAPTERS = {**FIXED, "tuning": "lora", "base_precision": "fp32"}
+
+
+def home(*gigabytes: float, mbit: float = 1000, slow: dict[str, float] | None = None, **fields: object) -> Cluster:
+    machines = [machine("abcdefgh"[i], 1.0, memory_total=int(size * GB), **fields) for i, size in enumerate(gigabytes)]
+    return joined(machines, mbit, slow)
+
+
+def job(cluster: Cluster, size: ModelSize = LLAMA_3B, with_8_bits: bool = False, **options: object) -> LayoutJob:
+    profile = profile_from_options("mine", options or FIXED)
+    return LayoutJob(profile, size, cluster, with_8_bits=lambda: with_8_bits)
+
+
+def candidates(cluster: Cluster, size: ModelSize = LLAMA_3B, **options: object) -> list[LayoutCandidate]:
+    return layout_candidates(job(cluster, size, **options))
+
+
+def of(layout: str, candidates: list[LayoutCandidate]) -> LayoutCandidate:
+    return next(candidate for candidate in candidates if candidate.layout == layout)
+
+
+def names(candidate: LayoutCandidate) -> list[str]:
+    return ["".join(stage.name for stage in member) for member in candidate.members]
+
+
+# ------------------------------------------------------------------------------------------------------------- the rule
+
+
+def test_a_model_that_fits_a_machine_with_adapters_is_not_divided() -> None:
+    whole, *others = candidates(home(8, 16, 8), batch_size=2, with_8_bits=True)
+    assert (whole.layout, whole.accepted) == ("replicate", True)
+    assert sentence(whole.reason) == "machine b holds the whole model, which is faster than dividing it"
+    assert {"tuning", "base_precision"} <= set(whole.options)
+    assert [(other.layout, other.accepted) for other in others] == [
+        ("pipeline", False),
+        ("shard", False),
+        ("tensor", False),
+    ]
+    assert {sentence(other.reason) for other in others} == {
+        "not needed: machine b holds the whole model, which is faster"
+    }
+
+
+def test_of_several_machines_that_hold_it_the_one_with_the_fewest_changes_is_named() -> None:
+    assert of("replicate", candidates(home(16, 128), tuning="full")).reason.subject == "b"
+
+
+def test_where_a_person_wants_all_weights_trained_the_model_is_divided() -> None:
+    ranked = candidates(home(32, 32, 32))
+    assert [(each.layout, each.accepted, len(each.members)) for each in ranked] == [
+        ("pipeline", True, 1),
+        ("pipeline", False, 0),
+        ("shard", False, 0),
+        ("tensor", False, 0),
+        ("replicate", False, 0),
+    ]
+    assert "no machine holds the whole model: machine a comes closest, where it needs" in sentence(ranked[-1].reason)
+    assert sentence(ranked[1].reason) == "1 member of 2 devices do not have the memory for all blocks, in any order"
+    assert sentence(ranked[0].reason).startswith("a+b+c with ")
+
+
+def test_adapters_over_two_machines_where_one_does_not_hold_even_these() -> None:
+    pipeline = of("pipeline", candidates(home(12.3, 12.3), **ADAPTERS))
+    assert pipeline.accepted and "tuning" not in pipeline.options
+
+
+# ------------------------------------------------------------------------------------------------------------ pipelines
+
+
+def test_the_stages_hold_every_block_once_and_fit_their_memory() -> None:
+    pipeline = of("pipeline", candidates(home(40, 20, 24)))
+    (stages,) = pipeline.members
+    assert [stages[0].start, stages[-1].end] == [0, 28]
+    assert all(left.end == right.start for left, right in pairwise(stages))
+    assert all(stage.memory <= stage.memory_usable for stage in stages)
+    assert [stage.under_way for stage in stages][-1] == 1
+
+
+def test_smaller_micro_batches_and_checkpointing_may_be_chosen_if_nobody_has_set_them() -> None:
+    pipeline = of("pipeline", candidates(home(32, 32, 32), tuning="full"))
+    assert pipeline.micro_batch * pipeline.micro_batches == 8
+    assert pipeline.options["batch_size"] == ("8", "1")
+
+
+def test_neighbours_in_the_pipeline_are_those_with_fast_links() -> None:
+    cluster = home(32, 32, 32)
+    slow = tuple(
+        link.model_copy(update={"mbit": 20, "mbit_back": 20}) if {link.source, link.target} == {"a", "b"} else link
+        for link in cluster.links
+    )
+    (order,) = names(of("pipeline", candidates(cluster.model_copy(update={"links": slow}))))
+    assert order in ("acb", "bca")
+
+
+def test_machines_without_links_are_no_neighbours() -> None:
+    cluster = home(32, 32, 32)
+    unlinked = [each for each in candidates(cluster.model_copy(update={"links": ()})) if each.layout == "pipeline"]
+    assert {sentence(each.reason).split(" would")[1] for each in unlinked} == {" need links that were not measured"}
+
+
+def test_slow_links_are_hidden_by_more_micro_batches_under_way() -> None:
+    fast, slow = (of("pipeline", candidates(home(40, 40, 40, mbit=mbit))) for mbit in (10_000, 50))
+    assert slow.extra > 0 and slow.step > fast.step
+    assert [stage.under_way for stage in slow.members[0]] > [stage.under_way for stage in fast.members[0]]
+
+
+def test_two_members_of_two_devices_have_the_same_cut() -> None:
+    ranked = candidates(home(12.3, 12.3, 12.3, 12.3), **ADAPTERS)
+    hybrid = next(each for each in ranked if len(each.members) == 2)
+    assert hybrid.accepted and hybrid.exchange > 0
+    left, right = hybrid.members
+    assert [(stage.start, stage.end) for stage in left] == [(stage.start, stage.end) for stage in right]
+    assert sorted("".join(names(hybrid))) == ["a", "b", "c", "d"]
+    assert hybrid.samples_per_second == pytest.approx(2 * 16 / hybrid.step)
+
+
+def test_members_that_exchange_seldom_lose_less() -> None:
+    steps = []
+    for interval in (1, 50):
+        ranked = layout_candidates(replace(job(home(12.3, 12.3, 12.3, 12.3), **ADAPTERS), interval=interval))
+        steps.append(next(each for each in ranked if len(each.members) == 2))
+    assert steps[1].exchange == pytest.approx(steps[0].exchange / 50, rel=0.2)
+
+
+def test_more_devices_than_orders_are_tried_of() -> None:
+    pipeline = of("pipeline", candidates(home(12, 12, 12, 12, 12, 12, 12, 14)))
+    assert pipeline.accepted and names(pipeline)[0].startswith("h")
+
+
+def test_seconds_measured_block_by_block_decide_the_cut() -> None:
+    seconds = {"a": [0.1] * 28, "b": [0.15] * 28}
+    pipeline = of("pipeline", layout_candidates(replace(job(home(42, 42)), measured=seconds)))
+    (stages,) = pipeline.members
+    sizes = {stage.name: stage.end - stage.start for stage in stages}
+    assert sizes["a"] > sizes["b"] and stages[0].seconds == pytest.approx(
+        sum(seconds[stages[0].name][stages[0].start : stages[0].end])
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- shard and tensor
+
+
+def gpus(kind: str = "cuda") -> Cluster:
+    devices = [
+        machine(f"pc:{index}", 0.05, machine="pc", identity="k", device=kind, memory_total=40 * GB)
+        for index in range(2)
+    ]
+    return Cluster(machines=tuple(devices))
+
+
+def test_two_gpus_of_one_machine_may_hold_shards_or_parts_of_matrices() -> None:
+    ranked = candidates(gpus())
+    for layout in ("shard", "tensor"):
+        divided = of(layout, ranked)
+        assert divided.accepted and divided.samples_per_second > 0, sentence(divided.reason)
+        assert [stage.name for stage in divided.members[0]] == ["pc:0", "pc:1"] and divided.fits
+
+
+@pytest.mark.parametrize(
+    ("cluster", "layout", "expected"),
+    [
+        (home(32, 32, 32), "shard", "a, b, c would send for 18:51 in a step that computes for"),
+        (home(32, 32, 32), "tensor", "tensor needs the links inside a machine"),
+        (gpus("mps"), "shard", "shard does not run on the GPU of a Mac"),
+        (home(32), "shard", "machine a is the only device"),
+    ],
+)
+def test_elsewhere_a_reason_says_why_not(cluster: Cluster, layout: str, expected: str) -> None:
+    refused = of(layout, candidates(cluster))
+    assert not refused.accepted and sentence(refused.reason).startswith(expected)
+
+
+def test_shards_that_do_not_fit_are_refused_with_what_they_need() -> None:
+    small = tuple(each.model_copy(update={"memory_total": 12 * GB}) for each in gpus().machines)
+    assert " GB each, and " in sentence(of("shard", candidates(Cluster(machines=small))).reason)
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (replace(LLAMA_3B, blocks=()), "the blocks of the model are not known"),
+        (replace(LLAMA_3B, teacher=ModelSize(10**9)), "a model that learns from a teacher is not divided"),
+    ],
+)
+def test_a_model_that_cannot_be_divided(size: ModelSize, expected: str) -> None:
+    assert sentence(of("pipeline", candidates(home(32, 32), size)).reason) == expected
+
+
+def test_unmeasured_machines_are_an_error() -> None:
+    unmeasured: ClusterMachine = machine("a", 0, memory_total=GB)
+    with pytest.raises(BadInput, match="measured"):
+        candidates(Cluster(machines=(unmeasured,)))

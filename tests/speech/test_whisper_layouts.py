@@ -1,0 +1,49 @@
+"""What a Whisper's blocks take in a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed.planning.documents.cluster import ClusterMachine, Measurement
+from distributed.planning.layouts.layout_documents import LayoutJob
+from distributed.planning.layouts.stage_devices import StagedJob
+from profiles.files.resolve import profile_from_options
+from speech.inputs.model_size import whisper_size
+from tests.speech.test_whisper_stages import LARGE
+
+SIZE = whisper_size(LARGE)
+
+
+def staged(**options: object) -> StagedJob:
+    profile = profile_from_options("mine", {"tuning": "full", "batch_size": 8, **options})
+    return StagedJob(profile, SIZE, profile_from_options("mine", {"batch_size": 8}), {}, SIZE.stage)
+
+
+def test_a_boundary_of_the_decoder_carries_what_was_heard_as_well() -> None:
+    boundaries = staged().boundaries()
+    heard, tokens = 2 * 8 * 1500 * 1280, 2 * 8 * 448 * 1280
+    assert boundaries[10] == boundaries[31] == (heard, heard)
+    assert boundaries[40] == (heard + tokens, heard + tokens)
+    assert boundaries[63] == (0, 0)
+
+
+def test_to_a_frozen_encoder_no_gradients_come_back() -> None:
+    boundaries = staged(freeze_encoder=True).boundaries()
+    assert boundaries[10].backward == 0
+    assert boundaries[40].backward == 2 * 8 * 448 * 1280
+
+
+def test_blocks_take_their_share_of_the_measured_step() -> None:
+    machine = ClusterMachine(name="a", measurements=(Measurement(batch=8, seconds=4.0),))
+    seconds = staged().seconds(machine)
+    assert sum(seconds) == pytest.approx(4.0) and len(seconds) == 64
+    checkpointed = staged(gradient_checkpointing=True).seconds(machine)
+    assert sum(checkpointed) == pytest.approx(4.0 * 4 / 3)
+    frozen = staged(freeze_encoder=True).seconds(machine)
+    assert frozen[10] == pytest.approx(seconds[10] / 3) and frozen[40] == pytest.approx(seconds[40])
+
+
+def test_the_job_is_tried_with_options_that_need_less_memory() -> None:
+    job = LayoutJob(profile_from_options("mine", {"tuning": "full"}), SIZE, None, with_8_bits=lambda: False)  # type: ignore[arg-type]
+    assert {s.profile.model.gradient_checkpointing for s in job.stagings} == {False, True}
+    assert {s.batch for s in job.stagings} == {8, 4, 2, 1}
