@@ -13,6 +13,7 @@ from distributed.planning.documents.document import Candidate, Choice, Planning
 from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, in_use, sentence
 from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
+from profiles.installation import program
 from profiles.quantities import bytes_text, memory_text, time_text
 from training.records.plan import RunPlan
 from training.strategies.registry import loss_sources
@@ -40,7 +41,7 @@ def choice_text(choice: Choice) -> str:
 def doubt_lines(planning: Planning | None) -> Iterator[str]:
     """Yield why the predicted times may be wrong."""
     for text in in_use(planning):
-        yield f"{text}: measure again when it is idle, with measure PROFILE --max-age 0"
+        yield f"{text}: measure again when it is idle, with: {program('measure', 'PROFILE --max-age 0')}"
 
 
 def way_text(plan: RunPlan) -> str:

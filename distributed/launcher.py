@@ -31,6 +31,7 @@ from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
 from distributed.run.run_machines import on_present, require_listed, rollback_warning
 from profiles.errors import BadInput
+from profiles.installation import program
 from profiles.schema import Profile
 from training.records.events import TimingEvent
 from training.records.plan import MemberPlan, RunPlan
@@ -224,7 +225,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         raise BadInput(f"nothing fits these machines: {reasons or 'no machine can train this'}", "take a smaller model")
     chosen = {member.name: member for member in planning.settings.members}
     if unknown := sorted(chosen.keys() - member_names(machines)):
-        hint = "make it again with: plan PROFILE --out FILE"
+        hint = f"make it again with: {program('plan', 'PROFILE --out FILE')}"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
     plan = plan_run(planning.overlay(profile), machines, chosen)
     engine = planning.settings.engine if plan.world_size > 1 else plan.engine

@@ -163,7 +163,7 @@ def _phases(state: RunState) -> Sequence[str]:
 
 def _why(member: MemberState) -> str:
     cause = f" ({member.message})" if member.message else ""
-    return f"{member.label} {member.status}{cause}"
+    return f"{machine_text(member.label)} {member.status}{cause}"
 
 
 def _ratio(state: RunState, time: RunTime) -> float:
@@ -236,12 +236,12 @@ def _remarks(state: RunState) -> tuple[str, ...]:
     if state.weights_differ:
         remarks.append("weights differ between machines")
     hot = [member for member in state.members.values() if member.throttled and member.active]
-    remarks += [f"{member.label} is slowed down by heat" for member in hot[:2]]
+    remarks += [f"{machine_text(member.label)} is slowed down by heat" for member in hot[:2]]
     loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
     shares = {name: load.others_percent or 0.0 for name, load in loads if slows(load.others_percent, load.cpu_percent)}
     if shares:  # members on one machine all report the same load
         busiest = max(shares, key=lambda name: shares[name])
-        remarks.append(f"other programs use {shares[busiest]:.0f} % of {busiest}")
+        remarks.append(f"other programs use {shares[busiest]:.0f} % of {machine_text(busiest)}")
     if data := data_text(state):
         remarks.append(data)
     return tuple(remarks)

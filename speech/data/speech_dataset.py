@@ -49,7 +49,8 @@ from training.tasks.data_files.tables import Row, read_table
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _CLIP_COLUMNS = ("id", "language", "duration")
-LABEL_HINT = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
+_LABEL = program("pseudo-label", "MODEL FOLDER --into DATASET")
+LABEL_HINT = f"set pseudo_share = 0, or write it with: {_LABEL}"
 _REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
 _MIN_MILLISECONDS = 100.0  # of a clip, whose duration in seconds would be implausible
 _MAX_LISTED = 10  # remarks on patches that are logged individually

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.commands import COMMANDS, GROUPS
 from profiles import installation
 from profiles.installation import TYPED_PROGRAM, command_line, demo_line, program, wizard_line
 
 ROOT = Path(__file__).parents[2]
 AWARE = {"profiles/installation.py", "profiles/bootstrap.py"}
 """The one file that knows both forms, and the one that speaks before anything of ours can be imported."""
-TYPED = re.compile(r"cli_typer\.py \w|wizard\.py -|make (setup|demo)|: distributed-(train|check)")
+NAMES = "|".join(("train", "wizard", "tour", *COMMANDS, *GROUPS))
+TYPED = re.compile(
+    r"cli_typer\.py \w|wizard\.py -|make (setup|demo)|: distributed-(train|check)"
+    rf"|\b(with|see|type|try):? ({NAMES})( [A-Z-]|$)"
+)
 
 
 def texts(path: Path) -> Iterator[str]:

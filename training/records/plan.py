@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.errors import BadInput
+from profiles.installation import program
 from profiles.schema import Profile
 from training.records.bounded_fields import first_problem
 
@@ -343,12 +344,13 @@ def read_metadata(path: Path) -> RunMetadata:
     Raises:
         BadInput: there is none, or it is damaged.
     """
+    hint = f"see: {program('runs', 'list')}"
     try:
         return RunMetadata.model_validate_json((path / "metadata.json").read_bytes())
     except OSError as error:
-        raise BadInput(f"not a run folder ({error.strerror}: metadata.json)", "see: runs list", file=path) from error
+        raise BadInput(f"not a run folder ({error.strerror}: metadata.json)", hint, file=path) from error
     except ValidationError as error:
-        raise BadInput(f"metadata.json is damaged: {first_problem(error)}", "see: runs list", file=path) from error
+        raise BadInput(f"metadata.json is damaged: {first_problem(error)}", hint, file=path) from error
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:

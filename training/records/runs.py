@@ -180,7 +180,7 @@ def plan_to_resume(path: Path) -> RunPlan:
     folder = RunFolder.open(path)
     plan = folder.plan()
     if folder.metadata.status == "completed":
-        hint = f"see its result with: runs show {plan.run_id}"
+        hint = f"see its result with: {program('runs', 'show', plan.run_id)}"
         raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
     if folder.metadata.run_type == "local" and not has_snapshots(path):  # other machines know of their own
         raise BadInput(f"run {plan.run_id} has no snapshot: there is nothing to resume", "start a new run instead")

@@ -16,6 +16,7 @@ from distributed.planning.documents.cluster import Bytes, Cluster, Document, Doc
 from distributed.planning.documents.evaluations import EvaluationPlan, SampleCounts
 from profiles.declarations import OptionsByOwner
 from profiles.errors import BadInput
+from profiles.installation import program
 from profiles.options import memory_saving_settings, options_by_name
 from profiles.schema import AskedEngine, Profile
 from training.numerics.schedule import AskedRule, steps_in
@@ -320,7 +321,7 @@ class MadeFor(Document):
 class Planning(DocumentFile):
     """The result of planning: all candidates, best first, the choice, and its settings."""
 
-    when_missing: ClassVar[str] = "make a plan with: plan PROFILE --out FILE"
+    when_missing: ClassVar[str] = f"make a plan with: {program('plan', 'PROFILE --out FILE')}"
     when_broken: ClassVar[str] = "make the plan again with this version"
 
     version: Literal[1] = 1
@@ -356,9 +357,11 @@ class Planning(DocumentFile):
             BadInput: nothing was chosen, or the plan was made for another profile.
         """
         if self.settings is None:
-            raise BadInput("the plan chose nothing: the job fits no machine", "see why with: plan --explain")
+            hint = f"see why with: {program('plan', 'PROFILE --explain')}"
+            raise BadInput("the plan chose nothing: the job fits no machine", hint)
         if self.made_for.profile and self.made_for.profile != profile_hash(profile):
-            raise BadInput(f"the plan was made for a profile other than {profile.name}", "make it again with: plan")
+            hint = f"make it again with: {program('plan', profile.name, '--out FILE')}"
+            raise BadInput(f"the plan was made for a profile other than {profile.name}", hint)
         document = profile.model_dump()
         for name, value in self.settings.options.items():
             spec = options_by_name()[name]
