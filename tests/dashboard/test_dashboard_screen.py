@@ -79,6 +79,22 @@ def test_the_headline_of_an_interrupted_run_is_whole_at_80_columns(tmp_path: Pat
     show(path, drive)
 
 
+def test_machines_whose_names_begin_alike_are_told_apart_in_the_logs(folder: RunFolder) -> None:
+    names = ("whisper-trainer-attic1", "whisper-trainer-cellar")
+    for name in names:
+        (folder.path / "logs" / f"{name}.log").write_text(f"a line of {name}\n")
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("5")
+        await until_text(pilot, "a line of")
+        said = [line.split(" a line of ") for line in lines(app) if " a line of " in line]
+        assert len({name.strip() for name, _ in said}) == 2
+        await resize(pilot, 120, 32)
+        assert all(f"{name} a line of {name}" in text(app) for name in names)
+
+    show(folder.path, drive)
+
+
 def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("2", "down", "down")

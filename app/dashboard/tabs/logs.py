@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -16,18 +17,19 @@ from textual.strip import Strip
 from textual.visual import Visual
 from textual.widgets import Input
 
-from app.console import visible
+from app.console import short_names, visible
 from app.dashboard.log_book import LogLine
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.overview import clock_text
 from app.dashboard.tabs.pane import Pane, Words
 from app.run_view.headline import problems
 from app.run_view.timeline import entry_text
-from app.shell.keys import Key
+from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, literal
 from profiles.errors import counted
 
-_NAME = 12
+_NAME, _WIDE_NAME = 12, 24
+"""Most cells of a machine's name, in a narrow and in a wide terminal."""
 _FOLLOWING = 2
 """Most later errors that are listed under the root cause."""
 _BEFORE = 30.0
@@ -49,6 +51,7 @@ class LogView(ScrollView, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines: Sequence[LogLine] = ()
+        self._machines: list[str] = []
         self._search_text = ""
         self._shift = 0
         """Cells by which long lines are scrolled to the left."""
@@ -67,6 +70,7 @@ class LogView(ScrollView, can_focus=True):
         index = min(self.scroll_offset.y, len(self._lines) - 1)
         first_number = self._lines[index].number if index >= 0 else 0
         self._lines, self._search_text = lines, search_text
+        self._machines = sorted({line.machine for line in lines})
         self._moving = True
         self.virtual_size = Size(self.scrollable_content_region.width, len(lines))
         if not self._follows:  # the visible lines stay in place while old ones are dropped
@@ -111,9 +115,12 @@ class LogView(ScrollView, can_focus=True):
         words = literal(visible(line.text)[self._shift :], _STYLES[line.level])
         if self._search_text:
             words = words.highlight_regex(f"(?i){re.escape(self._search_text)}", style="reverse")
-        name = literal(line.machine, "$text-primary").truncate(_NAME, ellipsis=True)
+        cells = _WIDE_NAME if self.app.size.width >= WIDE else _NAME
+        cells = min(cells, max(map(cell_len, self._machines)))
+        short_name = short_names(self._machines, cells)[self._machines.index(line.machine)]
+        name = literal(short_name, "$text-primary")
         at = f"{clock_text(line.time)} " if line.time is not None else ""
-        return Content.assemble((at, "$text-muted"), name, " " * (_NAME + 1 - name.cell_length), words)
+        return Content.assemble((at, "$text-muted"), name, " " * (cells + 1 - name.cell_length), words)
 
 
 class SearchLine(Input):
