@@ -84,7 +84,7 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
         return error.exit_code
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
-            say("closed; a run that was started goes on, and nothing else was changed")
+            say("closed; a run that was started goes on")
         return ExitCode.STOPPED
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
 from app.wizard.services.services import Services
@@ -40,6 +40,8 @@ class DemoServices(Services):
     Raises:
         BadInput: fewer than one machine, or more than the tour has.
     """
+
+    changes_machines: ClassVar[bool] = False
 
     def __init__(
         self,

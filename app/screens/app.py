@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
 
+from app.console import say, visible
 from app.screens.checks import ChecksScreen, LinksScreen
 from app.screens.home import HomeScreen
 from app.screens.job import JobScreen
@@ -167,6 +168,8 @@ def run_wizard(
         app.run()
     finally:
         wizard.close()
+    if behind := wizard.left_behind():
+        say(visible(behind))
     run = app.run_of_interest()
     if left is not None and run is not None:
         left(run)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from app.console import command_line
 from app.wizard.services.services import Services
 from app.wizard.state.actions import begin_with_hosts, install_key, rerun
 from app.wizard.state.dependencies import apply, begin, inputs, tasks_to_start
@@ -89,6 +90,17 @@ class Wizard:
         """Return the requests to the services, oldest first, without automatic retries."""
         with self._lock:
             return list(self._asked)
+
+    def left_behind(self) -> str:
+        """Return what this set-up has left on other machines, and how it is removed; empty: nothing."""
+        with self._lock:
+            installed = {one.task.key for one in self._asked
+                         if one.task.kind is TaskKind.INSTALL_KEY and one.outcome == "ok"}  # fmt: skip
+            names = [row.name for row in self._state.machines.rows if row.key in installed]
+        if not names or not self._services.changes_machines:
+            return ""
+        removal = command_line("clean", *names)
+        return f"A login key of Muster is installed on {', '.join(names)}; this removes it: {removal}"
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` after each change until the set-up is closed."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
@@ -142,6 +142,7 @@ class FakeWatch:
 class FakeServices:
     """All goes well unless the test says otherwise."""
 
+    changes_machines: ClassVar[bool] = True
     machines: tuple[MachineRow, ...] = (HERE, ANNA, BERT)
     access: dict[str, AccessReport] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)

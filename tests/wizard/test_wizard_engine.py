@@ -167,6 +167,7 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
     wizard.do(do.go_on())
     until_state(wizard, lambda state: state.access[0].need is AccessNeed.PASSWORD)
+    assert wizard.left_behind() == ""
     wizard.give_password(ANNA.key, "wrong-word")
     state = until_state(wizard, lambda state: "wrong" in state.access[0].cause)
     assert state.access[0].need is AccessNeed.PASSWORD
@@ -174,6 +175,7 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
     until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
     assert services.asked.count("install anna") == 2
     assert not any("s3cret-word" in text for text in seen)
+    assert "installed on anna; this removes it: " in wizard.left_behind() and "clean anna" in wizard.left_behind()
 
 
 def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from app.console import command_line, ctrl_c_heard
+from app.console import command_line, ctrl_c_heard, say, visible
 from app.wizard.engine import Wizard
 from app.wizard.plain import plain_words as words
 from app.wizard.plain.prompts import BareLines, prompter
@@ -63,6 +63,8 @@ def run_plain(
         return ExitCode.DONE
     finally:
         wizard.close()
+        if behind := wizard.left_behind():
+            say(visible(behind))
     return watch(run) if watch is not None and run is not None else ExitCode.DONE
 
 

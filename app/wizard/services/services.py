@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from app.console import command_line
 from app.wizard.services.outside import Outside
@@ -72,6 +72,9 @@ class Services:
         outside: access to machines and data; default: to the real ones.
         hosts: hosts file whose machines are used in place of a profile's.
     """
+
+    changes_machines: ClassVar[bool] = True
+    """``False``: they are recorded ones, and nothing is installed on them."""
 
     def __init__(
         self,
