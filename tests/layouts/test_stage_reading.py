@@ -12,7 +12,7 @@ from transformers import modeling_utils
 
 from tests.layouts.families import architecture, batch, config, loss, plain_model
 from training.layouts.cut import CutModel
-from training.layouts.pretrained_stage import stage_class
+from training.layouts.pretrained_stage import build_stage, stage_class
 from training.layouts.probe import compare
 from training.layouts.stage import Cut
 from training.tasks.pretrained import read_weights
@@ -91,3 +91,10 @@ def test_buffers_that_no_file_holds_are_those_of_the_whole_model(tmp_path: Path)
             name for name, tensor in own.items() if tensor.is_meta or not torch.equal(tensor, buffers[name])
         } == set()
         assert not any(weight.is_meta or weight.dtype != torch.bfloat16 for weight in stage.parameters())
+
+
+def test_what_other_stages_hold_is_never_made() -> None:
+    settings = config("llama")
+    settings.vocab_size = 2**31  # 250 GiB each for embedding and head
+    stage = build_stage(architecture(settings), settings, Cut((0, 3, 6, 8), 1))
+    assert {name.split(".")[2] for name, _ in stage.named_parameters()} == {"3", "4", "5"}

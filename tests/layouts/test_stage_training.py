@@ -105,6 +105,12 @@ def test_no_gradient_returns_to_a_frozen_encoder(bounds: tuple[int, ...]) -> Non
     compare(whole, parts, batch(settings))
 
 
+def test_mixed_precision_rounds_where_the_whole_model_does() -> None:
+    settings = config("whisper")
+    with torch.autocast("cpu", torch.bfloat16):
+        compare(*stages(settings, 0, BLOCKS), stages(settings, 0, 3, 6, 8), batch(settings))
+
+
 def test_a_stage_knows_the_shapes_that_arrive() -> None:
     settings = config("whisper")
     parts = stages(settings, 0, 2, 4, 6, 8)

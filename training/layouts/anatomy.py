@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from profiles.errors import BadInput
-from training.layouts.stand_ins import hidden_state
+from training.layouts.stand_ins import Passed, hidden_state
 
 Run = Callable[[nn.Module], object]
 """Runs the forward of a model on the meta device."""
@@ -41,6 +41,8 @@ class Anatomy:
     """For each weight that several modules use, by its first name: the blocks in whose stages it is needed."""
     everywhere: frozenset[str]
     """Weights beside the list of blocks, which every stage holds."""
+    gives_pairs: bool = False
+    """Whether a block gives a pair, of which the model reads the hidden state only, instead of one tensor."""
 
     @property
     def encoder(self) -> str:
@@ -67,8 +69,7 @@ def examine(model: nn.Module, run: Run) -> Anatomy:
         BadInput: it has no list of blocks, or its blocks are not called one after the other.
     """
     lists = _block_lists(model)
-    trace = _Trace(model, lists)
-    trace.record(run)
+    trace = _follow(model, lists, run)
     blocks = trace.blocks
     memory = trace.memory() if len(lists) == 2 else ""
     homes = dict(trace.homes())
@@ -80,7 +81,22 @@ def examine(model: nn.Module, run: Run) -> Anatomy:
         homes=homes,
         shared={name: needed for name, users in _ties(model).items() if (needed := _blocks_of(users, number))},
         everywhere=frozenset(trace.beside_blocks()),
+        gives_pairs=trace.gives_pairs,
     )
+
+
+def _follow(model: nn.Module, lists: list[str], run: Run) -> _Trace:
+    """Follow a forward in which blocks give a tensor or, if the model takes no tensor from them, a pair."""
+    trace = _Trace(model, list(lists))
+    try:
+        trace.record(run)
+    except BadInput as error:
+        trace = _Trace(model, list(lists), gives_pairs=True)
+        try:
+            trace.record(run)
+        except BadInput:
+            raise error from error.__cause__
+    return trace
 
 
 def _parent(name: str) -> str:
@@ -136,6 +152,7 @@ class _Trace:
 
     model: nn.Module
     lists: list[str]
+    gives_pairs: bool = False
     blocks: list[str] = field(default_factory=list)
     """Names of the blocks in the order of their calls."""
     ends: list[int] = field(default_factory=list)
@@ -149,11 +166,11 @@ class _Trace:
     def record(self, run: Run) -> None:
         hooks = [*self._watch_blocks(), *self._watch_others()]
         try:
-            with torch.no_grad(), self._shortened():
+            with torch.no_grad(), self._hollow():
                 run(self.model)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reason = " ".join(str(error).split())[:200]
-            self._refuse(f"its forward cannot be followed without data: {reason}")
+            self._refuse(f"its forward cannot be followed: {reason}")
         finally:
             for hook in hooks:
                 hook.remove()
@@ -177,7 +194,7 @@ class _Trace:
             for index, name in enumerate(self._names(blocks)):
                 block = self.model.get_submodule(name)
                 yield block.register_forward_pre_hook(partial(self._enter, name, index == 0), with_kwargs=True)
-                yield block.register_forward_hook(partial(self._leave, name))
+                yield block.register_forward_hook(self._leave)
 
     def _enter(self, name: str, is_first: bool, _: nn.Module, args: Any, kwargs: Any) -> None:
         # what arrives replaces a block's output, and what departs is the next one's input
@@ -186,24 +203,21 @@ class _Trace:
         self.blocks.append(name)
         self.begins.append(self._count)
 
-    def _leave(self, name: str, _: nn.Module, __: Any, output: Any) -> None:
-        if not isinstance(output, torch.Tensor):
-            self._refuse(f"{name} gives {type(output).__name__} instead of one tensor")
-        self._hidden = output
+    def _leave(self, _: nn.Module, __: Any, output: object) -> None:
+        self._hidden = output[0] if isinstance(output, tuple) else output
         self.ends.append(self._count)
 
     @contextmanager
-    def _shortened(self) -> Iterator[None]:
-        """Let all blocks but the first of a list give their input back: they are of one class."""
-        names = [name for blocks in self.lists for name in self._names(blocks)[1:]]
-        modules = [self.model.get_submodule(name) for name in names]
-        for module in modules:
-            module.__dict__["forward"] = lambda *args, **kwargs: hidden_state(args, kwargs)
+    def _hollow(self) -> Iterator[None]:
+        """Let the blocks give their input back: what they compute does not matter, and may need data or a device."""
+        blocks = [self.model.get_submodule(name) for blocks in self.lists for name in self._names(blocks)]
+        for block in blocks:
+            block.__dict__["forward"] = Passed(self.gives_pairs).forward
         try:
             yield
         finally:
-            for module in modules:
-                del module.__dict__["forward"]
+            for block in blocks:
+                del block.__dict__["forward"]
 
     def _others(self) -> Iterator[str]:
         """Yield the outermost modules with weights of their own that neither are in a block nor contain blocks."""

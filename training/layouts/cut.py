@@ -91,9 +91,9 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         if record.is_behind_encoder and name == anatomy.memory:
             yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
         elif index == cut.blocks.start - 1 and record.takes_hidden:
-            yield name, Arrived(crossing)
+            yield name, Arrived(crossing, anatomy.gives_pairs)
         else:
-            yield name, Departed(crossing) if index >= cut.blocks.stop else Passed()
+            yield name, Departed(crossing) if index >= cut.blocks.stop else Passed(anatomy.gives_pairs)
     held = _held_for_others(record)
     for name, home in anatomy.homes.items():
         if home in cut.blocks or name in held:
@@ -241,7 +241,8 @@ class CutModel:
         """Compute the stage's share of a loss; see :meth:`~training.layouts.stage.StageModel.forward`."""
         crossing, record = self._record.crossing, self._record
         with crossing.under_way(_device_of(batch), seed):
-            tensors = list(arrived)
+            # views: autocast casts a leaf once for all its uses, and would sum their gradients in its own precision
+            tensors = [tensor.view_as(tensor) for tensor in arrived]
             crossing.memory = tensors.pop() if record.is_behind_encoder else None
             crossing.hidden = tensors.pop() if record.takes_hidden else None
             try:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from profiles.errors import BadInput
 from training.layouts.anatomy import examine
 from training.layouts.cut import place_stand_ins
 from training.layouts.stage import Cut
@@ -98,17 +99,20 @@ def _has_parameter(model: nn.Module, name: str) -> bool:
 
 def _run_on_meta(model: Any) -> None:
     config = model.config
-    length = getattr(config, "max_source_positions", 0)
     tokens = torch.zeros(1, _LENGTH, dtype=torch.long, device="meta")
+    inputs = {"input_ids": tokens}
+    if config.is_encoder_decoder:
+        if not hasattr(config, "num_mel_bins"):
+            message = f"{type(model).__name__} cannot be cut into stages: of encoder-decoders, only a Whisper can"
+            raise BadInput(message, "train it whole, or with a method that needs less memory")
+        frames = 2 * config.max_source_positions
+        features = torch.zeros(1, config.num_mel_bins, frames, device="meta", dtype=model.dtype)
+        inputs = {"input_features": features, "decoder_input_ids": tokens}
     # a padding token lets GPT-2 look into the words, and a mask would be looked into as well: meta holds no values
-    padding, config.pad_token_id = config.pad_token_id, None
+    padding, config.pad_token_id = getattr(config, "pad_token_id", None), None
     try:
         with unpacked():
-            if model.main_input_name == "input_features":
-                features = torch.zeros(1, config.num_mel_bins, 2 * length, device="meta", dtype=model.dtype)
-                model(input_features=features, decoder_input_ids=tokens, use_cache=False)
-            else:
-                model(input_ids=tokens, use_cache=False)
+            model(**inputs, use_cache=False)
     finally:
         config.pad_token_id = padding
 

@@ -22,13 +22,14 @@ from training.layouts.pretrained_stage import build_stage
 from training.layouts.stage import Cut, Departing, StageModel
 from training.tasks.base import Batch
 
-_WORDS, _LENGTH, _SAMPLES = 64, 12, 2
+_WORDS, _LENGTH, _SAMPLES, _HEADS = 64, 12, 2, 2
 _SMALL = {
-    "hidden_size": 32, "d_model": 32, "head_dim": 8, "intermediate_size": 48, "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48, "num_attention_heads": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "vocab_size": _WORDS, "max_source_positions": 16,
+    "intermediate_size": 48, "moe_intermediate_size": 16, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "vocab_size": _WORDS, "max_source_positions": 16, "num_attention_heads": _HEADS,
+    "encoder_attention_heads": _HEADS, "decoder_attention_heads": _HEADS,
 }  # fmt: skip
 """Numbers of a configuration that do not change how a model computes, with those of the probe."""
+_HINT = "train it whole, or with a method that needs less memory"
 
 
 def forward_in_one_process(
@@ -94,7 +95,7 @@ def compare(model: StageModel, stages: Sequence[StageModel], batch: Batch, seed:
         raise BadInput(
             f"{type(model.module).__name__} trains otherwise in {len(stages)} stages than whole: "
             f"{'' if different[0] == 'the loss' else 'the gradient of '}{different[0]}{more} differ",
-            "train it whole, or with a method that needs less memory",
+            _HINT,
         )
 
 
@@ -114,17 +115,14 @@ def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
     Raises:
         BadInput: it cannot be cut, a small one cannot be made, or it trains otherwise in stages; the message says why.
     """
-    small, small_bounds = small_config(config, bounds)
     try:
-        whole, *stages = (
-            CutModel(build_stage(architecture, small, cut).train(), _loss)
-            for cut in (Cut((0, small_bounds[-1]), 0), *(Cut(small_bounds, k) for k in range(len(bounds) - 1)))
-        )
-    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
+        small, small_bounds = small_config(config, bounds)
+        cuts = (Cut((0, small_bounds[-1]), 0), *(Cut(small_bounds, k) for k in range(len(bounds) - 1)))
+        whole, *stages = (CutModel(build_stage(architecture, small, cut).train(), _loss) for cut in cuts)
+        compare(whole, stages, _samples(small), seed=1)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # what a model's code raises
         reason = " ".join(str(error).split())[:200]
-        message = f"no small {architecture.__name__} can be made to try its stages: {reason}"
-        raise BadInput(message, "train it whole, or with a method that needs less memory") from error
-    compare(whole, stages, _samples(small), seed=1)
+        raise BadInput(f"{architecture.__name__} cannot be tried in stages: {reason}", _HINT) from error
 
 
 def small_config(config: Any, bounds: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
@@ -133,9 +131,11 @@ def small_config(config: Any, bounds: Sequence[int]) -> tuple[Any, tuple[int, ..
     for name, number in _SMALL.items():
         if isinstance(getattr(small, name, None), int):
             setattr(small, name, number)
-    heads, shared_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    heads, shared_heads = getattr(config, "num_attention_heads", 0), getattr(config, "num_key_value_heads", 0)
+    if heads:  # a head stays as wide as it is: positions may turn a fixed number of its dimensions
+        small.hidden_size = _HEADS * (config.hidden_size // heads)
     if shared_heads:
-        small.num_key_value_heads = 4 if shared_heads == heads else 1 if shared_heads == 1 else 2
+        small.num_key_value_heads = _HEADS if shared_heads == heads else 1
     for name in vars(config):
         token = getattr(small, name)
         if name.endswith("_token_id") and isinstance(token, int) and token >= _WORDS:

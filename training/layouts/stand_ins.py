@@ -83,20 +83,31 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 class Passed(nn.Module):
-    """A block of a stage before: gives its input back."""
+    """A block of a stage before: gives its input back.
+
+    Args:
+        gives_pairs: blocks give ``(hidden state, None)`` instead of a tensor.
+    """
+
+    def __init__(self, gives_pairs: bool) -> None:
+        super().__init__()
+        self._gives_pairs = gives_pairs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return hidden_state(args, kwargs)
+        return self._output(hidden_state(args, kwargs))
+
+    def _output(self, hidden: Any) -> Any:
+        return (hidden, None) if self._gives_pairs else hidden
 
 
-class Arrived(nn.Module):
+class Arrived(Passed):
     """The block before the stage's own ones: gives what arrived."""
 
-    def __init__(self, crossing: Crossing) -> None:
-        super().__init__()
+    def __init__(self, crossing: Crossing, gives_pairs: bool) -> None:
+        super().__init__(gives_pairs)
         self._crossing = crossing
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         crossing = self._crossing
         if crossing.measured is not None:
             crossing.measured.insert(0, spec_of(hidden_state(args, kwargs)))
@@ -104,7 +115,7 @@ class Arrived(nn.Module):
         hidden, crossing.hidden = crossing.hidden, None
         if hidden is None:
             raise RunFailed("a stage began a forward for which nothing has arrived", "run it once for each micro-batch")
-        return hidden
+        return self._output(hidden)
 
 
 class Departed(nn.Module):
