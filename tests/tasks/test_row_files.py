@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,22 @@ def test_a_file_that_git_has_not_fetched_is_named(tmp_path: Path, name: str) -> 
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     with pytest.raises(BadInput, match=f"{name}: a Git LFS pointer instead of the file .*git lfs pull"):
         read_texts(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.pdf", b"%PDF-1.4\nplain letters", "a PDF, not text"),
+        ("a.rtf", b"{\\rtf1\\ansi plain letters}", "a document with formatting .* plain text"),
+        ("a.xlsx", b"PK\3\4\x14\0", "an archive or an office document"),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "a"}'), "compressed, not text .*gunzip"),
+        ("a.csv", gzip.compress(b"prompt,response"), "compressed, not text .*gunzip"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_learnt(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=f"{name}: {reason}"):
+        read_texts(str(tmp_path / name))
 
 
 def test_rows_of_a_text_are_documents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

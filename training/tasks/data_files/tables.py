@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
-from profiles.locations import LFS_POINTER, pointer_error
 from profiles.quantities import bytes_text
 from training.records.run_files import explain_errors, write_atomically
 from training.tasks.data_files.faults import Faults
+from training.tasks.data_files.file_kinds import check_is_text
 from training.tasks.data_files.plain_text import plain_text
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
@@ -211,12 +211,11 @@ def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
         data: content to use instead of the file's, such as part of it.
 
     Raises:
-        BadInput: it cannot be read, is not UTF-8, or is a pointer of Git LFS.
+        BadInput: it cannot be read, is not UTF-8, or is of another kind (:func:`check_is_text`).
     """
     try:
         data = path.read_bytes() if data is None else data
-        if data.startswith(LFS_POINTER):
-            raise pointer_error(path)
+        check_is_text(path, data)
         return data.decode(_encoding(data))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
