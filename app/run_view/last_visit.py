@@ -21,6 +21,7 @@ from app.run_view.run_series import of_run
 from app.run_view.run_state import RunState, arrivals_and_departures, status_word
 from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
+from profiles.quantities import machine_text
 from training.records.events import Event
 from training.records.run_files import write_atomically
 
@@ -142,7 +143,7 @@ def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterat
     moved = sorted((entry for entry in new if entry in member_moves), key=lambda entry: entry.member)
     messages: list[tuple[float, str]] = []
     for member, changes in groupby(moved, key=lambda entry: entry.member):
-        name, lost = state.name(member), False
+        name, lost = machine_text(state.name(member)), False
         for entry in changes:
             at = _clock(entry.time, now)
             if entry.kind == "lost":

@@ -277,7 +277,7 @@ def _absence_costs(
         share = batches[name] / sum(batches.values()) if name in batches else 1 / len(state.members)
         stalled = sum(_stalled_seconds(ribbon, pace, prediction.candidate.choice.interval, typical))
         if away >= 1 or stalled > 0:
-            words = f"{name} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
+            words = f"{machine_text(name)} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
             waited = f", and the others waited {time_text(stalled)} for it" if stalled > typical else ""
             yield away / pace.steps * share + stalled / pace.seconds[-1], words + waited
 
@@ -321,7 +321,8 @@ def _slower(state: RunState, comparison: PredictionComparison) -> Iterator[tuple
     wall = max(comparison.measured_step, 1e-9)
     if slow is not None and slow.measured > slow.predicted:
         excess = slow.measured - max(member.predicted for member in comparison.members)
-        words = f"{slow.name} computed {time_text(slow.measured)} a step, {time_text(slow.predicted)} were predicted"
+        name, measured, predicted = machine_text(slow.name), time_text(slow.measured), time_text(slow.predicted)
+        words = f"{name} computed {measured} a step, {predicted} were predicted"
         yield excess / wall, words
     excess = comparison.measured_wait - comparison.predicted_wait
     measured, predicted = time_text(comparison.measured_wait), time_text(comparison.predicted_wait)

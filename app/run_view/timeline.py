@@ -145,7 +145,7 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
 
 def entry_text(entry: TimelineEntry, names: Callable[[int], str]) -> str:
     """Return the text of an entry, with machine and step where it lacks them."""
-    name = names(entry.member) if entry.member >= 0 and entry.kind != "evaluation" else ""
+    name = names(entry.member) if entry.member >= 0 and entry.kind not in ("evaluation", "run") else ""
     machine = f"{name}: " if name and not _names(entry.text, name) else ""
     at = f" (step {entry.step})" if entry.step >= 0 and entry.kind in ("evaluation", "warning", "error") else ""
     return f"{machine}{entry.text}{at}"

@@ -103,3 +103,8 @@ def test_the_answer_to_a_request_is_not_taken_back_by_its_acceptance() -> None:
 def test_a_warning_names_its_machine_once(name: str, message: str, text: str) -> None:
     entry = timeline_entry(WarningEvent(member=0, time=1.0, message=message), None)
     assert entry is not None and entry_text(entry, lambda rank: name) == text
+
+
+def test_what_a_member_reports_of_the_run_is_told_without_its_name() -> None:
+    entry = timeline_entry(RunEvent(member=0, time=1.0, status="running"), None)
+    assert entry is not None and entry_text(entry, lambda rank: "pc") == "training is under way"
