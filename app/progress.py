@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.run_view.figures import data_text, evaluation_headline, rate_text
+from app.run_view.figures import data_text, rate_text
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
+from app.run_view.tables.evaluations import evaluation_headline
 from app.run_view.timeline import TimelineEntry, entry_text, timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
@@ -138,7 +139,7 @@ def _members(state: RunState, narrow: bool) -> Table:
 
 
 def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]:
-    traffic = bytes_text(member.work.bytes_sent)
+    traffic = bytes_text(member.total.bytes_sent)
     return [
         Text(visible(member.label)),
         Text(visible(member.preparing or status), style=_STATUS_STYLES.get(status, "")),
@@ -146,7 +147,7 @@ def _row(member: MemberState, status: str, narrow: bool) -> list[RenderableType]
         Text("-" if member.loss is None else four_digits(member.loss)),
         Text("-" if member.rate is None else f"{member.rate:.1f}"),
         time_bar(member, narrow),
-        Text(traffic if narrow else f"{traffic} / {bytes_text(member.work.bytes_received)}"),
+        Text(traffic if narrow else f"{traffic} / {bytes_text(member.total.bytes_received)}"),
     ]
 
 

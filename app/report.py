@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from app.console import command_about, visible
-from app.run_view.figures import MORE_DATA, change, data_text, evaluations_document
-from app.run_view.metrics import metric_label, metrics_of, simulated_text, unfinished_text
+from app.run_view.figures import MORE_DATA, data_text
+from app.run_view.metrics import simulated_text
 from app.run_view.plan_vs_actual import comparison_in
 from app.run_view.run_state import RunState
+from app.run_view.tables.evaluations import evaluation_lines, evaluations_document
 from app.run_view.tables.showcase import showcase_lines
 from app.run_view.view import RunView
 from app.task_results import results_of
@@ -178,23 +179,6 @@ def what_next(run: RunSummary) -> tuple[str, ...]:
     texts = trait_of(task) == "texts"
     commands = results_of(task).commands(run.path, None)
     return tuple(commands or writing_commands(run.path, texts, texts and not model.get("from_scratch")))
-
-
-def evaluation_lines(state: RunState) -> list[str]:
-    """Return one line a metric and split in columns: ``WER test 97.9 % -> 3.1 %``; with the step where another split
-    was evaluated later. Texts that the trained model did not end are a sentence."""
-    cells, sentences = [], []
-    newest = max((results.last.step for results in state.evaluations.values()), default=0)
-    for split, results in state.evaluations.items():
-        old = f" (step {results.last.step})" if results.last.step < newest else ""
-        for name, value in metrics_of(results.last).items():
-            if name != "cut":
-                cells.append((metric_label(name), visible(split), change(results, name) + old))
-            elif results.last.step:
-                sentences.append(f"{visible(split)}: {unfinished_text(value)}")
-    widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
-    lines = [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
-    return [*lines, *sentences]
 
 
 def stopped_line(ended: EndedRun) -> str:

@@ -22,7 +22,8 @@ from app.report import EndedRun
 from app.run_view.last_visit import Visit
 from app.run_view.member_state import changed
 from app.run_view.plan_vs_actual import comparison_in
-from app.run_view.run_series import Series, of_run, series_names
+from app.run_view.ribbon import series_of_run
+from app.run_view.run_series import Series, series_names
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from app.run_view.view import RunView
 from distributed.planning.documents.document import Figures, Planning
@@ -248,5 +249,5 @@ class RunReader:
         path = self._former[self._former_index]
         events = read_events(path / "events.jsonl")
         state = reduce_events(itertools.takewhile(lambda _: not self._closed.is_set(), events))
-        curves = {name: of_run(state.curves, name) for name in series_names(state.curves)}
+        curves = {name: series_of_run(state, name) for name in series_names(state.curves)}
         self._note(former=Former(path.name[:20], curves))

@@ -11,10 +11,11 @@ from datetime import datetime, timezone
 from app.console import command_line, visible
 from app.html_report.evidence import Evidence
 from app.report import rerun_line
-from app.run_view.figures import MORE_DATA, change, data_text
-from app.run_view.metrics import metric_label, metric_text, metrics_of, simulated_text
+from app.run_view.figures import MORE_DATA, data_text
+from app.run_view.metrics import simulated_text
 from app.run_view.pair_paths import is_loopback
 from app.run_view.run_state import UNFINISHED, machine_changes, status_word
+from app.run_view.tables.evaluations import metric_rows
 from app.run_view.timeline import TimelineEntry, entry_text
 from app.task_results import results_of
 from distributed.planning.documents.document import Candidate, Planning, Reason
@@ -81,9 +82,8 @@ def heading(evidence: Evidence) -> str:
         cards.insert(1, ("to start", duration_text(starting)))
     if state.simulated_hours is not None:
         cards.append(("on the simulated machines", simulated_text(state.simulated_hours)))
-    for split, results in state.evaluations.items():
-        if name := next(iter(metrics_of(results.last)), ""):  # the most telling one, first and last
-            cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
+    telling = {row.split: row for row in reversed(metric_rows(state))}  # the first metric of each split
+    cards += [(f"{row.label} on {split}", row.change.replace("->", "→")) for split, row in sorted(telling.items())]
     if evidence.whole_rate:
         cards.append(("samples/s over the whole run", evidence.whole_rate))
     cards.append(("workers", str(len(metadata.hosts))))
@@ -257,14 +257,7 @@ def _rounded(value: float) -> str:
 
 def result(evidence: Evidence) -> str:
     """Return the results, the model's path and how to use it."""
-    rows = []
-    for split, results in evidence.state.evaluations.items():
-        for name in metrics_of(results.last):
-            values = (
-                metric_text(name, evaluation.figures.get(name))
-                for evaluation in (results.first, results.best, results.last)
-            )
-            rows.append((split, metric_label(name), *values))
+    rows = [(row.split, row.label, *row.texts) for row in metric_rows(evidence.state)]
     reached = table(("data", "metric", "first", "best", "last"), rows, numbers=(2, 3, 4)) if rows else ""
     if evidence.model is None:
         step, none = evidence.state.resume_step, "<p>This run has no finished model.</p>"

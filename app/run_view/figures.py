@@ -1,13 +1,13 @@
-"""Figures of a run, and of an evaluation of its model, as texts and JSON documents; every display shares them."""
+"""Figures of a run as texts and JSON documents; every display shares them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from app.run_view.member_state import MIN_STEPS, MemberState
-from app.run_view.metrics import SplitResults, metric_label, metric_text, metrics_of
-from app.run_view.run_series import RUN, evaluation_series, of_member, of_run, series_names
+from app.run_view.run_series import RUN, of_member, of_run, series_names
 from app.run_view.run_state import RunState
+from app.run_view.tables.evaluations import evaluations_document
 from app.run_view.timeline import chronological
 from profiles.quantities import time_text
 from training.records.events import Event, RunEvent, TimingEvent
@@ -42,46 +42,6 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
 def rate_text(state: RunState) -> str:
     """Return ``152.3 samples/s``; empty while no machine trains."""
     return f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
-
-
-def evaluation_headline(results: SplitResults, split: str) -> str:
-    """Return ``WER on validation: 98.1 % -> 12.3 % (step 400)``: the main metric of a split, first and last.
-
-    The share of texts that reached ``eval_max_new_tokens`` is added, except before the first step: with many of them
-    the WER says little.
-    """
-    text = evaluation_text(results, split)
-    return f"{text} (step {results.last.step})" if results.last.figures else text
-
-
-def evaluation_text(results: SplitResults, split: str = "") -> str:
-    """Return the same without the step, and without the split where none is given: ``WER 98.1 % -> 12.3 %``."""
-    last_metrics = metrics_of(results.last)
-    if not last_metrics:
-        return f"{f'{split}: ' if split else ''}evaluated at step {results.last.step}"
-    name = next(iter(last_metrics))
-    label = f"{metric_label(name)} on {split}:" if split else metric_label(name)
-    cut = (
-        f", {metric_text('cut', last_metrics['cut'])} of the texts unfinished"
-        if "cut" in last_metrics and results.last.step
-        else ""
-    )
-    return f"{label} {change(results, name)}{cut}"
-
-
-def change(results: SplitResults, name: str, arrow: str = " -> ") -> str:
-    """Return ``98.1 % -> 12.3 %``: a metric of the first and last evaluation; one value after a single one."""
-    now = metric_text(name, results.last.figures.get(name))
-    return now if results.first is results.last else f"{metric_text(name, results.first.figures.get(name))}{arrow}{now}"
-
-
-def evaluated_series(state: RunState) -> dict[str, str]:
-    """Return the metrics of all series of evaluations, by the names of the series."""
-    return {
-        evaluation_series(split, metric): metric
-        for split, results in state.evaluations.items()
-        for metric in {**results.first.figures, **results.last.figures}
-    }
 
 
 def start_line(events: Iterable[Event]) -> str:
@@ -147,17 +107,6 @@ def series_document(state: RunState) -> dict[str, Mapping[str, object]]:
     return document
 
 
-def evaluations_document(state: RunState) -> dict[str, dict[str, Mapping[str, object]]]:
-    """Return first, best and last evaluation of every split as a JSON document."""
-    return {
-        split: {
-            which: {"step": result.step, "samples": result.samples, **metrics_of(result)}
-            for which, result in (("first", results.first), ("best", results.best), ("last", results.last))
-        }
-        for split, results in state.evaluations.items()
-    }
-
-
 def _member_document(member: MemberState) -> dict[str, object]:
     compute, wait, transfer = member.shares
     sync = member.last_sync
@@ -167,8 +116,8 @@ def _member_document(member: MemberState) -> dict[str, object]:
         "compute_share": compute,
         "wait_share": wait,
         "transfer_share": transfer,
-        "bytes_sent": member.work.bytes_sent,
-        "bytes_received": member.work.bytes_received,
+        "bytes_sent": member.total.bytes_sent,
+        "bytes_received": member.total.bytes_received,
         "synchronisations": member.work.syncs,
         "weight_hash": sync.weight_hash if sync else "",
         "last_synchronisation": {**sync.model_dump(include=_OF_SYNC), "members": len(sync.members)} if sync else None,

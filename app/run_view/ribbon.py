@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.run_view.member_state import MemberState
-from app.run_view.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, summed
+from app.run_view.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, of_run, summed
 from app.run_view.run_state import RunState, machine_changes
 from app.run_view.timeline import with_reason
 
@@ -88,6 +88,11 @@ def rate_of_run(state: RunState) -> Series:
         moving_average(of_member(state.curves, rank, "samples/s"), _between_syncs(member))
         for rank, member in state.members.items()
     )
+
+
+def series_of_run(state: RunState, name: str) -> Series:
+    """Return a series over all members, with the samples/s of :func:`rate_of_run`."""
+    return rate_of_run(state) if name == "samples/s" else of_run(state.curves, name)
 
 
 def _between_syncs(member: MemberState) -> int:

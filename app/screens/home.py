@@ -14,7 +14,7 @@ from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
 from app.wizard.state import actions
-from app.wizard.state.assessment import of_finding, of_run, started_text
+from app.wizard.state.assessment import of_finding, of_run
 from app.wizard.state.dependencies import MEASURES
 from app.wizard.state.records import KnownProfile, Presence
 from app.wizard.state.state import Step, WizardState
@@ -171,7 +171,7 @@ def _run(run: RunSummary) -> TableRow:
     assessment = of_run(run)
     mark = StatusMark.RUNNING if run.live else MARKS[assessment.status]
     took = took_text(run.seconds) if run.seconds is not None else ""
-    about = join(mark.show(assessment.label), muted(took), muted(started_text(run)), muted(run.run_id))
+    about = join(mark.show(assessment.label), muted(took), muted(run.started_text), muted(run.run_id))
     return TableRow(f"run:{run.run_id}", (literal("  " + (profile_text(run.profile) or run.run_id)), about))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from app.progress import PAINTS_PER_SECOND, PLAIN_BURST, LiveProgress, PlainProgress, ProgressPanel, progress_for
-from app.report import evaluation_lines
 from app.run_view.run_state import RunState, reduce_events
+from app.run_view.tables.evaluations import evaluation_lines
 from training.records.events import Event, MemberEvent, ProgressEvent, RunEvent, WarningEvent
 
 HOSTILE = "\x1b[31m[bold]red[/bold]\x1b]0;title\x07\r\n\u202egnp"

@@ -11,9 +11,9 @@ from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import newest_text
 from app.dashboard.tabs.overview import loss_chart, progress_line
 from app.dashboard.tabs.ribbons import strips
-from app.report import evaluation_lines
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
+from app.run_view.tables.evaluations import evaluation_lines
 from training.records.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
 from training.records.plan import LaunchedScript
 from training.records.run_folder import RunFolder

@@ -63,6 +63,11 @@ class RunSummary:
         return _time(self.metadata.start_time) if self.metadata else None
 
     @property
+    def started_text(self) -> str:
+        """When it started, in local time; empty: it is not known."""
+        return f"{self.started.astimezone():%Y-%m-%d %H:%M}" if self.started else ""
+
+    @property
     def seconds(self) -> float | None:
         """Duration of a finished run, summed over its attempts (:mod:`training.records.attempts`)."""
         metadata = self.metadata

@@ -18,9 +18,10 @@ from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
-from app.report import EndedRun, completed_lines, document, evaluation_lines, failure_hint, stopped_line, title_of
+from app.report import EndedRun, completed_lines, document, failure_hint, stopped_line, title_of
 from app.run_view.last_visit import Visit
 from app.run_view.run_state import RunState, reduce_events
+from app.run_view.tables.evaluations import evaluation_lines
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from training.records.event_log import follow_lines, newest_number, read_events

@@ -20,11 +20,11 @@ from rich.text import Text
 from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
 from app.console import PIPE_WIDTH, command_line, profile_text, say, show, show_json, show_line, visible
-from app.report import evaluation_lines
 from app.run_view.figures import start_line, state_document
 from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
 from app.run_view.run_state import UNFINISHED
+from app.run_view.tables.evaluations import evaluation_lines
 from app.run_view.tables.showcase import showcase_document, showcase_lines
 from app.run_view.timeline import entry_text
 from app.run_view.view import RunView, read_view
@@ -203,7 +203,8 @@ def _cells(run: RunSummary) -> dict[str, str]:
     """Return the cells of a run by column, without its size."""
     metadata = run.metadata
     cells = {
-        "run": run.run_id, "profile": profile_text(run.profile), "status": run.status, "started": _started_text(run),
+        "run": run.run_id, "profile": profile_text(run.profile), "status": run.status,
+        "started": run.started_text or "-",
         "trained": "-", "workers": "-", "in": os.path.abspath(run.path.parent), "result": run.damage,
     }  # fmt: skip
     if metadata is None:
@@ -212,11 +213,6 @@ def _cells(run: RunSummary) -> dict[str, str]:
     result = metadata.error_message or _headline_of(metadata.metrics)
     trained = duration_text(run.seconds)
     return {**cells, **lost, "trained": trained, "workers": str(len(metadata.hosts)), "result": result}
-
-
-def _started_text(run: RunSummary) -> str:
-    """Return when a run started, in local time."""
-    return f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:
@@ -243,7 +239,7 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",
         f"workers   {len(metadata.hosts)}{way}",
-        f"started   {_started_text(run)}",
+        f"started   {run.started_text or '-'}",
         f"time      {_time_text(view)}",
         f"steps     {state.steps_text}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",

@@ -17,12 +17,12 @@ from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane
 from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
-from app.run_view.figures import evaluated_series
 from app.run_view.metrics import RATES, metric_text
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
-from app.run_view.ribbon import rate_of_run
-from app.run_view.run_series import Point, Series, evaluation_series, newest, of_member, of_run, series_names, smoothed
+from app.run_view.ribbon import rate_of_run, series_of_run
+from app.run_view.run_series import Point, Series, newest, of_member, series_names, smoothed
 from app.run_view.run_state import RunState, machine_changes
+from app.run_view.tables.evaluations import evaluated_series, old_step
 from app.run_view.timeline import chronological
 from app.shell.keys import WIDE, Key
 from app.shell.row_table import RowTable
@@ -275,15 +275,22 @@ def newest_text(picture: Picture, name: str, with_step: bool = True) -> str:
     return words + (f" at {old_at}" if with_step and old_at is not None else "")
 
 
-def old_step(state: RunState, name: str) -> int | None:
-    """Return the step of a series' newest evaluation where another split was evaluated later."""
-    evaluations = state.evaluations.items()
-    steps = {
-        evaluation_series(split, metric): results.last.step
-        for split, results in evaluations
-        for metric in results.last.figures
-    }
-    return steps[name] if name in steps and steps[name] < max(steps.values()) else None
+def curve_of(series: Series, style: str, strength: float, pattern: int = 0, band: str = "") -> Curve:
+    """Return the curve of a series, smoothed where it has a value in most steps."""
+    points = series.points()
+    dense = len(points) > 1 and points[-1].step - points[0].step < 4 * series.width * len(points)
+    shown = smoothed(points, strength) if dense else points
+    return Curve(shown, style, band, gap=8.0 * series.width if dense else float("inf"), pattern=pattern)
+
+
+def member_curves(name: str, picture: Picture, strength: float) -> tuple[list[Curve], list[tuple[str, str]]]:
+    """Return a curve for each machine that has a series, and the legend."""
+    ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
+    curves = [
+        curve_of(of_member(picture.state.curves, rank, name), COLOURS[index % len(COLOURS)], strength, index)
+        for index, rank in enumerate(ranks)
+    ]
+    return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]
 
 
 class ChartsPane(Pane):
@@ -362,7 +369,7 @@ class ChartsPane(Pane):
         legend += predicted_legend(lines)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
-            curves.insert(0, self._curve(former, "$text-muted", 1))
+            curves.insert(0, curve_of(former, "$text-muted", STRENGTHS[self._strength], 1))
             legend.append((sample(picture.former.name, curves[0]), "$text-muted"))
         view_words = [f"smoothed {STRENGTHS[self._strength]:g}"] if STRENGTHS[self._strength] else []
         view_words += ["log"] if self._log else []
@@ -381,20 +388,9 @@ class ChartsPane(Pane):
         )
 
     def _curves(self, name: str, picture: Picture) -> tuple[list[Curve], list[tuple[str, str]]]:
-        ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
-        if self._per_machine and len(ranks) > 1:
-            styles = [COLOURS[index % len(COLOURS)] for index in range(len(ranks))]
-            curves = [
-                self._curve(of_member(picture.state.curves, rank, name), style, index)
-                for index, (rank, style) in enumerate(zip(ranks, styles))
-            ]
-            return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]
-        state = picture.state
-        series = rate_of_run(state) if name == "samples/s" else of_run(state.curves, name)
-        return [self._curve(series, "bold $text-primary", band=BAND_STYLE)], []
-
-    def _curve(self, series: Series, style: str, pattern: int = 0, band: str = "") -> Curve:
-        points = series.points()
-        dense = len(points) > 1 and points[-1].step - points[0].step < 4 * series.width * len(points)
-        shown = smoothed(points, STRENGTHS[self._strength]) if dense else points
-        return Curve(shown, style, band, gap=8.0 * series.width if dense else float("inf"), pattern=pattern)
+        if self._per_machine:
+            curves, legend = member_curves(name, picture, STRENGTHS[self._strength])
+            if len(curves) > 1:
+                return curves, legend
+        series = series_of_run(picture.state, name)
+        return [curve_of(series, "bold $text-primary", STRENGTHS[self._strength], band=BAND_STYLE)], []

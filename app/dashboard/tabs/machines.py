@@ -9,14 +9,12 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from app.dashboard.braille import Curve
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.charts import COLOURS, Chart, ChartData, marks, sample, value_text
+from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves, value_text
 from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.run_view.headline import age, lag, slowest, waiting_share
 from app.run_view.member_state import MemberState
-from app.run_view.run_series import of_member, smoothed
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from profiles.quantities import memory_text, share_text
@@ -101,14 +99,7 @@ class MachinesPane(Pane):
 
 def _paces(picture: Picture) -> ChartData:
     """Return the chart of each machine's samples/s."""
-    curves, legend = [], []
-    for index, rank in enumerate(sorted(picture.state.curves)):
-        series = of_member(picture.state.curves, rank, "samples/s")
-        curve = Curve(
-            smoothed(series.points(), 0.6), COLOURS[index % len(COLOURS)], gap=8.0 * series.width, pattern=index % 5
-        )
-        curves.append(curve)
-        legend.append((sample(picture.name(rank), curve), curve.style))
+    curves, legend = member_curves("samples/s", picture, 0.6)
     return ChartData("samples/s", tuple(curves), marks(picture.state), tuple(legend), zero=True)
 
 

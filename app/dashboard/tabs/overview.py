@@ -20,7 +20,6 @@ from app.dashboard.tabs.charts import (
     ghost,
     marks,
     newest_text,
-    old_step,
     predicted_legend,
     sample,
 )
@@ -28,12 +27,13 @@ from app.dashboard.tabs.network import link_map
 from app.dashboard.tabs.pane import Pane, Words
 from app.dashboard.tabs.ribbons import strips
 from app.dashboard.tabs.samples import sample_lines
-from app.report import evaluation_lines, failure_hint
-from app.run_view.figures import evaluated_series, evaluation_text, rate_text
+from app.report import failure_hint
+from app.run_view.figures import rate_text
 from app.run_view.metrics import NOT_YET, four_digits
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_series import of_run, series_names, smoothed
 from app.run_view.run_state import RunState
+from app.run_view.tables.evaluations import evaluated_series, evaluation_lines, evaluation_text, old_step
 from app.run_view.tables.exchanges import exchanges
 from app.run_view.timeline import TimelineEntry, chronological, entry_text
 from app.shell.row_table import RowTable

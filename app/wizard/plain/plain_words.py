@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from app.console import command_line
-from app.wizard.state.assessment import of_finding, of_pair, path_of, started_text, warnings_of
+from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.dependencies import MEASURES, is_unsaved
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import (
@@ -28,7 +28,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
     """Yield live runs and the numbered profiles."""
     for run in state.home.value.runs:
         if run.live:
-            yield f"live: {run.profile}, since {started_text(run)}; watch it with: {command_line('attach', run.run_id)}"
+            yield f"live: {run.profile}, since {run.started_text}; watch it with: {command_line('attach', run.run_id)}"
     yield "  1  a new set-up"
     for number, profile in enumerate(state.home.value.profiles, 2):
         entry, machines = profile.entry, state.presence_of(profile)

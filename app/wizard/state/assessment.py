@@ -40,11 +40,6 @@ def of_run(run: RunSummary) -> Assessment:
     return Assessment(status=status, words=run.status, cause=run.damage, fix=fix)
 
 
-def started_text(run: RunSummary) -> str:
-    """Return when a run started, in local time."""
-    return run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else ""
-
-
 # ------------------------------------------------------------------------------------------------------ access, checks
 
 _CAUSES = {
