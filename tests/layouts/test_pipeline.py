@@ -131,3 +131,11 @@ def test_fp16_is_refused() -> None:
     [stage], precision = toy_stages(ToyModel(), (0, 6)), Precision(torch.float16, torch.device("cpu"))
     with pytest.raises(BadInput, match="one loss scale for all stages"):
         Pipeline(stage, queue_carriers(1)[0], precision)
+
+
+def test_a_step_without_micro_batches_leaves_no_gradients() -> None:
+    stages = toy_stages(ToyModel(), (0, 2, 6))
+    pipelines = [Pipeline(stage, carrier, PRECISION) for stage, carrier in zip(stages, queue_carriers(2))]
+    assert side_by_side([partial(p.passes, [], [], 0.0) for p in pipelines]) == [[], []]
+    assert side_by_side([p.norm for p in pipelines]) == [0.0, 0.0]
+    assert side_by_side([partial(p.evaluate, [], []) for p in pipelines]) == [{"loss_sum": 0.0, "weight": 0.0}] * 2

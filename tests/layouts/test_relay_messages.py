@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
+from itertools import accumulate
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput, RunFailed
-from tests.layouts.pipeline_runs import queue_carriers, side_by_side
+from tests.layouts.pipeline_runs import QueueCarrier, queue_carriers, side_by_side
 from training.layouts.carrier import sum_among
 from training.layouts.messages import HEADER_BYTES, TensorHeader, pack_header, parse_header
-from training.layouts.orders import Work
+from training.layouts.orders import Work, micro_batches_under_way
 from training.layouts.relay import StageRelay
 
 FIRST = Work("forward", 0)
@@ -91,3 +92,23 @@ def test_a_sum_has_the_same_bits_on_all_holders_and_leaves_others_out() -> None:
     sums = side_by_side([partial(sum_among, carriers[s], (3, 0, 1), values[s]) for s in (0, 1, 3)])
     assert all(torch.equal(total, values[0] + values[1] + values[3]) for total in sums)
     assert carriers[2].traffic.bytes_sent == 0
+
+
+@pytest.mark.parametrize("extra", [0, 1, 8])
+def test_no_more_micro_batches_are_under_way_than_the_schedule_keeps(extra: int) -> None:
+    under_way: list[list[int]] = [[], [], []]
+
+    def run(carrier: QueueCarrier) -> None:
+        counts = under_way[carrier.stage]
+
+        def forward(_: int, arrived: tuple[torch.Tensor, ...]) -> object:
+            counts.append(1)
+            hidden = (arrived[0] if arrived else torch.ones(2)) * torch.ones(2, requires_grad=True)
+            hidden.register_hook(lambda _: counts.append(-1))
+            return hidden.sum() if carrier.stage == 2 else (hidden,)
+
+        StageRelay(carrier, extra=extra).train(8, forward)
+
+    side_by_side([partial(run, carrier) for carrier in queue_carriers(3)])
+    peaks = [max(accumulate(counts)) for counts in under_way]
+    assert peaks == [micro_batches_under_way(stage, 3, 8, extra) for stage in range(3)]

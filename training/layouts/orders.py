@@ -27,7 +27,8 @@ def extra_micro_batches(transfer_seconds: float, stage_seconds: float) -> int:
     """Return how many micro-batches more than in 1F1B hide the slowest link.
 
     Args:
-        transfer_seconds: of one micro-batch over a boundary, one way.
+        transfer_seconds: of one micro-batch over a boundary, one way; activations and gradients share the link of a
+            machine between two others.
         stage_seconds: of one micro-batch forward and backward on a stage.
     """
     return math.ceil(2 * transfer_seconds / stage_seconds)

@@ -75,6 +75,8 @@ class Pipeline:
             output = self._forward(micro_batches[index], arrived, seeds[index] if seeds else None)
             return output * (weights[index] / total if total else 0.0) if isinstance(output, torch.Tensor) else output
 
+        if not micro_batches:
+            return []
         tied = self._tied_parameters()
         earlier = [parameter.grad for parameter, _ in tied]
         for parameter, _ in tied:
@@ -137,5 +139,7 @@ class Pipeline:
 
     def _sum_over_stages(self, scalars: Sequence[torch.Tensor], count: int) -> torch.Tensor:
         """Return the sums of ``count`` scalars over all stages; a stage may have none."""
+        if not count:
+            return torch.zeros(0)
         values = torch.stack([scalar.cpu() for scalar in scalars]) if scalars else torch.zeros(count)
         return sum_among(self._carrier, range(self._carrier.stages), values.double())
