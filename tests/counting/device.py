@@ -6,7 +6,8 @@ what is launched is noted with the line of Muster's code that asked for it. It w
 - ``.item()``, a copy to the host without ``non_blocking`` and any copy from or to memory that is not pinned make the
   host wait; so does :meth:`Event.synchronize`;
 - what is copied to pinned memory without a wait arrives there when the host has waited for an event after it;
-- what one stream has written, another one may use after it has waited for it: else ``counts.races`` names the line.
+- what is copied from pinned memory without a wait may change after that; what one stream has written, another one may
+  use after it has waited for it: else ``counts.races`` names the line.
 
 To be used in a process of its own: the device stays, and ``torch.empty(pin_memory=True)`` pins from then on.
 """
@@ -21,7 +22,7 @@ from torch.utils import _foreach_utils, backend_registration
 from torch.utils._pytree import tree_map
 
 from tests.counting.operators import look_up_operators
-from tests.counting.streams import Event, Stream, counts, current_stream, in_stream
+from tests.counting.streams import Event, Stream, counts, current_stream, in_stream, place_of_caller
 
 _written: dict[int, tuple[Stream, int]] = {}
 """By memory: which stream wrote it last, and when."""
@@ -170,6 +171,8 @@ def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
         target.raw.copy_(source)
         if is_pinned and non_blocking:
             _writes([target.raw])
+            sent, place = source.clone(), place_of_caller()
+            current_stream().copy(lambda: torch.equal(source, sent) or counts.note("races", place=place))
         else:
             _blocks()
             _written.pop(_memory(target.raw), None)  # it is there, for whatever stream

@@ -42,12 +42,12 @@ class Counts:
     def end(self) -> None:
         self._counting = False
 
-    def note(self, kind: str, amount: int = 1) -> None:
+    def note(self, kind: str, amount: int = 1, place: str = "") -> None:
         if kind == "waits" and threading.current_thread().name.startswith("side queue"):
             kind = "waits_beside"
         if self._counting:
             with self._lock:
-                getattr(self, kind)[_place()] += amount
+                getattr(self, kind)[place or place_of_caller()] += amount
 
     def report(self) -> dict[str, dict[str, int]]:
         kinds = ("waits", "waits_beside", "launches", "pageable", "to_host", "to_device", "races")
@@ -57,7 +57,8 @@ class Counts:
 counts = Counts()
 
 
-def _place() -> str:
+def place_of_caller() -> str:
+    """Return the line of Muster's code behind the caller."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
