@@ -15,7 +15,7 @@ from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import Assessment, Home, ItemStatus, PlanPreview, Tell
 from app.wizard.state.state import Answers, PlanRequest
 from profiles.errors import BadInput
-from profiles.installation import RUNS_FOLDER, program_words, relative_path, wizard_line
+from profiles.installation import RUNS_FOLDER, program_words, wizard_line
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEMO_START = 1_767_258_000.0
 """2026-01-01 09:00 UTC: start time of a finished demo run."""
 _AT_ONCE = 1e9
-NOT_DONE = "In the tour Enter only plays a recorded run, in a folder in {folder}; your machines would do all of this."
+NOT_DONE = "In the tour Enter only plays a recorded run, in a run folder; with your machines all of this would be done."
 
 
 class DemoServices(Services):
@@ -73,9 +73,8 @@ class DemoServices(Services):
         plan = super().plan(request)
         changes = tuple(change for change in plan.changes if change.what not in plan.files)
         demo_plan = replace(plan, changes=changes, files=(), command=command_of(self._number))
-        words = NOT_DONE.format(folder=relative_path(self._output))
-        note = Assessment(status=ItemStatus.WARNING, cause=words)
-        return replace(demo_plan, way=f"{plan.way}. {words}", assessment=note)
+        note = Assessment(status=ItemStatus.WARNING, cause=NOT_DONE)
+        return replace(demo_plan, way=f"{plan.way}. {NOT_DONE}", assessment=note)
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
         """Reject saving: the choices of a tour are not saved.

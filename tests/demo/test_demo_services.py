@@ -91,7 +91,7 @@ def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard]
     wizard = tour(number)
     state = to_the_plan(wizard, number)
     assert state.plan.value.hash and state.plan.value.changes and "recorded" in state.plan.cause
-    assert "recorded run, in a folder in" in state.plan.value.way and "nothing" not in state.plan.value.way
+    assert "recorded run, in a run folder" in state.plan.value.way and "nothing" not in state.plan.value.way
     assert state.chosen is not None
     refused = {"demo-air", "demo-mini"} if number == MOST else set()  # they let nobody in
     assert len(state.chosen.choice.members) <= number - len(refused) and refused.isdisjoint(state.chosen.choice.members)
