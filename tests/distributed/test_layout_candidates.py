@@ -30,6 +30,7 @@ LLAMA_3B = decoder_size(
     },
     512,
 )
+UNTIED = replace(LLAMA_3B, tied=0, parameters=LLAMA_3B.parameters + LLAMA_3B.tied)
 FIXED = {"tuning": "full", "batch_size": 1, "gradient_accumulation": 16}
 """Settings that are not changed, because a person has set them."""
 ADAPTERS = {**FIXED, "tuning": "lora", "base_precision": "fp32"}
@@ -122,8 +123,11 @@ def test_neighbours_in_the_pipeline_are_those_with_fast_links() -> None:
         link.model_copy(update={"mbit": 20, "mbit_back": 20}) if {link.source, link.target} == {"a", "b"} else link
         for link in cluster.links
     )
-    (order,) = names(of("pipeline", candidates(cluster.model_copy(update={"links": slow}))))
+    cluster = cluster.model_copy(update={"links": slow})
+    (order,) = names(of("pipeline", candidates(cluster, UNTIED)))
     assert order in ("acb", "bca")
+    (order,) = names(of("pipeline", candidates(cluster)))  # whose ends sum the gradients of the embedding
+    assert {order[0], order[-1]} != {"a", "b"}
 
 
 def test_machines_without_links_are_no_neighbours() -> None:
@@ -133,7 +137,7 @@ def test_machines_without_links_are_no_neighbours() -> None:
 
 
 def test_slow_links_are_hidden_by_more_micro_batches_under_way() -> None:
-    fast, slow = (of("pipeline", candidates(home(40, 40, 40, mbit=mbit))) for mbit in (10_000, 50))
+    fast, slow = (of("pipeline", candidates(home(40, 40, 40, mbit=mbit), UNTIED)) for mbit in (10_000, 50))
     assert slow.extra > 0 and slow.step > fast.step
     assert [stage.under_way for stage in slow.members[0]] > [stage.under_way for stage in fast.members[0]]
 
@@ -157,8 +161,24 @@ def test_members_that_exchange_seldom_lose_less() -> None:
 
 
 def test_more_devices_than_orders_are_tried_of() -> None:
-    pipeline = of("pipeline", candidates(home(12, 12, 12, 12, 12, 12, 12, 14)))
+    pipeline = of("pipeline", candidates(home(16, 16, 16, 16, 16, 16, 16, 18)))
     assert pipeline.accepted and names(pipeline)[0].startswith("h")
+
+
+def test_a_tied_embedding_is_summed_over_the_ends_of_the_pipeline_in_every_step() -> None:
+    tied = of("pipeline", candidates(home(32, 32, 32)))
+    assert tied.tied_sum == pytest.approx(4 * 128_256 * 3072 * 8 / 1e9)
+    assert of("pipeline", candidates(home(32, 32, 32), UNTIED)).tied_sum == 0
+    assert of("pipeline", candidates(home(12.3, 12.3), **ADAPTERS)).tied_sum == 0
+
+
+def test_ends_of_a_pipeline_that_share_an_embedding_need_a_link() -> None:
+    cluster = home(32, 32, 32)
+    links = tuple(link for link in cluster.links if {link.source, link.target} != {"a", "c"})
+    cluster = cluster.model_copy(update={"links": links})
+    refused = [each.reason.code for each in candidates(cluster) if each.layout == "pipeline"]
+    assert refused == ["layout-no-memory", "layout-no-link"]  # of two devices, of three
+    assert names(of("pipeline", candidates(cluster, UNTIED)))[0][1] == "b"
 
 
 def test_seconds_measured_block_by_block_decide_the_cut() -> None:

@@ -169,6 +169,8 @@ def chains(draw: st.DrawFn) -> StageChain:
         draw(st.sampled_from([1, 4, 16])),
         draw(st.integers(0, 2)),
         trained=tuple(draw(st.lists(st.integers(0, 10**6), min_size=blocks, max_size=blocks))),
+        tied_bytes=draw(st.sampled_from([0.0, 1e7])),
+        embedding=draw(st.integers(0, blocks - 1)),
     )
 
 

@@ -43,6 +43,18 @@ def test_blocks_take_their_share_of_the_measured_step() -> None:
     assert frozen[10] == pytest.approx(seconds[10] / 3) and frozen[40] == pytest.approx(seconds[40])
 
 
+def test_a_stage_with_one_end_of_the_embedding_holds_copies_while_it_is_summed() -> None:
+    machine = ClusterMachine(name="a", memory_total=10**11)
+    ends = {"neither": (32 + 8, 32 + 16), "one": (32, 40), "head": (56, 64), "both": (32, 64)}
+    copies = {name: staged()._copies_of_tied(*blocks, on_gpu=False) for name, blocks in ends.items()}
+    assert copies == {"neither": 0, "one": 2 * SIZE.tied, "head": 2 * SIZE.tied, "both": 0}
+    full = staged(batch_size=1, gradient_accumulation=8)
+    adapters = staged(batch_size=1, gradient_accumulation=8, tuning="lora")
+    stage = SIZE.stage(63, 64)
+    assert full.need(machine, 63, 64, 1) >= 4 * (4 * stage.parameters + 2 * SIZE.tied)
+    assert adapters.tied == 0
+
+
 def test_the_job_is_tried_with_options_that_need_less_memory() -> None:
     job = LayoutJob(profile_from_options("mine", {"tuning": "full"}), SIZE, None, with_8_bits=lambda: False)  # type: ignore[arg-type]
     assert {s.profile.model.gradient_checkpointing for s in job.stagings} == {False, True}

@@ -24,7 +24,7 @@ from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.cut import PlannedCut, StageChain
 from distributed.planning.layouts.divided import sharded, tensor
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
-from distributed.planning.layouts.stage_devices import StagedJob, budget_of
+from distributed.planning.layouts.stage_devices import FP32_BYTES, StagedJob, budget_of
 from distributed.planning.memory.fitting import changed_options, fit_to_budgets
 from distributed.planning.memory.memory_model import need_of
 from profiles.errors import BadInput, counted
@@ -151,6 +151,8 @@ def _chains(job: LayoutJob, staged: StagedJob, members: int, stages: int) -> Ite
                 staged.micro_batches,
                 trained=staged.trained(),
                 interval=job.interval,
+                tied_bytes=FP32_BYTES * staged.tied,
+                embedding=job.size.encoder_layers,
             )
 
 
@@ -176,7 +178,7 @@ def _forecast(job: LayoutJob, staged: StagedJob, chain: StageChain, planned: Pla
     )
     names = ["+".join(forecast.name for forecast in member) for member in members]
     sizes = ":".join(str(end - start) for start, end in ends)
-    share = (step.exposed + planned.exchange) / planned.seconds
+    share = 1 - step.compute / planned.seconds
     numbers = {"step": planned.seconds, "bubble": 100 * step.bubble, "share": 100 * share}
     return LayoutCandidate(
         layout="pipeline",
@@ -190,5 +192,6 @@ def _forecast(job: LayoutJob, staged: StagedJob, chain: StageChain, planned: Pla
         step=planned.seconds,
         bubble=step.bubble,
         exposed=step.exposed,
+        tied_sum=planned.tied_sum,
         exchange=planned.exchange,
     )

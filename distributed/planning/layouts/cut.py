@@ -50,12 +50,14 @@ class PlannedCut(NamedTuple):
     bounds: tuple[int, ...]
     """Stage ``k`` holds the blocks from ``bounds[k]`` to ``bounds[k + 1]``, exclusive."""
     step: PipelineStep
+    tied_sum: float
+    """Seconds of a step for the sum of the gradients of a tied embedding that two stages hold."""
     exchange: float
     """Seconds of a step for the exchanges between the members."""
 
     @property
     def seconds(self) -> float:
-        return self.step.seconds + self.exchange
+        return self.step.seconds + self.tied_sum + self.exchange
 
 
 class _Tail(NamedTuple):
@@ -95,6 +97,10 @@ class StageChain:
     """Trained parameters of each block, which members exchange; empty: one member."""
     interval: int = 1
     """Steps between two exchanges."""
+    tied_bytes: float = 0.0
+    """Gradients of an embedding that the head shares; 0: there is none, or it is not trained."""
+    embedding: int = 0
+    """The block with this embedding; the head is in the last one."""
 
     @property
     def members(self) -> int:
@@ -125,12 +131,15 @@ class StageChain:
 
     @property
     def is_linked(self) -> bool:
-        """Whether neighbours in the pipeline, and all devices of a column, reach each other."""
+        """Whether neighbours in the pipeline, all devices of a column, and those that may hold a tied embedding reach
+        each other."""
         neighbours = (
             (left.name, right.name) for ends in pairwise(self.columns) for left, right in zip(*ends, strict=True)
         )
         columns = ((left.name, right.name) for column in self.columns for left in column for right in column)
-        return all(self.cluster.reaches(*ends) for ends in (*neighbours, *columns))
+        holders = self.columns[: (1 if self.embedding == 0 else None) if self.tied_bytes else 0]
+        tied = ((left.name, right.name) for ends in holders for left, right in zip(ends, self.columns[-1], strict=True))
+        return all(self.cluster.reaches(*ends) for ends in (*neighbours, *columns, *tied))
 
     # ------------------------------------------------------------------------------------------------------------ costs
 
@@ -178,6 +187,16 @@ class StageChain:
             for (start, end), rate in zip(pairwise(bounds), self._column_rates, strict=True)
         )
 
+    def _tied_sum(self, holder: int) -> float:
+        """Return the seconds for the sum of a tied embedding's gradients behind the last backward: its stage and the
+        last one send theirs to each other at the same time (:func:`training.layouts.carrier.sum_among`)."""
+        if holder == len(self.columns) - 1:
+            return 0.0
+        pairs = list(zip(self.columns[holder], self.columns[-1], strict=True))
+        links = (self.cluster.link(source.name, target.name) for source, target in pairs)
+        rates = [min(link.mbit, link.mbit_back) for link in links if link is not None]
+        return transfer_seconds(self.tied_bytes, min(rates)) if rates else 0.0
+
     @cached_property
     def _column_rates(self) -> list[float]:
         """The rate of the slowest link between the devices of each column, in Mbit/s."""
@@ -194,7 +213,8 @@ class StageChain:
         crossed = [self.boundaries[end - 1] for end in bounds[1:-1]]
         transfers = [self._transfer(stage, boundary) for stage, boundary in enumerate(crossed)]
         step = pipeline_step(compute, transfers, self.under_way, self.micro_batches, self._network(crossed))
-        return PlannedCut(bounds, step, self._exchange(bounds))
+        holder = bisect_right(bounds, self.embedding) - 1
+        return PlannedCut(bounds, step, self._tied_sum(holder), self._exchange(bounds))
 
     def fits(self, bounds: Sequence[int]) -> bool:
         """Whether every device has the memory for its stage of a cut."""
@@ -220,7 +240,8 @@ class StageChain:
     def _reaches_the_end(self, limit: float) -> bool:
         """Whether stages as long as memory and time allow hold all blocks: a necessary condition, quickly checked."""
         periods, reached = max(1, self.micro_batches - 1), 0
-        longest = (limit - self._least_compute - self._least_transfers) / periods if self.micro_batches > 1 else limit
+        fill = self._least_compute + self._least_transfers + self._least_tied_sum
+        longest = (limit - fill) / periods if self.micro_batches > 1 else limit
         for ends, column in zip(self._ends, self._sums, strict=True):
             start = min(reached, self.blocks - 1)
             in_time = min(bisect_right(sums, (sums[start] + longest) * (1 + 1e-9)) - 1 for sums in column)
@@ -242,7 +263,7 @@ class StageChain:
         """Return a lower bound of a step with such stages: seconds of the slowest one, and of all together."""
         fill = total + self._least_transfers
         waits = fill / self.under_way[0] if self.under_way[0] < self.micro_batches else 0.0
-        return (self.micro_batches - 1) * max(slowest, self._least_network, waits) + fill
+        return (self.micro_batches - 1) * max(slowest, self._least_network, waits) + fill + self._least_tied_sum
 
     @cached_property
     def _smallest(self) -> list[Boundary]:
@@ -270,6 +291,10 @@ class StageChain:
     @cached_property
     def _least_transfers(self) -> float:
         return sum(self._transfer(stage, boundary) for stage, boundary in enumerate(self._smallest))
+
+    @cached_property
+    def _least_tied_sum(self) -> float:
+        return self._tied_sum(0) if self.embedding == 0 else 0.0
 
     @cached_property
     def _least_network(self) -> float:

@@ -12,14 +12,13 @@ from distributed.planning.documents.cluster import Cluster, ClusterMachine
 from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
 from distributed.planning.layouts.pipeline_step import shard_bytes, tensor_bytes
-from distributed.planning.layouts.stage_devices import WIRE_BYTES, budget_of
+from distributed.planning.layouts.stage_devices import FP32_BYTES, WIRE_BYTES, budget_of
 from distributed.planning.memory.memory_model import need_of
 
 INSIDE_MBIT = 48_000.0
 """Rate between two devices of one machine, which is not measured: 6 of the 7.9 GB/s of PCIe 3.0 x8."""
 _MOST_SENDING = 0.3
 """Largest share of its compute that a step may take to send."""
-_FP32 = 4
 
 
 def sharded(job: LayoutJob) -> LayoutCandidate:
@@ -97,7 +96,7 @@ def _forecast(job: LayoutJob, machine: ClusterMachine, count: int, seconds: floa
         size, parameters=size.parameters // count, encoder=size.encoder // count, matrices=size.matrices // count
     )
     need = need_of(job.profile, share, alone=True, on_gpu=machine.device == "cuda", bf16=machine.bf16)
-    gathered = 2 * _FP32 * max(block.parameters for block in size.blocks)
+    gathered = 2 * FP32_BYTES * max(block.parameters for block in size.blocks)
     return StageForecast(
         name=machine.name,
         start=0,

@@ -57,6 +57,8 @@ class LayoutCandidate(Document):
     """Share of a step in which a stage does not compute, over links of no cost."""
     exposed: float = 0.0
     """Seconds of a step that the links add."""
+    tied_sum: float = 0.0
+    """Seconds of a step for the sum of a tied embedding's gradients over the two stages that hold it."""
     exchange: float = 0.0
     """Seconds of a step for exchanges between members, part of ``step``."""
 

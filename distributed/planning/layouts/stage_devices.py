@@ -14,10 +14,12 @@ from distributed.planning.memory.memory_model import LORA_DIVISOR, need_of
 from profiles.schema import Profile
 from training.tasks.inputs.model_size import ModelSize
 
+FP32_BYTES = 4
 WIRE_BYTES = 2
 """Bytes of a number between two stages: bf16."""
 _MESSAGES = 4
-"""Tensors of each boundary that a stage holds while they are sent or received ahead."""
+"""Tensors of each boundary that a stage holds in main memory, while they are sent or received ahead
+(:mod:`training.layouts.relay`)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class StagedJob:
             for block in self.size.blocks
         )
 
+    @property
+    def tied(self) -> int:
+        """Parameters of an embedding that the head shares, whose gradients are summed; none with adapters."""
+        return 0 if self.profile.model.tuning == "lora" else self.size.tied
+
     def trained(self) -> tuple[int, ...]:
         """Return the parameters of each block that members exchange."""
         model = self.profile.model
@@ -100,11 +107,19 @@ class StagedJob:
         return cache(self._need)
 
     def _need(self, on_gpu: bool, bf16: bool, start: int, end: int, under_way: int, alone: bool) -> int:
-        crossing = (self.size.blocks[start - 1].boundary if start else 0) + self.size.blocks[end - 1].boundary
-        messages = _MESSAGES * WIRE_BYTES * self.batch * crossing
         stage = self.stage_size(start, end)
         need = need_of(self.profile, stage, alone, on_gpu=on_gpu, bf16=bf16, under_way=under_way)
-        return need.total + messages
+        crossing = (self.size.blocks[start - 1].boundary if start else 0) + self.size.blocks[end - 1].boundary
+        messages = 0 if on_gpu else _MESSAGES * WIRE_BYTES * self.batch * crossing
+        frozen = stage.encoder if self.profile.model.freeze_encoder else 0
+        summing = FP32_BYTES * (stage.parameters - frozen + self._copies_of_tied(start, end, on_gpu))
+        return need.total + max(messages, summing - need.step if self.tied else 0)
+
+    def _copies_of_tied(self, start: int, end: int, on_gpu: bool) -> int:
+        """Return the numbers that the sum of a tied embedding's gradients takes besides them, behind the last backward:
+        what has come and the sum, of which a GPU holds the latter. None on a stage with both of its ends."""
+        holds_one_end = (start <= self.size.encoder_layers < end) != (end == len(self.size.blocks))
+        return self.tied * (1 if on_gpu else 2) if holds_one_end else 0
 
     def device(self, machine: ClusterMachine, alone: bool = True) -> StageDevice:
         """Return a device as the search for a cut sees it."""
