@@ -26,8 +26,8 @@ def main() -> int:
         print("hint: install Muster on its own: uv tool install muster-train; in a clone: make setup", file=sys.stderr)
         return 2
     silence_interrupts()
-    os.environ.setdefault("MUSTER_PROGRAM", _typed_program(sys.argv[0]))  # before our packages read it
-    sys.argv[0] = "muster"  # what a run records as its command, and its command.sh starts again
+    typed = os.environ.setdefault("MUSTER_PROGRAM", _typed_program(sys.argv[0]))  # before our packages read it
+    sys.argv[0] = shlex.split(typed)[-1]  # what a run records as its command, and its command.sh starts again
     from app.cli.handover import hand_over
     from app.cli.main import main as run
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.commands import COMMANDS, GROUPS
+from muster.__main__ import _typed_program
 from profiles import installation
 from profiles.installation import TYPED_PROGRAM, command_line, demo_line, program, wizard_line
 
@@ -49,6 +50,17 @@ def test_a_checkout_started_as_muster_says_muster(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(TYPED_PROGRAM, ".venv/bin/muster")
     assert command_line("distributed-train", "demo") == ".venv/bin/muster train demo"
     assert wizard_line("--plain") == ".venv/bin/muster wizard --plain"
+
+
+def test_what_a_shell_does_not_find_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "bin" / "muster"
+    file.parent.mkdir()
+    file.touch(mode=0o755)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert _typed_program(str(file)) == str(file)
+    monkeypatch.setenv("PATH", str(file.parent))
+    assert _typed_program(str(file)) == "muster"
+    assert _typed_program("/x/muster/__main__.py") == "python3 -m muster"
 
 
 def test_from_another_folder_every_command_names_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
