@@ -110,13 +110,17 @@ def stage_run(pipeline: Pipeline, module: nn.Module, make_step: MakeStep = toy_s
 
 
 def pipeline_run(
-    stages: Sequence[StageModel], make_step: MakeStep = toy_step, calls: int = 1, **options: Any
+    stages: Sequence[StageModel],
+    make_step: MakeStep = toy_step,
+    calls: int = 1,
+    precision: Precision = PRECISION,
+    **options: Any,
 ) -> tuple[list[Figures], list[QueueCarrier]]:
     """Return every stage's figures and its carrier."""
     carriers = queue_carriers(len(stages))
 
     def run(stage: StageModel, carrier: Carrier) -> Figures:
-        return stage_run(Pipeline(stage, carrier, PRECISION, **options), stage.module, make_step, calls)
+        return stage_run(Pipeline(stage, carrier, precision, **options), stage.module, make_step, calls)
 
     return side_by_side([partial(run, stage, carrier) for stage, carrier in zip(stages, carriers)]), carriers
 

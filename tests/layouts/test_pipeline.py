@@ -70,6 +70,13 @@ def test_neither_the_schedule_nor_calls_change_the_steps(options: dict[str, int]
     agree(figures, whole_run(model))
 
 
+def test_under_autocast_the_steps_are_those_of_one_stage() -> None:
+    precision = Precision(torch.bfloat16, torch.device("cpu"))
+    model = ToyModel(encoder_blocks=2)
+    whole, _ = pipeline_run(toy_stages(model, (0, 6)), precision=precision)
+    agree(pipeline_run(toy_stages(model, CUTS[3]), precision=precision)[0], whole[0])
+
+
 def test_untied_weights_and_a_single_stage() -> None:
     for bounds in ((0, 6), CUTS[3]):
         figures, _ = pipeline_run(toy_stages(model := ToyModel(tied=False), bounds))
