@@ -18,6 +18,7 @@ from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
 from app.run_view.figures import data_text, rate_text
+from app.run_view.headline import remarks_on
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
@@ -99,10 +100,8 @@ class ProgressPanel:
         yield _members(state, narrow=options.max_width < 100)
         for split, results in state.evaluations.items():
             yield Text(visible(evaluation_headline(results, split)), style="cyan", no_wrap=True, overflow="ellipsis")
-        if state.weights_differ:
-            yield Text("weights differ between machines", style="bold red")
-        if data := data_text(state):
-            yield Text(visible(data), style="yellow", no_wrap=True, overflow="ellipsis")
+        for remark in remarks_on(state):
+            yield Text(visible(remark), style="yellow", no_wrap=True, overflow="ellipsis")
         for notices, style in ((state.warnings, "yellow"), (state.errors, "bold red")):
             for notice in notices[-SHOWN_WARNINGS:]:
                 yield Text(visible(_line_of(notice, state)), style=style, no_wrap=True, overflow="ellipsis")

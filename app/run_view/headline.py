@@ -15,7 +15,6 @@ from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.timeline import TimelineEntry, chronological
 from distributed.planning.run_time import SLOWER_BELOW, RunTime, took_text
 from profiles.quantities import duration_text, machine_text
-from training.hardware.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
@@ -88,7 +87,7 @@ def headline(
         return RunHeadline("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
     if silent:
         return RunHeadline("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
-    remarks = _remarks(state)
+    remarks = remarks_on(state)
     details = (present, *remarks, *figures)
     if time is not None and 0 < (ratio := _ratio(state, time)) < SLOWER_BELOW:
         alone = f"{machine_text(time.alone)} alone"
@@ -231,14 +230,15 @@ def _silence(state: RunState, now: float) -> float:
     return silence if silence > max(STALLED_AFTER, 10 * pace) else 0.0
 
 
-def _remarks(state: RunState) -> tuple[str, ...]:
+def remarks_on(state: RunState) -> tuple[str, ...]:
+    """Return what is wrong with a run that goes on: weights, heat, other programs, waiting for data."""
     remarks = []
     if state.weights_differ:
         remarks.append("weights differ between machines")
     hot = [member for member in state.members.values() if member.throttled and member.active]
     remarks += [f"{machine_text(member.label)} is slowed down by heat" for member in hot[:2]]
     loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
-    shares = {name: load.others_percent or 0.0 for name, load in loads if slows(load.others_percent, load.cpu_percent)}
+    shares = {name: load.others_percent or 0.0 for name, load in loads if load.slowed_by_others}
     if shares:  # members on one machine all report the same load
         busiest = max(shares, key=lambda name: shares[name])
         remarks.append(f"other programs use {shares[busiest]:.0f} % of {machine_text(busiest)}")

@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.console import TOUR_PROFILE, command_about
+from app.run_view.headline import RunHeadline, headline
 from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
 from app.run_view.run_state import RunState, state_of
 from app.run_view.tables.showcase import showcase_in
@@ -21,9 +22,6 @@ from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
 from training.tasks.outputs.showcase import Showcase
-
-if TYPE_CHECKING:
-    from app.run_view.headline import RunHeadline
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,6 @@ class RunView:
     @property
     def headline(self) -> RunHeadline:
         """How the run is doing, in one line."""
-        from app.run_view.headline import headline  # loads psutil, which --help does without
-
         return headline(
             self.state, self.now, live=self.live, members=self.expected, time=self.time, launched=self.launched
         )

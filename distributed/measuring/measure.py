@@ -49,7 +49,7 @@ from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
 from training.hardware.resources import free_cores
-from training.hardware.sensors import BUSY
+from training.records.events import BUSY
 from training.records.plan import RunPlan
 
 _SPEED_OPTIONS = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")

@@ -20,8 +20,8 @@ from distributed.planning.run_time import run_time
 from profiles.errors import BadInput
 from profiles.quantities import machine_text, memory_text, rate_text, share_text, time_text
 from profiles.split import DATA_STAY
-from training.hardware.sensors import BUSY
 from training.numerics.schedule import scaled_learning_rate
+from training.records.events import BUSY
 from training.records.plan import MemberPlan
 from training.strategies.costs import RunSpec
 from training.strategies.registry import scaling_rule_of

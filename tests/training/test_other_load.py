@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from training.hardware.sensors import OtherLoad, RunProcesses, slows
+from training.hardware.sensors import OtherLoad, RunProcesses
+from training.records.events import MachineEvent
 
 
 class Times(SimpleNamespace):
@@ -72,4 +73,5 @@ def test_what_the_runs_own_processes_start_is_its_own() -> None:
     ("others", "busy", "told"), [(50, 100, True), (50, 60, False), (10, 100, False), (None, 100, False)]
 )
 def test_others_slow_a_run_where_no_processor_is_left(others: float | None, busy: float, told: bool) -> None:
-    assert slows(others, busy) is told
+    load = MachineEvent(cpu_percent=busy, others_percent=others, memory_used=0, memory_total=1)
+    assert load.slowed_by_others is told

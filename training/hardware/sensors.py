@@ -29,9 +29,6 @@ MOST_WATTS = 5000.0
 """No single meter measures more: a counter that seems to has been reset."""
 LONGEST_GAP = 60.0
 """Seconds between two readings of power above which the energy between them is unknown."""
-BUSY = 0.2
-"""Share of the processors from which the load of others is reported."""
-_FULL = 0.9
 
 
 def plausible(celsius: float | None) -> float | None:
@@ -316,13 +313,3 @@ def _processors() -> tuple[float, float]:
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
     total = sum(times) - guests
     return total, total - idle
-
-
-def slows(others_percent: float | None, cpu_percent: float | None) -> bool:
-    """Whether the load of others slows the run: it is high, and no processor is idle.
-
-    Args:
-        others_percent: used by others, from 0 to 100.
-        cpu_percent: used by all together, from 0 to 100.
-    """
-    return (others_percent or 0.0) >= 100 * BUSY and (cpu_percent or 0.0) >= 100 * _FULL

@@ -32,6 +32,9 @@ from training.records.bounded_fields import (
 )
 
 EVENTS_VERSION = 1
+BUSY = 0.2
+"""Share of the processors from which the load of others is reported."""
+_FULL = 0.9
 MOST_WAYS = 256
 """Peers whose paths one member reports."""
 
@@ -204,6 +207,11 @@ class MachineEvent(_Event):
     """Names of the meters: ``processor`` (counted by only one of the members on a machine) and ``gpu``."""
     battery_percent: Measured = None
     on_mains: bool | None = None
+
+    @property
+    def slowed_by_others(self) -> bool:
+        """Whether other programs slow the run: their load is high, and no processor is idle."""
+        return (self.others_percent or 0.0) >= 100 * BUSY and self.cpu_percent >= 100 * _FULL
 
 
 ENGINE = "engine"

@@ -15,7 +15,7 @@ from app.cli.terminal import answer, somebody
 from app.console import say, say_error, visible
 from profiles.errors import ExitCode
 from profiles.quantities import memory_text
-from training.hardware.sensors import BUSY
+from training.records.events import BUSY
 
 if TYPE_CHECKING:
     from distributed.hosts.schema import Hosts
