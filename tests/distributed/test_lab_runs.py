@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_the_others_go_on_without_a_killed_process(make_lab: MakeLab, start: Sta
     muster.let_pass(20)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
-    assert "a is lost" in ended.stderr
+    assert re.search("a is (lost|given up)", ended.stderr)
     assert muster.metadata(run_id)["metrics"]["lost_members"] == [0]
     assert (muster.folder_of(run_id) / "model" / "model.safetensors").is_file()
     until(lambda: ours(lab["a"]) == [])
@@ -77,7 +78,7 @@ def test_the_others_go_on_when_a_cable_is_pulled(make_lab: MakeLab, start: Start
     muster.let_pass(20)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
-    assert "b is lost" in ended.stderr
+    assert re.search("b is (lost|given up)", ended.stderr)
     until(lambda: ours(lab["b"]) == [])
 
 
