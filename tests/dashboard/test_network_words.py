@@ -14,7 +14,7 @@ from app.run_view.tables.exchanges import exchanges
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.documents.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
 from tests.app.app_events import sync
-from training.records.events import PeerPath, SyncEvent, WaysEvent
+from training.records.events import MemberEvent, PeerPath, SyncEvent, WaysEvent
 
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0, steps: int = 100) -> Candidate:
@@ -88,6 +88,16 @@ def test_an_exchange_of_round_trips_is_not_held_against_its_plan(sent: int, plan
     shown = replace(shown, planning=shown.planning.model_copy(update={"ranking": ranking}))
     cells = [cell.plain for cell in sync_row(row, shown).cells]
     assert cells[-1] == "too small" and "500 ms" in cells
+
+
+def test_the_slowest_of_machines_whose_names_begin_alike_is_told_apart() -> None:
+    names = ("whisper-trainer-attic1", "whisper-trainer-cellar")
+    starts = [MemberEvent(member=rank, time=1.0, status="started", name=name, device="cpu") for rank, name in
+              enumerate(names)]  # fmt: skip
+    state = reduce_events([*starts, *(sync(9, member=rank, seconds=0.1 + rank, bytes_sent=10**6) for rank in (0, 1))])
+    (row,) = exchanges(state)
+    shown = [cell.plain for cell in sync_row(row, Picture(Path("run"), state)).cells]
+    assert "whisp…cellar" in shown
 
 
 def test_of_exchanges_in_every_step_all_are_counted_though_some_are_reported() -> None:

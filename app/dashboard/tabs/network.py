@@ -9,12 +9,14 @@ from itertools import combinations
 from textual.app import ComposeResult
 from textual.content import Content
 
+from app.console import short_names
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import Pane, Words
 from app.plan_table import choice_text
 from app.run_view.headline import waiting_share
 from app.run_view.pair_paths import pair_lines, pairs
 from app.run_view.tables.exchanges import ExchangeRow, exchanges
+from app.shell.keys import WIDE
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
@@ -41,6 +43,8 @@ _WORTH = 1.05
 _SHOWN = 64
 _LEAST = 16
 """Lines of this tab without the map."""
+_NAME, _WIDE_NAME = 12, 24
+"""Most cells of a machine's name, in a narrow and in a wide terminal."""
 _JUDGED_BYTES = 64_000
 _JUDGED_SECONDS = 0.02
 """Bytes and planned seconds of an exchange below which its time is that of round trips and of waking processes: a share
@@ -76,7 +80,8 @@ class NetworkPane(Pane):
         table = self.query_one(RowTable)
         none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
         table.say_when_empty(literal(none, "$text-muted"))
-        table.show([sync_row(row, picture) for row in exchanges(picture.state)[: -_SHOWN - 1 : -1]])
+        cells = _WIDE_NAME if self.app.size.width >= WIDE else _NAME
+        table.show([sync_row(row, picture, cells) for row in exchanges(picture.state)[: -_SHOWN - 1 : -1]])
 
 
 def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False) -> Content:
@@ -101,8 +106,10 @@ def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False
     return Content("\n").join([drawing, legend(lines)]) if drawing else drawing
 
 
-def sync_row(row: ExchangeRow, picture: Picture) -> TableRow:
-    """Return the row of one synchronisation."""
+def sync_row(row: ExchangeRow, picture: Picture, name_cells: int = _NAME) -> TableRow:
+    """Return the row of one synchronisation; the slowest machine's name has at most ``name_cells`` cells."""
+    ranks = sorted({*picture.state.members, row.slowest} - {-1})
+    names = dict(zip(ranks, short_names([picture.name(rank) for rank in ranks], name_cells)))
     planned = picture.planned.exchange if picture.planned else 0.0
     is_judged = planned >= _JUDGED_SECONDS and row.sent >= _JUDGED_BYTES
     ratio = row.transfer / planned if is_judged else None
@@ -115,7 +122,7 @@ def sync_row(row: ExchangeRow, picture: Picture) -> TableRow:
         literal(time_text(row.seconds)),
         literal(time_text(row.wait), "$text-warning" if row.wait > 0.5 * row.seconds > 0 else ""),
         literal(rate_figure(row.mbit)),
-        literal("-" if row.slowest < 0 else picture.name(row.slowest)),
+        literal(names.get(row.slowest, "-")),
         _of_plan(ratio) if ratio is not None else muted("too small" if planned > 0 else "-"),
     )
     return TableRow(f"{row.step}/{row.number}", cells)
