@@ -20,7 +20,8 @@ from distributed.planning.layouts.pipeline_step import (
     shard_bytes,
     tensor_bytes,
 )
-from training.layouts.orders import micro_batches_under_way, pipeline_order
+from tests.layouts.pipeline_clock import BACKWARD, FORWARD, finish_times
+from training.layouts.orders import micro_batches_under_way
 
 LLAMA_3B, LARGE_V3 = 3.21e9, 1.55e9
 """Parameters."""
@@ -89,25 +90,10 @@ def test_bytes_of_a_step_of_8_texts_of_512_tokens_on_three_machines() -> None:
 
 
 def simulated(compute: Sequence[float], ways: Sequence[float], extra: int, micro_batches: int) -> float:
-    """Seconds of a step if every stage does its works in order, a third of them forwards, and links never wait."""
-    stages = len(compute)
-    orders = [pipeline_order(stage, stages, micro_batches, extra) for stage in range(stages)]
-    clocks, done = [0.0] * stages, {}
-    while any(orders):
-        for stage, order in enumerate(orders):
-            while order:
-                kind, index = order[0]
-                near = stage - 1 if kind == "forward" else stage + 1
-                arrived = 0.0
-                if 0 <= near < stages:
-                    if (kind, index, near) not in done:
-                        break
-                    arrived = done[kind, index, near] + ways[min(stage, near)] / 2
-                share = 1 / 3 if kind == "forward" else 2 / 3
-                clocks[stage] = max(clocks[stage], arrived) + share * compute[stage]
-                done[kind, index, stage] = clocks[stage]
-                order.pop(0)
-    return max(clocks)
+    """Seconds of a step if every stage does its works in order; the ways are equal."""
+    slowness = [seconds / (FORWARD + BACKWARD) for seconds in compute]
+    ends = finish_times(len(compute), micro_batches, extra, ways[0] / 2 if ways else 0.0, slowness)
+    return max(ends.values())
 
 
 def predicted(compute: Sequence[float], ways: Sequence[float], extra: int, micro_batches: int) -> PipelineStep:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from training.layouts.orders import Work, pipeline_order
 
 FORWARD, BACKWARD = 1.0, 2.0
 
 
-def finish_times(stages: int, micro_batches: int, extra: int, transfer: float) -> dict[tuple[int, Work], float]:
-    """Return when each work ends if links carry one message at a time each way; those that never begin are missing."""
+def finish_times(
+    stages: int, micro_batches: int, extra: int, transfer: float, slowness: Sequence[float] = ()
+) -> dict[tuple[int, Work], float]:
+    """Return when each work ends if links carry one message at a time each way; those that never begin are missing.
+
+    Args:
+        slowness: factors on a stage's seconds; default: all 1.
+    """
     orders = [pipeline_order(stage, stages, micro_batches, extra) for stage in range(stages)]
     position, idle_since = [0] * stages, [0.0] * stages
     ends: dict[tuple[int, Work], float] = {}
@@ -23,7 +31,8 @@ def finish_times(stages: int, micro_batches: int, extra: int, transfer: float) -
                 if _source(stage, stages, work) is not None and (stage, work) not in arrivals:
                     break
                 begin = max(idle_since[stage], arrivals.get((stage, work), 0.0))
-                end = begin + (FORWARD if work.kind == "forward" else BACKWARD)
+                factor = slowness[stage] if slowness else 1.0
+                end = begin + factor * (FORWARD if work.kind == "forward" else BACKWARD)
                 ends[stage, work] = idle_since[stage] = end
                 target = stage + 1 if work.kind == "forward" else stage - 1
                 free = max(end, link_free.get((stage, work.kind), 0.0)) + transfer
