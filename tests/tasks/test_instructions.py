@@ -90,6 +90,12 @@ def test_long_ones_are_cut_and_those_of_only_a_prompt_left_out(caplog: pytest.Lo
         tokenise_conversations("train", talks[1:2], byte_tokenizer(), 60)
 
 
+def test_special_tokens_in_a_text_are_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
+    talks = [conversation("a", "b"), conversation("a", "what is <|end|>?"), conversation("a <|end|>", "b")]
+    assert len(tokenise_conversations("train", talks, byte_tokenizer(), 60)) == 3
+    assert "train: 2 of 3 conversations hold special tokens in a text" in caplog.text
+
+
 def test_tables_of_a_folder(tmp_path: Path) -> None:
     assert conversation_files(str(tmp_path / "input.txt")) == {}
     (tmp_path / "train.csv").write_text('\ufeffprompt;response\n"a; b";c\nd;e\n')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -159,14 +160,16 @@ def tokenise_conversations(
 ) -> ChatTokens:
     """Return a split's tokens, truncated to ``longest`` input tokens per conversation.
 
-    Warns about truncated conversations, and about templates that let only the last response be learnt.
+    Warns about truncated conversations, about special tokens in texts, and about templates that let only the last
+    response be learnt.
 
     Raises:
         BadInput: the tokenizer's template cannot be used, or no response is left.
     """
-    render = renderer_of(tokenizer)
-    rows, cut, lost, rewritten = [], 0, 0, 0
+    render, special = renderer_of(tokenizer), _special_tokens(tokenizer)
+    rows, cut, lost, rewritten, with_special = [], 0, 0, 0, 0
     for conversation in conversations:
+        with_special += any(special.search(message["content"]) for message in conversation.messages)
         pieces = turns(conversation, render)
         rewritten += sum(piece.learnt for piece in pieces) < len(conversation.learnt)
         ids, learnt = _row(pieces, tokenizer)
@@ -177,6 +180,8 @@ def tokenise_conversations(
         else:
             lost += 1
     remarks, of_all = [], f"of {len(conversations)} conversations"
+    if with_special:
+        remarks.append(f"{split}: {with_special} {of_all} hold special tokens in a text, which end or divide it there")
     if rewritten:
         only = "only the last response is learnt, as the chat template rewrites those before it"
         remarks.append(f"{split}: of {rewritten} {of_all} {only}")
@@ -188,6 +193,12 @@ def tokenise_conversations(
     if not rows:
         raise BadInput(f"{split}: no response fits into block_size = {longest} tokens", "raise block_size")
     return ChatTokens(rows, remarks)
+
+
+def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """Return a pattern of the model's special tokens, which a text can spell out."""
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
 def _row(pieces: Sequence[Turn], tokenizer: Any) -> tuple[Ids, npt.NDArray[np.bool_]]:
