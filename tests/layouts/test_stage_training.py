@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from profiles.schema import ModelSettings
+from speech.whisper.encoder import encode_window
+from speech.whisper.model import LORA_TARGETS
 from tests.layouts.families import BLOCKS, architecture, batch, config, loss, stages
 from training.layouts.cut import CutModel
 from training.layouts.pretrained_stage import build_stage, drawing, redraw_adapters
@@ -94,6 +96,23 @@ def test_adapters_are_drawn_and_trained_as_in_the_whole_model(family: str) -> No
     compare(whole, parts, batch(settings), seed=5)
 
 
+def test_a_stage_without_adapters_is_frozen() -> None:
+    def adapted_decoder(model: nn.Module) -> nn.Module:
+        model.name_or_path = "base"
+        settings = ModelSettings(model_path="base", lora_rank=4, lora_target_modules="all-linear")
+        model = add_lora(checkpointed(model), settings, LORA_TARGETS, r"model\.encoder\..*")
+        redraw_adapters(model, seed=3)
+        return model
+
+    settings = config("whisper")
+    [whole] = prepared(settings, (0, BLOCKS), adapted_decoder)
+    parts = prepared(settings, (0, 2, 4, 8), adapted_decoder)
+    trained = [{name for name, weight in part.module.named_parameters() if weight.requires_grad} for part in parts]
+    assert trained[:2] == [set(), set()]
+    assert all(name.startswith("base_model.model.model.encoder.") for name, _ in parts[0].module.named_parameters())
+    compare(whole, parts, batch(settings), seed=5)
+
+
 @pytest.mark.parametrize("bounds", [(0, 4, 8), (0, 2, 6, 8)])
 def test_no_gradient_returns_to_a_frozen_encoder(bounds: tuple[int, ...]) -> None:
     settings = config("whisper")
@@ -103,6 +122,21 @@ def test_no_gradient_returns_to_a_frozen_encoder(bounds: tuple[int, ...]) -> Non
     if len(parts) == 3:
         assert parts[1].departing_require_grad((False,)) == (True, False)
     compare(whole, parts, batch(settings))
+
+
+def test_a_task_that_runs_the_encoder_by_itself_needs_no_change() -> None:
+    def windowed_loss(model: Any, samples: Any) -> torch.Tensor:
+        encoded = encode_window(model, samples["input_features"])
+        text = {name: samples[name] for name in ("decoder_input_ids", "labels")}
+        output: torch.Tensor = model(encoder_outputs=encoded, **text, use_cache=False).loss
+        return output
+
+    settings = config("whisper", dropout=0.3)
+    whole, *parts = (
+        CutModel(part.module, windowed_loss) for part in stages(settings, 0, BLOCKS) + stages(settings, 0, 3, 6, 8)
+    )
+    compare(whole, parts, batch(settings), seed=5)
+    assert [len(part.arriving(batch(settings))) for part in parts] == [0, 1, 2]
 
 
 def test_mixed_precision_rounds_where_the_whole_model_does() -> None:

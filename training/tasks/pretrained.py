@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -189,7 +190,7 @@ def recompute_activations(model: Any) -> None:
 def add_lora(
     model: PreTrainedModel, settings: ModelSettings, all_linear: tuple[str, ...], exclude: str | None = None
 ) -> PeftModel:
-    """Freeze ``model`` and add adapters to it.
+    """Freeze ``model`` and add adapters to it; none to a stage whose layers all are excluded.
 
     Args:
         all_linear: targets of ``lora_target_modules = all-linear``; empty: every linear layer but the output.
@@ -198,12 +199,17 @@ def add_lora(
     Raises:
         BadInput: a target is not a linear layer of the model; the message lists the layers.
     """
+    targets = _lora_targets(model, settings.lora_target_modules, all_linear)
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    excluded = {name for name in layers if exclude and re.fullmatch(exclude, name)}
+    if excluded and not any(name.rpartition(".")[2] in targets for name in layers if name not in excluded):
+        targets, excluded = DUMMY_TARGET_MODULES, set()
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=_lora_targets(model, settings.lora_target_modules, all_linear),
-        exclude_modules=exclude,
+        target_modules=targets,
+        exclude_modules=exclude if excluded else None,  # peft warns where it excludes nothing
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         bias="none",
     )
