@@ -37,11 +37,11 @@ def main() -> int:
 
 def _typed_program(path: str) -> str:
     """Return the words by which a shell starts this program again: its path where another folder is searched."""
-    if Path(path).name != "muster":
-        return "python3 -m muster"
+    if Path(path).name != "muster" or not Path(path).is_file():
+        return "muster"
     installed = shutil.which("muster")
     is_same = installed is not None and Path(installed).resolve() == Path(path).resolve()
-    return "muster" if is_same or not Path(path).is_file() else shlex.quote(path)
+    return "muster" if is_same else shlex.quote(path)
 
 
 def _package_conflict() -> str:

@@ -60,7 +60,7 @@ def test_what_a_shell_does_not_find_is_named_by_its_path(monkeypatch: pytest.Mon
     assert _typed_program(str(file)) == str(file)
     monkeypatch.setenv("PATH", str(file.parent))
     assert _typed_program(str(file)) == "muster"
-    assert _typed_program("/x/muster/__main__.py") == "python3 -m muster"
+    assert _typed_program("/x/muster/__main__.py") == "muster"
 
 
 def test_from_another_folder_every_command_names_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
