@@ -23,9 +23,9 @@ from app.screens.home import _run
 from app.wizard.services.forecasting import ranked
 from app.wizard.state.ways import about
 from distributed.launcher import PlannedRun
-from distributed.planning.documents.document import Planning
+from distributed.planning.documents.document import Planning, Reason
 from distributed.planning.feedback import planning_in
-from distributed.planning.reasons import why_in_words
+from distributed.planning.reasons import IN_USE, why_in_words
 from distributed.planning.run_time import promised_time
 from profiles.errors import ExitCode
 from training.records.attempts import attempts_after
@@ -69,6 +69,14 @@ def test_the_plan_says_the_same_before_it_starts(
     assert why_in_words(planning) == sentence
     show_plan(three.plan, TrainRequest(plan_only=True), planning)
     assert f"{sentence}.\n" in capsys.readouterr().out
+
+
+def test_a_time_from_a_busy_machine_is_marked_before_it_starts(
+    three: PlannedRun, planning: Planning, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = Reason.of(IN_USE, "demo-pc", others=62.0)
+    show_plan(three.plan, TrainRequest(plan_only=True), planning.model_copy(update={"reasons": (busy,)}))
+    assert "measured while demo-pc was busy (other programs used 62 % of its processors)" in capsys.readouterr().out
 
 
 def states(run: Path) -> list[RunState]:
