@@ -25,17 +25,16 @@ class MetricRow(NamedTuple):
         return metric_label(self.metric)
 
     @property
-    def texts(self) -> tuple[str, str, str]:
+    def texts(self) -> tuple[str, ...]:
         """The first, best and last value."""
         evaluations = (self.results.first, self.results.best, self.results.last)
-        first, best, last = (metric_text(self.metric, result.figures.get(self.metric)) for result in evaluations)
-        return first, best, last
+        return tuple(metric_text(self.metric, result.figures.get(self.metric)) for result in evaluations)
 
     @property
     def change(self) -> str:
         """``98.1 % -> 12.3 %``: the first and the last value; one value after a single evaluation."""
-        first, _, last = self.texts
-        return last if self.results.first is self.results.last else f"{first} -> {last}"
+        texts = self.texts
+        return texts[-1] if self.results.first is self.results.last else f"{texts[0]} -> {texts[-1]}"
 
 
 def metric_rows(state: RunState) -> list[MetricRow]:
