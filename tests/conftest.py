@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -36,6 +37,11 @@ settings.register_profile("fast", settings.get_profile("house"), max_examples=_F
 _LAB = {"lab": "mark.lab", "alone": "mark.alone", "lab and not alone": "mark.lab"}
 """Expressions of ``-m`` that choose tests of the lab only, and what a file with such tests holds."""
 _ALL = "not alone"
+_ROOT = Path(__file__).parents[1]
+_COPIED = (
+    "app", "distributed", "profiles", "speech", "training", "config.ini", "cli_typer.py", "wizard.py",
+    "constraints.txt", "requirements.lock",
+)  # fmt: skip
 _TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or created_folder("openai/whisper-tiny.en"))  # of the user's own cache
 
 
@@ -172,3 +178,18 @@ def _kind(item: pytest.Item) -> int:
 
 def _piece(items: list[pytest.Item], number: int, pieces: int) -> list[pytest.Item]:
     return items[number * len(items) // pieces : (number + 1) * len(items) // pieces]
+
+
+@pytest.fixture
+def project_copy(tmp_path: Path) -> Path:
+    """The project in another folder, so that what a program saves beside itself stays out of this one."""
+    folder, ignore = tmp_path / "muster", shutil.ignore_patterns("saved")
+    folder.mkdir()
+    for name in _COPIED:
+        source = _ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignore)
+        else:
+            shutil.copy2(source, folder / name)
+    (folder / "examples").symlink_to(_ROOT / "examples")
+    return folder

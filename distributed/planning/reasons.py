@@ -281,8 +281,8 @@ WORDS = {
     "owns-none": "{subject} trains, but does not merge weights, because its {other} is slow",
     "owns-less": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is slow",
     "owns-more": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is fast",
-    "direct": "{subject} and {other} exchange directly",
-    "small": "{subject} and {other} exchange directly, in small packets: large ones are lost on the way",
+    "direct": "{source} and {other} exchange directly",
+    "small": "{source} and {other} exchange directly, in small packets: large ones are lost on the way",
     "data-stay": DATA_STAY,
     "all-direct": "{pairs:.0f} pairs of machines exchange directly",
     "one-way": "only {subject} can connect to {other}, so it opens the connections of both directions",
@@ -351,7 +351,11 @@ def sentence(reason: Reason) -> str:
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
     code = "owns-none" if reason.code == "owns-less" and numbers["percent"] < 0.5 else reason.code
     return WORDS[code].format(
-        subject=machine_text(reason.subject), other=machine_text(reason.other), **numbers, **words
+        source=reason.subject,
+        subject=machine_text(reason.subject),
+        other=machine_text(reason.other),
+        **numbers,
+        **words,
     )
 
 

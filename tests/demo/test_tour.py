@@ -14,10 +14,6 @@ from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
-COPIED = (
-    "app", "distributed", "profiles", "speech", "training", "config.ini", "cli_typer.py", "wizard.py",
-    "constraints.txt", "requirements.lock",
-)  # fmt: skip
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"),
@@ -105,22 +101,12 @@ def test_leaving_anywhere_changes_no_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The project in another folder, so that what the set-up saves stays out of this one; it takes few clips."""
-    folder = tmp_path / "muster"
-    folder.mkdir()
-    ignore = shutil.ignore_patterns("saved")
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=ignore)
-        else:
-            shutil.copy2(source, folder / name)
-    (folder / "examples").symlink_to(ROOT / "examples")
-    config = folder / "config.ini"
+def copy(project_copy: Path) -> Path:
+    """The project in another folder; it takes few clips."""
+    config = project_copy / "config.ini"
     few = "eval_batch_size = 8\nmax_eval_samples = 8\nmax_train_samples = 96"
     config.write_text(config.read_text().replace("eval_batch_size = 80", few))
-    return folder
+    return project_copy
 
 
 @pytest.mark.timeout(400)

@@ -40,7 +40,7 @@ def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> 
     ]
     assert expected_sentences(pairs, "a", "b", "c") == [
         "a and b (10.0.0.2, eth0 to en0) exchange directly",
-        "only c can connect to a (10.0.0.1, eth0 to en0), so it opens the connections of both directions",
+        "only machine c can connect to a (10.0.0.1, eth0 to en0), so it opens the connections of both directions",
     ]
     assert expected_sentences(pairs, "a", "b", "c", engine="nccl") == []
 
@@ -60,7 +60,7 @@ def test_many_pairs_that_go_directly_are_only_counted() -> None:
     sentences = expected_sentences(pairs, *names)
     assert (
         sentences[0] == "9 pairs of machines exchange directly"
-        and sentences[1].startswith("only a can connect to e")
+        and sentences[1].startswith("only machine a can connect to e")
         and len(sentences) == 2
     )
 

@@ -83,7 +83,7 @@ def test_profiles_and_examples_come_along(bare: Path) -> None:
 def test_runs_lie_in_the_users_folder(bare: Path) -> None:
     told = muster(bare, "-m", "muster", "runs", "list").stderr
     assert str(bare / ".local/share/muster/runs" if sys.platform == "linux" else "muster/runs") in told
-    assert "start one with: python3 -m muster train PROFILE" in told
+    assert "start one with: muster train PROFILE" in told
 
 
 @pytest.mark.slow
