@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from training.hardware.device import is_out_of_memory
 from training.loop.trainer import Trainer
 from training.records.events import EvaluationEvent, Event, WarningEvent
 from training.run.orders import Command, Control
+
+
+@pytest.fixture(autouse=True)
+def _few_objects() -> None:
+    """Memory is given back by looking at all objects, each time: not at those of all tests before."""
+    gc.freeze()
 
 
 class Tight(ToyTask):
