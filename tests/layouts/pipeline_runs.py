@@ -25,7 +25,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 MakeStep = Callable[[int], list[Any]]
 """Takes the number of a step; returns its micro-batches."""
 Queues = dict[tuple[int, int], "queue.SimpleQueue[torch.Tensor]"]
-STEPS = 5
+STEPS = 3
 PRECISION = Precision(None, torch.device("cpu"))
 
 
