@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.console import command_about
-from app.report import EndedRun
-from app.run_view.run_state import RunState, at_its_end
+from app.run_view.run_state import RunState
+from app.run_view.view import EndedRun
 from profiles.errors import BadInput
 from training.records.event_log import follow_events
 from training.records.events import Event
@@ -51,8 +51,7 @@ class Follower:
 
     def ended(self, state: RunState) -> EndedRun:
         """Return the outcome of the run with its state; to be called after the last event."""
-        outcome = self.outcome()
-        return EndedRun(**vars(outcome), plan=self.plan, state=at_its_end(state, outcome.status, outcome.message))
+        return EndedRun.of(self.outcome(), self.plan, state)
 
 
 class Replay(Follower):

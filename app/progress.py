@@ -23,7 +23,7 @@ from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
 from app.run_view.run_state import RunState, apply
 from app.run_view.tables.evaluations import evaluation_headline
-from app.run_view.timeline import TimelineEntry, entry_text, timeline_entry
+from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
 from training.records.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
@@ -261,12 +261,12 @@ def time_left_text(state: RunState, now: float) -> str:
 
 def change_line(before: RunState, after: RunState, event: Event) -> str:
     """Return the line of an event, in the words of the timeline; empty: it changes nothing."""
-    if isinstance(event, RunEvent) and event.status == before.status and before.started is not None:
-        return ""
+    if isinstance(event, RunEvent):
+        is_repeated = event.status == before.status and before.started is not None
+        reason = "" if event.status == "failed" else event.message  # the error said why
+        return "" if is_repeated else run_sentence(event.status, reason)
     entry = timeline_entry(event, before.members.get(-1 if event.member is None else event.member))
-    if entry is None or (isinstance(event, RunEvent) and event.status == "failed"):
-        return "run failed" if entry else ""  # the error said why
-    return _line_of(entry, after)
+    return _line_of(entry, after) if entry else ""
 
 
 def _line_of(entry: TimelineEntry, state: RunState) -> str:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.console import command_about, visible
 from app.run_view.figures import MORE_DATA, data_text
 from app.run_view.metrics import simulated_text
-from app.run_view.plan_vs_actual import comparison_in
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluation_lines, evaluations_document
 from app.run_view.tables.showcase import showcase_lines
-from app.run_view.view import RunView
+from app.run_view.view import EndedRun
 from app.task_results import results_of
-from distributed.planning.feedback import planning_in
 from profiles.declarations import trait_of
 from profiles.errors import counted
 from profiles.quantities import duration_text
@@ -26,37 +23,7 @@ from training.records.attempts import starting_seconds_in
 from training.records.model_folders import has_chat_template, holds_tokenizer, is_language_model, starting_model
 from training.records.plan import SCRIPT, RunMetadata, RunPlan
 from training.records.runs import RunSummary, finished_model, lost_members
-from training.run.outcome import NOT_THIS_RUN, RunOutcome
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndedRun(RunOutcome):
-    """The outcome of a run, with its plan and final state."""
-
-    plan: RunPlan
-    state: RunState
-
-    @property
-    def view(self) -> RunView:
-        """The run as displays describe it."""
-        return RunView(
-            self.run_dir,
-            self.state,
-            plan=self.plan,
-            live=False,
-            planning=planning_in(self.run_dir),
-            metrics=self.metrics,
-            comparison=comparison_in(self.metrics),
-        )
-
-    @property
-    def model(self) -> Path | None:
-        return finished_model(self.run_dir)
-
-    @property
-    def resume_command(self) -> str:
-        """Empty: it cannot be resumed."""
-        return self.view.resume_command
+from training.run.outcome import NOT_THIS_RUN
 
 
 def title_of(plan: RunPlan) -> str:
@@ -70,37 +37,37 @@ def document(ended: EndedRun) -> dict[str, Any]:
     """Return the JSON document of a run that has ended, without the exit code at its end."""
     content: dict[str, Any] = {
         "run_id": ended.plan.run_id,
-        "run_dir": str(ended.run_dir),
-        "status": ended.status,
+        "run_dir": str(ended.path),
+        "status": ended.outcome.status,
         "profile": ended.plan.profile.name,
         "strategy": SCRIPT if ended.plan.launch else ended.plan.profile.strategy.strategy,
         "engine": ended.plan.engine,
         "workers": ended.plan.world_size,
         "model": str(ended.model) if ended.model else None,
-        "lost": lost_members(ended.metrics) if ended.status == "completed" else (),
+        "lost": lost_members(ended.metrics) if ended.outcome.status == "completed" else (),
         "snapshot_step": ended.state.resume_step,
         "evaluations": evaluations_document(ended.state),
         "metrics": dict(ended.metrics),
     }
-    if ended.status != "completed":
-        content["error"] = {"message": ended.message, "hint": ended.hint}
+    if ended.outcome.status != "completed":
+        content["error"] = {"message": ended.outcome.message, "hint": ended.outcome.hint}
         content["resume_command"] = ended.resume_command
     return content
 
 
 def completed_lines(ended: EndedRun) -> list[str]:
     """Return the report of a completed run."""
-    rate = ended.view.whole_rate
+    rate = ended.whole_rate
     speed = f", {rate} samples/s over the whole run" if rate else ""
     attempts = ended.metrics.get("attempts", 1)
     resumed = f" in {attempts} attempts" if attempts > 1 else ""
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only completes the run takes no step
     if ended.plan.launch is not None:
-        return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.run_dir}"]
+        return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.path}"]
     lines = [
         "",
         f"Done: {counted(steps, 'step')}{resumed}{speed}",
-        ended.view.took,
+        ended.took,
         *_preparation(ended.state),
         *evaluation_lines(ended.state),
     ]
@@ -110,11 +77,11 @@ def completed_lines(ended: EndedRun) -> list[str]:
         lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
     if data := data_text(ended.state, whole_run=True):
         lines.append(f"data    {data}; {MORE_DATA}")
-    lines += [*results_of(ended.plan.profile.model.task).lines(ended.run_dir), *showcase_lines(ended.run_dir)]
+    lines += [*results_of(ended.plan.profile.model.task).lines(ended.path), *showcase_lines(ended.path)]
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")
     if ended.model is None:
-        return [*lines, f"run     {ended.run_dir}"]
+        return [*lines, f"run     {ended.path}"]
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
 
 
@@ -127,13 +94,13 @@ def _preparation(state: RunState) -> Iterator[str]:
 
 def next_commands(ended: EndedRun) -> list[str]:
     """Return the commands to use the model of a run, or to resume it from its snapshot."""
-    if ended.status != "completed":
+    if ended.outcome.status != "completed":
         return list(filter(None, [ended.resume_command]))
     model = ended.plan.profile.model
-    commands = results_of(model.task).commands(ended.run_dir, ended.plan) if ended.model is not None else []
+    commands = results_of(model.task).commands(ended.path, ended.plan) if ended.model is not None else []
     if not commands:
-        commands = writing_commands(ended.run_dir, model.trait == "texts", bool(starting_model(ended.plan.profile)))
-    return [*commands, command_about(ended.run_dir, "runs", "show")]
+        commands = writing_commands(ended.path, model.trait == "texts", bool(starting_model(ended.plan.profile)))
+    return [*commands, command_about(ended.path, "runs", "show")]
 
 
 def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[str]:
@@ -184,15 +151,15 @@ def what_next(run: RunSummary) -> tuple[str, ...]:
 def stopped_line(ended: EndedRun) -> str:
     """Return the line after a stop: what is saved and how to resume."""
     if ended.plan.launch is not None:
-        return f"stopped; the logs are in {ended.run_dir / 'logs'}"
+        return f"stopped; the logs are in {ended.path / 'logs'}"
     command = ended.resume_command
-    following = f"resume with: {command}" if command else f"the log is in {ended.run_dir}"
+    following = f"resume with: {command}" if command else f"the log is in {ended.path}"
     return f"stopped; {ended.state.saved_progress}; {following}"
 
 
 def failure_hint(ended: EndedRun) -> str:
     """Return what to do after a failure."""
-    hints = [ended.hint] if ended.hint else []
-    if (command := ended.resume_command) and NOT_THIS_RUN not in ended.hint:
+    hints = [ended.outcome.hint] if ended.outcome.hint else []
+    if (command := ended.resume_command) and NOT_THIS_RUN not in ended.outcome.hint:
         hints.append(f"resume from step {ended.state.resume_step} with: {command}")
-    return "; ".join(hints) or f"see {ended.run_dir / 'logs'}"
+    return "; ".join(hints) or f"see {ended.path / 'logs'}"

@@ -6,6 +6,7 @@ None of them writes an exponent, and all give at most three significant digits.
 from __future__ import annotations
 
 import math
+import time
 
 _DASH = "-"
 
@@ -38,6 +39,15 @@ def duration_text(seconds: float | None) -> str:
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+
+
+def clock_text(moment: float, now: float) -> str:
+    """Local time of day: ``14:03``; with the weekday on another day than ``now``, with the date further away."""
+    if not 0 <= moment < 1e11:
+        return "--:--"
+    at = time.localtime(moment)
+    day = "" if time.localtime(now)[:3] == at[:3] else "%a " if abs(now - moment) < 6 * 86_400 else "%d %b "
+    return time.strftime(f"{day}%H:%M", at)
 
 
 def bytes_text(count: float) -> str:

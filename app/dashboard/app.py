@@ -71,4 +71,4 @@ def run_dashboard(
     if app.return_code:
         return app.return_code
     ended = app.dashboard.picture.ended
-    return int(ended.exit_code if ended is not None and source is None else ExitCode.DONE)
+    return int(ended.outcome.exit_code if ended is not None and source is None else ExitCode.DONE)

@@ -18,14 +18,12 @@ from typing import Any
 
 from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
-from app.report import EndedRun
 from app.run_view.last_visit import Visit
 from app.run_view.member_state import changed
-from app.run_view.plan_vs_actual import comparison_in
 from app.run_view.ribbon import series_of_run
 from app.run_view.run_series import Series, series_names
 from app.run_view.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
-from app.run_view.view import RunView
+from app.run_view.view import EndedRun, RunView
 from distributed.planning.documents.document import Figures, Planning
 from distributed.planning.feedback import FIGURES, PLANNING
 from profiles.errors import BadInput, MusterError
@@ -178,9 +176,8 @@ class RunReader:
         if self._source is not None:
             with contextlib.suppress(MusterError, OSError):
                 is_first_read, ended = not self._current.read, self._source.ended(self._current.state)
-                figures = {"metrics": ended.metrics, "comparison": comparison_in(ended.metrics)}
                 since = self._since(ended.state) if is_first_read else ""  # a run that ends is no longer news
-                self._note(ended=ended, since=since, **figures)
+                self._note(ended=ended, since=since, metrics=ended.metrics, comparison=ended.comparison)
         self._note(read=True)
 
     def _since(self, state: RunState) -> str:

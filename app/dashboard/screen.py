@@ -27,7 +27,7 @@ from app.dashboard.tabs.overview import EventsPane, OverviewPane
 from app.dashboard.tabs.pane import LEVELS, Pane, Words
 from app.dashboard.tabs.samples import SamplesDialog
 from app.follow import Follower
-from app.run_view.headline import RunHeadline
+from app.run_view.headline import RunHeadline, headline
 from app.run_view.timeline import with_reason
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog, refusal_by
@@ -214,7 +214,7 @@ class DashboardScreen(BaseScreen):
     def _headline(self, picture: Picture) -> Content:
         if not picture.read and picture.events:
             return literal(f"reading what has happened so far: {picture.events} events", "$text-muted")
-        line = picture.headline
+        line = headline(picture)
         if picture.damage and not picture.state.members:
             line = RunHeadline("bad", "Damaged", (picture.damage,))
         line = line.within(self.query_one("#headline", Words).size.width - _MARK)

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.run_view.member_state import MemberTotals
 from app.run_view.view import RunView, read_view
 from training.records.plan import RunMetadata
-from training.records.runs import RunSummary, finished_model, size_of, summarise
+from training.records.runs import RunSummary, size_of, summarise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,6 @@ class Evidence(RunView):
 
     metadata: RunMetadata
     summary: RunSummary
-    model: Path | None
     model_bytes: int
 
     @property
@@ -34,6 +33,6 @@ def read_evidence(path: Path) -> Evidence:
     Raises:
         BadInput: there is no run, or its metadata is damaged.
     """
-    view, model = read_view(path), finished_model(path)
-    size = size_of(model) if model else 0
-    return Evidence(**vars(view), summary=summarise(path), model=model, model_bytes=size)
+    view = read_view(path)
+    size = size_of(view.model) if view.model else 0
+    return Evidence(**vars(view), summary=summarise(path), model_bytes=size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,8 +12,9 @@ from app.run_view.figures import data_text
 from app.run_view.member_state import TROUBLE, MemberState
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.timeline import TimelineEntry, chronological
+from app.run_view.view import RunView
 from distributed.planning.run_time import SLOWER_BELOW, RunTime, took_text
-from profiles.quantities import duration_text, machine_text
+from profiles.quantities import clock_text, duration_text, machine_text
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
@@ -42,27 +42,12 @@ class RunHeadline:
         return replace(self, details=remaining, spare=tuple(spare)).within(cells)
 
 
-def headline(
-    state: RunState,
-    now: float,
-    *,
-    live: bool = True,
-    members: int = 0,
-    time: RunTime | None = None,
-    launched: bool = False,
-) -> RunHeadline:
-    """Return the headline of a run.
-
-    Args:
-        now: the present by the clock of the events.
-        live: whether a process works on the run.
-        members: how many there should be.
-        time: of the run as its plan promised it; ``None`` where nothing was predicted.
-        launched: whether the members run a script, which reports no steps.
-    """
+def headline(view: RunView) -> RunHeadline:
+    """Return the headline of a run."""
+    state, now, time = view.state, view.now, view.time
     if state.ended is not None and state.status != INTERRUPTED:
-        return _ended(state, time)
-    if not live or state.ended is not None:
+        return _ended(view)
+    if not view.live or state.ended is not None:
         done = _progress(state)
         return RunHeadline(
             "bad", "Interrupted", ("the process that ran it is gone", *done, state.saved_progress), spare=done
@@ -70,14 +55,14 @@ def headline(
     states = state.members.values()
     lost = [member for member in states if member.status in TROUBLE]
     present_count = sum(member.active or member.status == "done" for member in states)
-    present = f"{present_count}/{max(members, len(states))} machines"
+    present = f"{present_count}/{view.expected} machines"
     if state.status == "paused":
         return RunHeadline("paused", "Paused", (present, *_progress(state)))
-    if state.status == "starting" or not (launched or any(member.step for member in states)):
+    if state.status == "starting" or not (view.launched or any(member.step for member in states)):
         return RunHeadline("starting", "Starting", (present, *_phases(state)))
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
-    predicted, alone_text = _promised(state, time, now, soon), _alone(state, time, now, soon)
+    predicted, alone_text = _promised(view, soon), _alone(view, soon)
     figures = tuple(detail for detail in (end, predicted, alone_text) if detail)
     spare = tuple(detail for detail in (predicted, alone_text, figures[0] if figures else "") if detail)
     silent = _silence(state, now)
@@ -137,9 +122,10 @@ def waiting_share(state: RunState) -> float | None:
     return statistics.fmean(waits) if waits else None
 
 
-def _ended(state: RunState, time: RunTime | None) -> RunHeadline:
+def _ended(view: RunView) -> RunHeadline:
+    state = view.state
     if state.status == "completed":
-        took = took_text(state.seconds(0.0), time)
+        took = took_text(view.seconds, view.time)
         return RunHeadline("done", "Completed", (*_progress(state), took), spare=_progress(state))
     if state.status == "cancelled":
         why = () if state.message in ("", "stopped", state.saved_progress) else (state.message,)
@@ -178,27 +164,29 @@ def _done_at(state: RunState, now: float) -> str:
         return ""
     if left.seconds < _SOON:
         return f"done in {duration_text(left.seconds)}"
-    return f"done {_clock(now + left.seconds, now)} ±{max(1, round(left.doubt / 60))} min"
+    return f"done {clock_text(now + left.seconds, now)} ±{max(1, round(left.doubt / 60))} min"
 
 
-def _promised(state: RunState, time: RunTime | None, now: float, soon: bool | None) -> str:
+def _promised(view: RunView, soon: bool | None) -> str:
     """Return the text of the end that the plan promised."""
-    end = _end_after(time.seconds, state, now) if time else None
-    return "" if end is None else f"promised {_moment(end, now, soon)}"
+    end = _end_after(view.time.seconds, view) if view.time else None
+    return "" if end is None else f"promised {_moment(end, view.now, soon)}"
 
 
-def _alone(state: RunState, time: RunTime | None, now: float, soon: bool | None) -> str:
+def _alone(view: RunView, soon: bool | None) -> str:
     """Return the text of when the best machine alone would be done, had it begun with the run."""
-    end = _end_after(time.alone_seconds, state, now) if time else None
+    time = view.time
+    end = _end_after(time.alone_seconds, view) if time else None
     if time is None or end is None:
         return ""
-    return f"{machine_text(time.alone)} alone {_moment(end, now, soon)}{' (fewer samples)' if time.fixed_steps else ''}"
+    fewer = " (fewer samples)" if time.fixed_steps else ""
+    return f"{machine_text(time.alone)} alone {_moment(end, view.now, soon)}{fewer}"
 
 
-def _end_after(seconds: float, state: RunState, now: float) -> float | None:
+def _end_after(seconds: float, view: RunView) -> float | None:
     """Return the Unix time at which the run has taken so many seconds; ``None``: unknown, or far away."""
-    end = now - state.seconds(now) + seconds
-    return end if seconds > 0 and _is_near(end - now) else None
+    left = seconds - view.seconds
+    return view.now + left if seconds > 0 and _is_near(left) else None
 
 
 def _is_near(seconds: float) -> bool:
@@ -209,14 +197,7 @@ def _moment(moment: float, now: float, soon: bool | None) -> str:
     """Return ``in 1:20`` or ``14:03``; ``soon``: whether the run's own end has the first form, to be comparable."""
     if soon or (soon is None and abs(moment - now) < _SOON):
         return f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
-    return _clock(moment, now)
-
-
-def _clock(moment: float, now: float) -> str:
-    """Return ``14:03``, with the weekday on another day than today."""
-    at = time.localtime(moment)
-    day = "" if time.localtime(now)[:3] == at[:3] else time.strftime("%a ", at)
-    return f"{day}{time.strftime('%H:%M', at)}"
+    return clock_text(moment, now)
 
 
 def _silence(state: RunState, now: float) -> float:

@@ -8,7 +8,6 @@ the newest event that any of them showed counts.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -21,7 +20,7 @@ from app.run_view.run_series import of_run
 from app.run_view.run_state import RunState, arrivals_and_departures, status_word
 from app.run_view.timeline import TimelineEntry, TimelineTrack, chronological
 from profiles.errors import counted
-from profiles.quantities import machine_text
+from profiles.quantities import clock_text, machine_text
 from training.records.events import Event
 from training.records.run_files import write_atomically
 
@@ -110,7 +109,7 @@ def away_text(seconds: float) -> str:
 
 def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
     if seen_state.started is not None and state.started is not None and seen_state.started != state.started:
-        yield f"resumed at {_clock(state.started, now)}"
+        yield f"resumed at {clock_text(state.started, now)}"
     if state.step != seen_state.step:
         yield f"step {seen_state.step:,} -> {state.step:,}"
     before, after = map(_loss, (seen_state, state))
@@ -129,7 +128,7 @@ def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
     if state.status == "paused" != seen_state.status:
         yield "paused"
     if state.ended is not None and state.ended != seen_state.ended:
-        yield f"{status_word(state.status)} at {_clock(state.ended, now)}"
+        yield f"{status_word(state.status)} at {clock_text(state.ended, now)}"
 
 
 def _loss(state: RunState) -> float | None:
@@ -145,7 +144,7 @@ def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterat
     for member, changes in groupby(moved, key=lambda entry: entry.member):
         name, lost = machine_text(state.name(member)), False
         for entry in changes:
-            at = _clock(entry.time, now)
+            at = clock_text(entry.time, now)
             if entry.kind == "lost":
                 messages.append((entry.time, f"lost {name} at {at}"))
             elif lost:
@@ -161,12 +160,3 @@ def _losses(state: RunState, new: Sequence[TimelineEntry], now: float) -> Iterat
     away = [state.name(rank) for rank, member in state.members.items() if member.status in ("lost", "failed")]
     still = f", {', '.join(away)} still away" if away else ""
     yield f"{counted(len(shown), 'time')} a machine {shown[0].kind} ({', '.join(names)}){still}"
-
-
-def _clock(moment: float, now: float) -> str:
-    """Return ``03:12`` in local time, with the day where it is long ago."""
-    if not 0 <= moment < 1e11:
-        return "--:--"
-    far = abs(now - moment)
-    pattern = "%H:%M" if far < 20 * 3600 else "%a %H:%M" if far < 6 * 86400 else "%d %b %H:%M"
-    return time.strftime(pattern, time.localtime(moment))

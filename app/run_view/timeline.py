@@ -30,13 +30,12 @@ FIRST, NEWEST = 40, 160
 """Entries of one kind that are kept from the beginning, and from the end."""
 KEPT_NOTICES = 50
 """Most entries in a list of warnings, or of errors."""
+ENDINGS = {"completed": "completed", "failed": "failed", "cancelled": "was stopped"}
 _RUN = {
     "starting": "the run is starting",
     "running": "training is under way",
     "paused": "training is paused",
-    "completed": "the run completed",
-    "failed": "the run failed",
-    "cancelled": "the run was stopped",
+    **{status: f"the run {ending}" for status, ending in ENDINGS.items()},
 }
 Kind = Literal["run", "machine", "lost", "back", "error", "warning", "evaluation", "snapshot", "request", "path"]
 
@@ -120,7 +119,7 @@ def timeline_entry(event: Event, member: MemberState | None) -> TimelineEntry | 
     entry = partial(TimelineEntry, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
-            return entry("run", with_reason(_RUN[event.status], "" if event.message == "stopped" else event.message))
+            return entry("run", run_sentence(event.status, event.message))
         case MemberEvent():
             news = member_news(event, member)
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
@@ -156,6 +155,11 @@ def _names(text: str, name: str) -> bool:
     if len(name) > 1:
         return name in text
     return text.startswith((f"{name}: ", f"{name} is ", f"{name} lost", f"{name} ended")) or f"machine {name}" in text
+
+
+def run_sentence(status: str, reason: str = "") -> str:
+    """Return the sentence of a run's new status: ``the run failed: no space left``."""
+    return with_reason(_RUN[status], "" if reason == "stopped" else reason)
 
 
 def with_reason(statement: str, reason: str) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from app.console import TOUR_PROFILE, command_about
-from app.run_view.headline import RunHeadline, headline
 from app.run_view.plan_vs_actual import PlanPrediction, PlanVsActual, compare_with_plan, comparison_in, plan_prediction
-from app.run_view.run_state import RunState, state_of
+from app.run_view.run_state import RunState, at_its_end, state_of
 from app.run_view.tables.showcase import showcase_in
 from distributed.planning.documents.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison, compare, planning_in
@@ -21,6 +20,8 @@ from distributed.planning.run_time import RunTime, promised_time, took_text
 from profiles.errors import BadInput
 from training.records.plan import RunMetadata, RunPlan
 from training.records.run_folder import RunFolder
+from training.records.runs import finished_model
+from training.run.outcome import RunOutcome
 from training.tasks.outputs.showcase import Showcase
 
 
@@ -49,6 +50,11 @@ class RunView:
     def expected(self) -> int:
         """Expected number of members."""
         return max(self.plan.world_size if self.plan else 0, len(self.state.members))
+
+    @property
+    def model(self) -> Path | None:
+        """Folder of the model that the run has left; ``None``: there is none."""
+        return finished_model(self.path)
 
     @property
     def launched(self) -> bool:
@@ -88,13 +94,6 @@ class RunView:
         return str(self.plan_vs_actual or took_text(self.seconds, self.time))
 
     @property
-    def headline(self) -> RunHeadline:
-        """How the run is doing, in one line."""
-        return headline(
-            self.state, self.now, live=self.live, members=self.expected, time=self.time, launched=self.launched
-        )
-
-    @property
     def whole_rate(self) -> str:
         """Samples/s over the whole run; empty where they were not measured."""
         rate = self.metrics.get("samples_per_second")
@@ -117,6 +116,28 @@ class RunView:
         planned = {rank: member.name for rank, member in enumerate(members)}
         hosts = self.metadata.hosts if self.metadata else ()
         return self.state.name(rank, {host.get("rank", -1): host.get("name", "") for host in hosts} | planned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun(RunView):
+    """A run whose newest attempt has ended."""
+
+    plan: RunPlan
+    outcome: RunOutcome
+
+    @classmethod
+    def of(cls, outcome: RunOutcome, plan: RunPlan, state: RunState) -> EndedRun:
+        """Return the run of a plan and an outcome; ``state``: after its last event."""
+        return cls(
+            path=outcome.run_dir,
+            state=at_its_end(state, outcome.status, outcome.message),
+            plan=plan,
+            planning=planning_in(outcome.run_dir),
+            live=False,
+            metrics=outcome.metrics,
+            comparison=comparison_in(outcome.metrics),
+            outcome=outcome,
+        )
 
 
 def read_view(path: Path) -> RunView:

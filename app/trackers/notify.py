@@ -25,6 +25,7 @@ from types import FrameType
 
 from app.console import say, visible
 from app.run_view.metrics import result_text
+from app.run_view.timeline import ENDINGS, with_reason
 from app.trackers.kinds import TrackedRun
 from distributed.planning.feedback import planning_in
 from distributed.planning.run_time import promised_time, took_text
@@ -39,7 +40,6 @@ DESKTOP = "desktop"
 _PATIENCE = 20.0
 """Timeout of a command or a web request in seconds."""
 _HOST = re.compile(r"https?://[^\s/?#@]+(?:[/?#][^\s]*)?\Z")
-_ENDINGS = {"completed": "is done", "failed": "failed", "cancelled": "was stopped"}
 _SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
 _BY_DESKTOP: dict[str, tuple[str, ...]] = {
     "notify-send": ("notify-send", "--app-name=Muster"),
@@ -121,8 +121,8 @@ def _stopped_by_signals() -> Iterator[None]:
 
 def ending_text(status: str, details: str = "", early: bool = False) -> str:
     """Return what is sent of an end: ``failed before its first step: no space left`` if it was ``early``."""
-    ending = _ENDINGS.get(status, status) + (" before its first step" if early else "")
-    return f"{ending}: {details}" if details else ending
+    ending = ENDINGS.get(status, status) + (" before its first step" if early else "")
+    return with_reason(ending, details)
 
 
 def send(profile: str, status: str, text: str, run_id: str = "") -> str:

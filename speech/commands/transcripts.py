@@ -223,10 +223,11 @@ def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:
     output = Path(plan.profile.run.output_dir)
     folder = RunFolder.resume(earlier, plan, command) if earlier else RunFolder.create(output, plan, command)
     ended = run_to_end(plan, folder, progress_for(plan.profile.name))
-    if ended.exit_code is ExitCode.STOPPED:
+    outcome = ended.outcome
+    if outcome.exit_code is ExitCode.STOPPED:
         raise StoppedByUser("stopped", "the same command continues")
-    if ended.model is None or ended.status != "completed":
-        raise RunFailed(f"{folder.path}: {ended.message}", ended.hint)
+    if ended.model is None or outcome.status != "completed":
+        raise RunFailed(f"{folder.path}: {outcome.message}", outcome.hint)
     return ended.model
 
 

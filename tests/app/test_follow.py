@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from app.follow import Follower
-from app.report import EndedRun
-from app.run_view.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.files.resolve import profile_from_options
 from training.records.bounded_fields import LONGEST_LINE
@@ -19,7 +17,7 @@ from training.records.event_log import follow_lines
 from training.records.events import ErrorEvent, Event, RunEvent, WarningEvent
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
-from training.run.outcome import write_end
+from training.run.outcome import RunOutcome, write_end
 
 
 @pytest.fixture
@@ -33,12 +31,12 @@ def seen(follower: Follower) -> list[Event]:
     return [event for event in follower.events() if event is not None]
 
 
-def end_of(folder: RunFolder) -> EndedRun:
+def end_of(folder: RunFolder) -> RunOutcome:
     """How a run that nobody works on any more ended."""
     folder.close()
     follower = Follower(folder.path)
     seen(follower)
-    return follower.ended(RunState())
+    return follower.outcome()
 
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_readers_see_what_is_written_while_they_read(folder: RunFolder) -> None:
     folder.finish("completed", {"steps": 3})
     folder.close()
     assert [event for event in events if event is not None] == []
-    ended = follower.ended(RunState())
+    ended = follower.outcome()
     assert (ended.status, ended.exit_code, ended.metrics) == ("completed", ExitCode.DONE, {"steps": 3})
 
 
@@ -105,7 +103,7 @@ def test_what_could_not_begin_keeps_its_exit_code_even_without_a_folder(folder: 
     folder.close()
     shutil.rmtree(folder.path)
     list(events)
-    ended = follower.ended(RunState())
+    ended = follower.outcome()
     assert (ended.message, ended.hint, ended.exit_code) == ("no such file", "look", code)
 
 

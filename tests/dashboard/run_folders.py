@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.run_view.run_state import RunState
+from app.run_view.view import RunView
+from distributed.planning.run_time import RunTime
 from profiles.files.resolve import profile_from_options
 from training.records.events import Event, MemberEvent, RunEvent, StepEvent
 from training.records.plan import MemberPlan, RunPlan
@@ -59,3 +63,17 @@ def steps(first: int, last: int, ranks: Iterable[int] = (0, 1, 2), at: float = B
         for step in range(first, last + 1)
         for rank in ranks
     ]
+
+
+@dataclass(frozen=True)
+class _PromisedView(RunView):
+    promise: RunTime | None = None
+
+    @property
+    def time(self) -> RunTime | None:
+        return self.promise
+
+
+def view_of(state: RunState, now: float, time: RunTime | None = None, **fields: Any) -> RunView:
+    """Return a run at one moment, whose plan promised a time."""
+    return _PromisedView(Path("run"), state, now, promise=time, **fields)

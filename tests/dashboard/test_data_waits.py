@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_folders import BEGAN, started, steps
+from run_folders import BEGAN, started, steps, view_of
 
 from app.html_report import sections
 from app.html_report.evidence import read_evidence
 from app.progress import step_line
-from app.report import EndedRun, completed_lines
+from app.report import completed_lines
 from app.run_view.figures import data_text
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
+from app.run_view.view import EndedRun
 from profiles.errors import ExitCode
 from tests.report.report_runs import write_run
+from training.records.run_folder import RunFolder
+from training.run.outcome import RunOutcome
 
 
 def going(data: float, machines: int = 1, last: int = 12) -> RunState:
@@ -26,15 +29,15 @@ def going(data: float, machines: int = 1, last: int = 12) -> RunState:
 
 
 def test_the_headline_says_how_much_of_a_step_waits_for_data() -> None:
-    said = headline(going(0.45), BEGAN + 13)
+    said = headline(view_of(going(0.45), BEGAN + 13))
     assert (said.level, said.details[1]) == ("warning", "41 % of each step waits for data")  # the longest one left out
-    assert "41 % of each step waits for data on air" in headline(going(0.45, 3), BEGAN + 13).details
+    assert "41 % of each step waits for data on air" in headline(view_of(going(0.45, 3), BEGAN + 13)).details
 
 
 @pytest.mark.parametrize("data", [0.0, 0.09])
 def test_little_is_not_worth_a_word(data: float) -> None:
     state = going(data)
-    assert headline(state, BEGAN + 13).word == "Healthy"
+    assert headline(view_of(state, BEGAN + 13)).word == "Healthy"
     assert "data" not in step_line(state)
 
 
@@ -53,7 +56,5 @@ def test_the_end_and_the_report_say_what_to_do(tmp_path: Path) -> None:
     evidence = read_evidence(path)
     words = "41 % of each step waited for data on studio"
     assert f"{words}: set data_workers higher" in sections.machines(evidence)
-    ended = EndedRun(
-        status="completed", run_dir=path, metrics={}, exit_code=ExitCode.DONE, plan=evidence.plan, state=evidence.state
-    )
+    ended = EndedRun.of(RunOutcome("completed", path, {}, ExitCode.DONE), RunFolder.open(path).plan(), evidence.state)
     assert any(line.startswith(f"data    {words}; set data_workers higher") for line in completed_lines(ended))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from run_folders import BEGAN, started, steps
+from run_folders import BEGAN, started, steps, view_of
 
 from app.run_view.headline import headline, lag, problems, slowest
 from app.run_view.run_state import RunState, TimeLeft, reduce_events
@@ -18,7 +18,7 @@ def going(*more: Event, until: int = 20) -> RunState:
 
 
 def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
-    said = headline(state, now, **more)
+    said = headline(view_of(state, now, **more))
     return " · ".join((said.word, *said.details))
 
 
@@ -60,7 +60,7 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
     ],
 )
 def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
-    said = headline(going(), BEGAN + 20, time=RunTime(0.0, "studio", 130.0, 12.0)).within(cells)
+    said = headline(view_of(going(), BEGAN + 20, time=RunTime(0.0, "studio", 130.0, 12.0))).within(cells)
     assert " · ".join((said.word, *said.details)) == shown
 
 

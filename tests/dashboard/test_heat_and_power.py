@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import BEGAN, started, steps
+from run_folders import BEGAN, started, steps, view_of
 
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import value_text
@@ -64,12 +64,12 @@ def test_who_is_gone_has_neither() -> None:
 
 def test_other_programs_that_take_the_processors_are_said() -> None:
     state = going(load(0, others_percent=63.4), load(1, others_percent=63.4).model_copy(update={"cpu_percent": 99.0}))
-    assert "other programs use 63 % of air" in headline(state, BEGAN + 4).details
+    assert "other programs use 63 % of air" in headline(view_of(state, BEGAN + 4)).details
 
 
 def test_heat_that_slows_and_a_battery_are_said() -> None:
     state = going(load(1, celsius=90.0, throttled=True, on_mains=False, battery_percent=43.0))
-    assert "air is slowed down by heat" in headline(state, BEGAN + 4).details
+    assert "air is slowed down by heat" in headline(view_of(state, BEGAN + 4)).details
     _, rows = table_of(Picture(Path(), state, now=BEGAN + 4))
     assert [line.plain for line in rows[1].detail] == ["slowed down by heat", "runs on battery, 43 %"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from app.dashboard.tabs.overview import loss_chart, progress_line
 from app.follow import Follower
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.page import page
-from app.progress import PlainProgress, ProgressPanel, step_line
+from app.progress import PlainProgress, ProgressPanel, change_line, step_line
 from app.report import completed_lines, stopped_line
-from app.run_view.run_state import reduce_events
+from app.run_view.headline import headline
+from app.run_view.run_state import RunState, reduce_events
+from app.run_view.timeline import run_sentence, timeline_entry
+from app.trackers.notify import ending_text
+from profiles.quantities import clock_text
 from tests.report.report_runs import write_run
 from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, WarningEvent
 
@@ -110,7 +115,7 @@ def traces(report: str, chart: str) -> list[dict[str, Any]]:
 
 
 def test_steps_and_status(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
-    line, said = displays.evidence.headline, shown(displays.path, capsys)
+    line, said = headline(displays.evidence), shown(displays.path, capsys)
     assert (line.word, line.details[0]) == ("Completed", "step 20/20")
     assert "step 20/20" in progress_line(displays.evidence.state, 0.0, 99).plain
     assert "<b>20/20</b><span>steps" in displays.report and "completed</span>" in displays.report
@@ -150,7 +155,7 @@ def test_machines(displays: Displays, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_time_that_it_took(displays: Displays, capsys: pytest.CaptureFixture[str]) -> None:
     assert displays.evidence.took == "trained 0:21" and "<b>0:21</b><span>trained" in displays.report
-    assert displays.evidence.headline.details[-1] == "trained 0:21"
+    assert headline(displays.evidence).details[-1] == "trained 0:21"
     assert "time      trained 0:21" in shown(displays.path, capsys)
 
 
@@ -184,3 +189,18 @@ def test_the_share_of_waiting(displays: Displays) -> None:
     assert next(iter(sums(displays.picture))).plain.endswith("25 % of the time was waiting")
     assert who_is_slow(displays.picture).plain == "the machines waited 25 % of the time"
     assert displays.report.count(" (25%)</td>") == len(LOSSES)
+
+
+def test_the_end_has_the_same_word_in_timeline_notification_and_replay() -> None:
+    for status, sentence in (("completed", "the run completed"), ("cancelled", "the run was stopped")):
+        event = RunEvent(time=1.0, status=status)
+        entry = timeline_entry(event, None)
+        assert entry is not None and entry.text == run_sentence(status) == sentence
+        assert change_line(RunState(), RunState(), event) == sentence
+        assert f"the run {ending_text(status)}" == sentence
+
+
+def test_a_time_of_day_is_told_alike_everywhere() -> None:
+    now = time.mktime((2026, 11, 20, 9, 0, 0, 0, 0, -1))
+    ages = (3600, 12 * 3600, 8 * 86_400, now + 1)
+    assert [clock_text(now - age, now) for age in ages] == ["08:00", "Thu 21:00", "12 Nov 09:00", "--:--"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import BEGAN, new_folder, started, steps
+from run_folders import BEGAN, new_folder, started, steps, view_of
 
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import newest_text
@@ -78,7 +79,7 @@ def preparing(*ranks: int) -> RunState:
 def test_what_is_prepared_is_said_once(tmp_path: Path) -> None:
     """The headline shows the phase of the last machine; each machine shows its own where there are several."""
     alone, both = preparing(0), preparing(0, 1)
-    assert headline(alone, BEGAN).details[-1] == headline(both, BEGAN).details[-1] == "features 0/9"
+    assert headline(view_of(alone, BEGAN)).details[-1] == headline(view_of(both, BEGAN)).details[-1] == "features 0/9"
     assert not progress_line(alone, BEGAN, 80)
     assert [strip.words for strip in strips(Picture(tmp_path, alone))] == [""]
     assert [strip.words for strip in strips(Picture(tmp_path, both))] == ["features 0/9", "features 1/9"]
@@ -90,4 +91,4 @@ def test_a_launched_script_is_not_waited_for_as_if_it_told_its_loss(tmp_path: Pa
     joined = [RunEvent(time=BEGAN, status="running"), MemberEvent(member=0, time=BEGAN, status="joined", name="studio")]
     picture = Picture(tmp_path, reduce_events(joined), plan=plan)
     assert loss_chart(picture).empty == "a script reports no steps and no loss; tab 5 shows what it prints"
-    assert headline(picture.state, BEGAN + 90, members=1, launched=picture.launched).word == "Healthy"
+    assert headline(replace(picture, now=BEGAN + 90)).word == "Healthy"

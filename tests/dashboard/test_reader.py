@@ -87,7 +87,7 @@ def test_a_supervisor_that_is_killed_is_noticed(tmp_path: Path) -> None:
         run.close()
         until(lambda: not reader.picture.live)
         until(lambda: reader.picture.ended)
-        assert reader.picture.ended is not None and reader.picture.ended.exit_code == 1
+        assert reader.picture.ended is not None and reader.picture.ended.outcome.exit_code == 1
         state = reader.picture.state
         assert (state.status, {member.status for member in state.members.values()}) == ("interrupted", {"stopped"})
 

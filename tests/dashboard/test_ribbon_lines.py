@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import BEGAN, started, steps
+from run_folders import BEGAN, started, steps, view_of
 
 from app.console import short_names
 from app.dashboard.reader import Picture
@@ -93,10 +93,11 @@ def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
 
 def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
     state, time = ran(), prediction().time
-    assert headline(state, 15.0, time=time).details[-2:] == ("promised in 0:05", "pc alone in 0:17")
+    assert headline(view_of(state, 15.0, time=time)).details[-2:] == ("promised in 0:05", "pc alone in 0:17")
     ended = completed(state)
-    assert headline(ended, 40.0, time=time).details == ("step 20/20", "trained 0:20 (0:20 promised; pc alone 0:32)")
-    assert headline(ended, 40.0).details == ("step 20/20", "trained 0:20")
+    took = "trained 0:20 (0:20 promised; pc alone 0:32)"
+    assert headline(view_of(ended, 40.0, time=time)).details == ("step 20/20", took)
+    assert headline(view_of(ended, 40.0)).details == ("step 20/20", "trained 0:20")
 
 
 def test_one_step_fills_its_ribbon() -> None:

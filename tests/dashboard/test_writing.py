@@ -13,8 +13,8 @@ from textual.pilot import Pilot
 
 from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.dialogs.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
-from app.report import EndedRun
 from app.run_view.run_state import RunState
+from app.run_view.view import EndedRun
 from app.screens.app import WizardApp
 from app.wizard.state.state import Step
 from profiles.errors import BadInput, ExitCode
@@ -23,6 +23,7 @@ from speech.report.hearing import HearingDialog
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from training.run.local_plan import plan_local_run
+from training.run.outcome import RunOutcome
 from training.tasks.outputs.showcase import Kind, Sample, Showcase
 
 PROMPT = Sample(
@@ -73,9 +74,7 @@ def ended(folder: Path, profile: str, **options: str) -> EndedRun:
     (folder / "model/config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     (folder / "model/chat_template.jinja").touch()
     plan = plan_local_run(load_profile(profile, options).profile, 1)
-    return EndedRun(
-        status="completed", run_dir=folder, metrics={}, exit_code=ExitCode.DONE, plan=plan, state=RunState()
-    )
+    return EndedRun.of(RunOutcome("completed", folder, {}, ExitCode.DONE), plan, RunState())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_a_language_model_is_offered_what_it_can(
 
 def test_a_model_of_speech_hears(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    run = replace(ended(tmp_path / "model", "demo"), run_dir=tmp_path)
+    run = replace(ended(tmp_path / "model", "demo"), path=tmp_path)
     assert isinstance(next_dialog(run, [], None, lambda: None), HearingDialog)
 
 

@@ -16,9 +16,10 @@ from app.demo.run import recorded
 from app.demo.services import recommended, write_demo_run
 from app.html_report.evidence import read_evidence
 from app.html_report.sections import heading
-from app.report import EndedRun, completed_lines
+from app.report import completed_lines
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
+from app.run_view.view import EndedRun
 from app.screens.home import _run
 from app.wizard.services.forecasting import ranked
 from app.wizard.state.ways import about
@@ -32,6 +33,7 @@ from training.records.attempts import attempts_after
 from training.records.events import RunEvent, StepEvent
 from training.records.run_folder import RunFolder
 from training.records.runs import summarise
+from training.run.outcome import RunOutcome
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +96,7 @@ def test_the_promise_stays_to_the_end_whoever_is_lost(run: Path, said: tuple[str
     for state in states(run)[::20]:
         now = state.updated or 0.0
         picture = Picture(run, state, now=now, planning=planning_in(run))
-        details = headline(state, now, time=picture.time).details
+        details = headline(picture).details
         assert picture.time is not None and picture.time.seconds == pytest.approx(seconds(said[0]), abs=0.5)
         if now - began < seconds(said[0]) - 1:
             promise = next(detail for detail in details if detail.startswith("promised in "))
@@ -108,17 +110,11 @@ def test_its_end_is_beside_its_promise_wherever_it_is_shown(
     took = re.match(r"trained \S+ ", str(evidence.plan_vs_actual))
     assert took is not None
     sentence = f"{took[0]}({said[0]} promised; demo-pc alone {said[1]})"
-    assert sentence in headline(evidence.state, 0.0, time=Picture(run, planning=planning_in(run)).time).details
+    assert sentence in headline(evidence).details
     assert sentence in heading(evidence)
     assert main(["runs", "show", str(run)]) == 0 and f"time      {sentence}" in capsys.readouterr().out
-    ended = EndedRun(
-        status="completed",
-        run_dir=run,
-        metrics=evidence.metrics,
-        exit_code=ExitCode.DONE,
-        plan=RunFolder.open(run).plan(),
-        state=evidence.state,
-    )
+    outcome = RunOutcome("completed", run, evidence.metrics, ExitCode.DONE)
+    ended = EndedRun.of(outcome, RunFolder.open(run).plan(), evidence.state)
     assert f"{sentence}" in completed_lines(ended)
     assert main(["runs", "list", "--output", str(run.parent)]) == 0
     assert took[0].split()[1] in " ".join(capsys.readouterr().out.split())

@@ -54,7 +54,7 @@ def test_the_state_at_the_end_is_the_runs_own_whatever_the_speed(tmp_path: Path)
     played, replay = play(path, 1000)
     state = reduce_events(event for _, event in played)
     assert state == reduce_events(RunFolder.open(path).events())
-    assert replay.ended(state).status == "completed"
+    assert replay.ended(state).outcome.status == "completed"
 
 
 def test_how_it_ended_is_told_with_its_error(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_how_it_ended_is_told_with_its_error(tmp_path: Path) -> None:
         tmp_path, [ErrorEvent(message="broken", hint="mend it", time=5)], status="failed", error_message="broken"
     )
     _, replay = play(path)
-    ended = replay.ended(reduce_events([]))
+    ended = replay.outcome()
     assert (ended.status, ended.message, ended.hint) == ("failed", "broken", "mend it")
 
 

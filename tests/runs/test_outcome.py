@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.console import TOUR_PROFILE
-from app.report import EndedRun, completed_lines, failure_hint, next_commands, stopped_line
+from app.report import completed_lines, failure_hint, next_commands, stopped_line
 from app.run_view.run_state import RunState, at_its_end, reduce_events
+from app.run_view.view import EndedRun
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import load_profile, profile_from_options
@@ -258,10 +258,15 @@ def test_a_resume_tells_how_many_steps_it_makes_again(tmp_path: Path, kept: int,
     assert said == told
 
 
-def _ended(plan: RunPlan, path: Path, state: RunState, metrics: Mapping[str, Any] | None = None) -> EndedRun:
-    return EndedRun(
-        status="completed", run_dir=path, metrics=metrics or {}, exit_code=ExitCode.DONE, plan=plan, state=state
-    )
+def _ended(
+    plan: RunPlan,
+    path: Path,
+    state: RunState,
+    metrics: Mapping[str, Any] | None = None,
+    status: str = "completed",
+    hint: str = "",
+) -> EndedRun:
+    return EndedRun.of(RunOutcome(status, path, metrics or {}, ExitCode.DONE, hint=hint), plan, state)
 
 
 def test_the_time_of_a_run_is_that_of_its_attempts(tmp_path: Path) -> None:
@@ -329,7 +334,7 @@ def test_only_a_run_that_trained_is_offered_to_resume(tmp_path: Path, name: str,
     plan = plan_local_run(load_profile("demo").profile.model_copy(update={"name": name}), 1)
     snapshot = SnapshotEvent(member=0, step=30, path="", bytes=1, seconds=1.0, live=(0,))
     state = reduce_events([snapshot])
-    ended = replace(_ended(plan, tmp_path / "run", state), status="cancelled")
+    ended = _ended(plan, tmp_path / "run", state, status="cancelled")
     assert bool(next_commands(ended)) is offered
     assert ("--resume" in stopped_line(ended)) is offered
     assert ("--resume" in failure_hint(ended)) is offered
@@ -351,7 +356,7 @@ def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, hint: str, g
     with new_folder(tmp_path) as folder:
         state = reduce_events([SnapshotEvent(member=0, step=80, path="x", seconds=0.1, bytes=1, live=(0,))])
         assert state.resume_step == 80
-        ended = replace(_ended(folder.plan(), folder.path, state), status="failed", hint=hint)
+        ended = _ended(folder.plan(), folder.path, state, status="failed", hint=hint)
         assert ("--resume" in failure_hint(ended)) is goes_on
         (folder.path / "checkpoints/member-0/step-00000080").mkdir(parents=True)
         outcome = RunOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", hint)

@@ -54,7 +54,7 @@ def test_a_command_hears_of_a_lost_machine_and_of_the_result(tmp_path: Path, com
     assert first.startswith("running Muster, ")
     assert first.endswith("studio is lost (no sign of life for 10 s); the others go on")
     assert last.startswith("completed ")
-    assert "is done: trained 0:00; validation: WER 20.0 %" in last
+    assert "completed: trained 0:00; validation: WER 20.0 %" in last
 
 
 def test_each_message_is_sent_once_however_often_the_trackers_start(tmp_path: Path, command: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_a_failing_command_does_not_hear_is_no_end_of_the_run(
     monkeypatch.setenv(TARGET, shlex.join([sys.executable, str(program)]))
     follow(write_run(tmp_path, [lost(1), evaluation(5, 0.2)]))
     first, last = heard.read_text().splitlines()  # each is tried once, and nobody hears of a failure
-    assert "is lost" in first and "is done" in last
+    assert "is lost" in first and "completed" in last
     assert capfd.readouterr().err.count("(exit code 3)") == 2
 
 
@@ -182,7 +182,7 @@ def test_a_web_address_gets_a_document(tmp_path: Path, address: str, monkeypatch
     (document,) = _Listener.heard
     assert document["status"] == "completed"
     assert document["text"] == document["content"]
-    assert "is done" in document["text"]
+    assert "completed" in document["text"]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,12 @@ from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
-from app.report import EndedRun, completed_lines, document, failure_hint, stopped_line, title_of
+from app.report import completed_lines, document, failure_hint, stopped_line, title_of
 from app.run_view.last_visit import Visit
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.tables.evaluations import evaluation_lines
+from app.run_view.timeline import run_sentence
+from app.run_view.view import EndedRun
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from training.records.event_log import follow_lines, newest_number, read_events
@@ -120,14 +122,14 @@ def tell_of_run(path: Path) -> None:
 def tell(ended: EndedRun, as_json: bool) -> None:
     """Write how a run ended: the document on stdout, or lines for a person."""
     if as_json:
-        answer(True, document(ended), (), ended.exit_code)
-    elif ended.status == "completed":
+        answer(True, document(ended), (), ended.outcome.exit_code)
+    elif ended.outcome.status == "completed":
         for line in completed_lines(ended):
             show_line(line)
-    if ended.status == "cancelled":
+    if ended.outcome.status == "cancelled":
         say(stopped_line(ended))
-    elif ended.status == "failed" and not as_json:
-        say_error(ended.message, failure_hint(ended))
+    elif ended.outcome.status == "failed" and not as_json:
+        say_error(ended.outcome.message, failure_hint(ended))
 
 
 def _goes_on(path: Path) -> None:
@@ -153,7 +155,7 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
         raise BadInput("the run ended before it began: its input cannot be used", hint) from None
     if ended is not None:
         tell(ended, as_json)
-        return ended.exit_code
+        return ended.outcome.exit_code
     run_id = RunFolder.open(path).metadata.run_id
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
     if not as_json:
@@ -236,7 +238,7 @@ def show_run(
     tell(ended, as_json)
     if somebody(as_json):
         visit.leave(time.time())
-    return ended.exit_code
+    return ended.outcome.exit_code
 
 
 def _greet(visit: Visit, state: RunState) -> bool:
@@ -332,7 +334,7 @@ def _plainly(source: Replay, ascii_only: bool) -> ExitCode:
             if event is not None:
                 progress(event)
     ended = source.ended(progress.state)
-    write(visible(f"the run {ended.status}: {ended.message}" if ended.message else f"the run {ended.status}"))
+    write(visible(run_sentence(ended.outcome.status, ended.outcome.message)))
     for line in evaluation_lines(ended.state):
         write(line)
     return ExitCode.DONE

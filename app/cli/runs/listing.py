@@ -21,6 +21,7 @@ from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Status
 from app.cli.terminal import answer, confirmed
 from app.console import PIPE_WIDTH, command_line, profile_text, say, show, show_json, show_line, visible
 from app.run_view.figures import start_line, state_document
+from app.run_view.headline import headline
 from app.run_view.metrics import metric_label, metric_text
 from app.run_view.pair_paths import pair_lines
 from app.run_view.run_state import UNFINISHED
@@ -267,7 +268,8 @@ def _details(run: RunSummary, folder: RunFolder, view: RunView) -> list[str]:
 
 def _time_text(view: RunView) -> str:
     """Return how long a run took, or when it will end, beside what its plan promised."""
-    return ", ".join((view.headline.word, *view.headline.details)) if view.live else view.took
+    line = headline(view)
+    return ", ".join((line.word, *line.details)) if view.live else view.took
 
 
 def _value(value: Any) -> str:

@@ -33,7 +33,8 @@ from app.cli.train.torchrun import MEETING, check_nodes, check_restarts, process
 from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
-from app.report import EndedRun, document, title_of
+from app.report import document, title_of
+from app.run_view.view import EndedRun
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import start_trackers
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
@@ -263,7 +264,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
             if event is not None:
                 progress(event)
     ended = follower.ended(progress.state)
-    leftover_results = {} if ended.status == "completed" else leftovers(hosts, follower.plan.run_id)
+    leftover_results = {} if ended.outcome.status == "completed" else leftovers(hosts, follower.plan.run_id)
     leftovers_by_machine = {
         name: [one.message] if isinstance(one, MusterError) else one for name, one in leftover_results.items()
     }
@@ -273,13 +274,13 @@ def follow(path: Path, as_json: bool) -> ExitCode:
 def tell_end(ended: EndedRun, leftovers_by_machine: Mapping[str, list[str]], as_json: bool) -> ExitCode:
     """Report how a run ended (a failure with the traceback of the first rank that failed) and what is left where."""
     if as_json:
-        return answer(True, {**document(ended), "left": leftovers_by_machine}, (), ended.exit_code)
-    if ended.status == "failed" and ended.run_dir.exists():
-        errors = (event for event in read_events(ended.run_dir / "events.jsonl") if isinstance(event, ErrorEvent))
+        return answer(True, {**document(ended), "left": leftovers_by_machine}, (), ended.outcome.exit_code)
+    if ended.outcome.status == "failed" and ended.path.exists():
+        errors = (event for event in read_events(ended.path / "events.jsonl") if isinstance(event, ErrorEvent))
         for line in next((error.traceback for error in errors), "").splitlines():
             say(visible(line))
     tell(ended, False)
     for name, processes in leftovers_by_machine.items():
-        if processes or ended.status != "completed":
+        if processes or ended.outcome.status != "completed":
             say(f"{visible(name)}: {'; '.join(map(visible, processes)) or 'nothing left running'}")
-    return ended.exit_code
+    return ended.outcome.exit_code

@@ -15,7 +15,7 @@ from app.cli.runs.attach import STOPPING_SCRIPT
 from app.cli.terminal import STOP_SIGNALS
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
-from app.report import EndedRun
+from app.run_view.view import EndedRun
 from distributed.run.request_server import LocalMachines, RequestServer
 from profiles.errors import ExitCode, MusterError
 from training.records.events import Event
@@ -70,7 +70,7 @@ def run_to_end(
             desk.open()
             desks.append(desk)
         outcome = run.wait()
-    return EndedRun(**vars(outcome), plan=plan, state=progress.state)
+    return EndedRun.of(outcome, plan, progress.state)
 
 
 def main() -> int:

@@ -107,7 +107,7 @@ def distributed_train(request: TrainRequest, start_run: StartRun = RunController
     earlier = reduce_events(folder.events())
     ended = run_to_end(plan, folder, progress_for(title_of(plan), earlier), start_run=start_run)
     tell(ended, request.as_json)
-    return ended.exit_code
+    return ended.outcome.exit_code
 
 
 def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:

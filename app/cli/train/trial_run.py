@@ -23,8 +23,9 @@ from app.console import say, visible
 from app.follow import Follower
 from app.plan_table import details_text, doubt_lines, way_text
 from app.progress import progress_for
-from app.report import EndedRun, title_of
+from app.report import title_of
 from app.run_view.run_state import RunState
+from app.run_view.view import EndedRun
 from distributed.planning.run_time import RunTime, promised_time
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
@@ -129,9 +130,10 @@ def _folder_for_a_moment() -> tempfile.TemporaryDirectory[str]:
 
 def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest, planning: Planning | None = None) -> ExitCode:
     """Report what a trial of ``plan`` measured, or why it failed."""
-    if ended.status != "completed":
-        return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
-    measured = measure(plan, read_events(ended.run_dir / "events.jsonl"), ended.state, planning)
+    outcome = ended.outcome
+    if outcome.status != "completed":
+        return fail(outcome.message or outcome.status, outcome.hint, outcome.exit_code, request.as_json)
+    measured = measure(plan, read_events(ended.path / "events.jsonl"), ended.state, planning)
     document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total, **_document(plan)}
     remark = ends_in_warm_up(measured.total_steps, plan.profile)
     text = lines(measured, promised_time(planning))

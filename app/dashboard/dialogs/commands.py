@@ -16,6 +16,7 @@ from textual.widgets import Static
 
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.pane import LEVELS
+from app.run_view.headline import headline
 from app.run_view.run_state import status_word
 from app.shell.dialogs import Dialog
 from app.shell.text import StatusMark, literal
@@ -130,7 +131,7 @@ class StopDialog(Dialog):
         self._proof.ended.set()
         status = picture.state.status
         saved = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
-        mark = LEVELS[picture.headline.level]
+        mark = LEVELS[headline(picture).level]
         lines += [mark.show(f"the run has ended ({status_word(status)}){saved}"), *self._proofs()]
         if status != "completed" and (command := picture.resume_command):
             lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]

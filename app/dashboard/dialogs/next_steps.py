@@ -15,7 +15,8 @@ from textual.widgets import Static
 from app.console import TOUR_PROFILE, command_line, visible
 from app.dashboard.dialogs.model_process import ModelProcess
 from app.dashboard.tabs.samples import sample_texts
-from app.report import EndedRun, next_commands, rerun_line
+from app.report import next_commands, rerun_line
+from app.run_view.view import EndedRun
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark

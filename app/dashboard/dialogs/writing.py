@@ -21,8 +21,8 @@ from app.console import visible
 from app.dashboard.dialogs.model_process import ModelProcess, kill_group, start_group
 from app.dashboard.dialogs.next_steps import Asking, AskingDialog, ModelDialog, words_of
 from app.dashboard.tabs.samples import sample_texts
-from app.report import EndedRun
 from app.run_view.tables.showcase import UNTRAINED
+from app.run_view.view import EndedRun
 from app.shell.dialogs import Box, Dialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, literal

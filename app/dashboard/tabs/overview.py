@@ -272,10 +272,10 @@ def _result(picture: Picture, max_lines: int, width: int) -> Content:
     """Return the results of a completed run (evaluations, samples, model, next key) or the error of a failed one;
     empty for others."""
     ended = picture.ended
-    if ended is not None and ended.status == "failed":
-        messages = (literal(ended.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
+    if ended is not None and ended.outcome.status == "failed":
+        messages = (literal(ended.outcome.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
         return Content("\n").join([line for message in messages for line in message.wrap(max(20, width))][:max_lines])
-    if ended is None or ended.status != "completed":
+    if ended is None or ended.outcome.status != "completed":
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
     model = [Content.assemble(("model   ", "$text-muted"), literal(relative_path(ended.model)))] if ended.model else []

@@ -104,10 +104,10 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
             shown = launch
         if grid.ready:
             return path
-    ended = follower.ended(state)
-    if ended.status == "completed":  # so short that its end was read first
+    outcome = follower.outcome()
+    if outcome.status == "completed":  # so short that its end was read first
         return path
-    raise RunFailed(ended.message or "the run ended before its first step", ended.hint or f"see {path / 'logs'}")
+    raise RunFailed(outcome.message or "the run ended before its first step", outcome.hint or f"see {path / 'logs'}")
 
 
 class Grid:
