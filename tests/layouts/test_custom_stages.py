@@ -128,9 +128,44 @@ class HasIdleWeights(Model):
         self.idle = nn.Linear(2, 2)
 
 
+class SumsAllOutputs(Model):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(words) + self.position)
+        outputs = [hidden := self.call(block, hidden) for block in self.blocks]
+        return self.head(self.after(sum(outputs)))
+
+
+class AddsWordsAtTheEnd(Model):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = embedded = self.norm(self.embed(words) + self.position)
+        for block in self.blocks:
+            hidden = self.call(block, hidden)
+        return self.head(self.after(hidden + embedded))
+
+
+class GivesWordsToAllBlocks(Model):
+    """As blocks that are conditioned on a time, a speaker or a picture."""
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = embedded = self.norm(self.embed(words) + self.position)
+        for block in self.blocks:
+            hidden = block(hidden, scale=embedded.mean(-1, keepdim=True))
+        return self.head(self.after(hidden))
+
+
+class AsksForLosses(Model):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(words)
+        return logits + sum(block.balance for block in self.blocks)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (SumsAllOutputs, "what follows its blocks reads more than what the last of them gives"),
+        (AddsWordsAtTheEnd, "what follows its blocks reads more than what the last of them gives"),
+        (GivesWordsToAllBlocks, "blocks.1 reads more than what the block before it gives"),
+        (AsksForLosses, "cannot be followed: 'Block' object has no attribute 'balance'"),
         (Skips, "blocks.1 takes something else than what the block before it gives"),
         (CallsTwice, "are not called once each"),
         (NormsBetween, "norm is called neither only before its blocks nor only after them"),

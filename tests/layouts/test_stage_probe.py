@@ -37,20 +37,20 @@ def test_a_small_configuration_has_each_stages_first_and_last_block() -> None:
     assert settings.num_hidden_layers == 26
 
 
-class LooksAtWords(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
-    """A model whose every block reads the embedded words, beside the hidden state."""
+class LooksAtEmbedding(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
+    """A model whose every block reads the embedding's weights, which no call shows."""
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        angles = self.model.rotary_emb.forward
-        self.model.rotary_emb.forward = lambda words, **kwargs: [
-            angle * (1 + words.abs().mean()) for angle in angles(words, **kwargs)
-        ]
+        for layer in self.model.layers:
+            layer.mlp.register_forward_hook(lambda _, __, output: output + self.model.embed_tokens.weight.mean())
 
 
 def test_a_model_that_trains_otherwise_in_stages_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match=r"LooksAtWords trains otherwise in 2 stages than whole: .* and \d+ more differ"):
-        probe(LooksAtWords, config("llama"), (0, 4, 8))
+    with pytest.raises(
+        BadInput, match=r"LooksAtEmbedding trains otherwise in 2 stages than whole: .* and \d+ more differ"
+    ):
+        probe(LooksAtEmbedding, config("llama"), (0, 4, 8))
 
 
 def test_a_model_without_blocks_is_refused() -> None:

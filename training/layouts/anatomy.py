@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from profiles.errors import BadInput
@@ -23,6 +25,9 @@ from training.layouts.stand_ins import Passed, hidden_state
 
 Run = Callable[[nn.Module], object]
 """Runs the forward of a model on the meta device."""
+
+_SHAPE_ONLY = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_")
+"""Begins of the names of operations that read no number of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +151,50 @@ def _lineage(name: str) -> Iterator[str]:
         name = _parent(name)
 
 
+class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates it in part
+    """For each tensor of a forward: after which blocks the modules were left that it was computed from.
+
+    Modules before the blocks count as block -1. A tensor that depends on inputs and no module has no origins.
+
+    Args:
+        check: is given the origins of what each operation reads.
+    """
+
+    def __init__(self, check: Callable[[frozenset[int]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._check = check
+        self._origins: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
+
+    def of(self, values: object) -> frozenset[int]:
+        """Return the origins of all tensors in ``values``."""
+        return frozenset().union(*(self._origins[id(leaf)][1] for leaf in tree_leaves(values) if self._is_known(leaf)))
+
+    def set(self, values: object, origins: frozenset[int]) -> None:
+        """Set the origins of all tensors in ``values``."""
+        # with the tensor, whose id is another's once it is gone
+        self._origins |= {id(leaf): (leaf, origins) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
+
+    def _is_known(self, leaf: object) -> bool:
+        return isinstance(leaf, torch.Tensor) and id(leaf) in self._origins
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not func.overloadpacket.__name__.startswith(_SHAPE_ONLY) and (origins := self.of((args, kwargs))):
+            self._check(origins)
+            self.set(output, origins)
+        return output
+
+
+class _Fresh(Passed):
+    """Gives a new tensor like the input, so what reads it is told apart from what reads the input."""
+
+    def _output(self, hidden: Any) -> Any:
+        return super()._output(torch.empty_like(hidden) if isinstance(hidden, torch.Tensor) else hidden)
+
+
 @dataclass
 class _Trace:
-    """One forward: in which order blocks and other modules with weights are called."""
+    """One forward: in which order blocks and other modules with weights are called, and what they read."""
 
     model: nn.Module
     lists: list[str]
@@ -163,12 +209,21 @@ class _Trace:
     _count: int = 0
     _hidden: object = None
 
+    def __post_init__(self) -> None:
+        self._origins = _Origins(self._check_ending)
+
     def record(self, run: Run) -> None:
         hooks = [*self._watch_blocks(), *self._watch_others()]
         try:
-            with torch.no_grad(), self._hollow():
+            with torch.no_grad(), self._hollow(), self._origins:
                 run(self.model)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ) as error:  # what a model's code raises
             reason = " ".join(str(error).split())[:200]
             self._refuse(f"its forward cannot be followed: {reason}")
         finally:
@@ -179,7 +234,10 @@ class _Trace:
             self.lists.reverse()
             expected = [name for blocks in self.lists for name in self._names(blocks)]
         if self.blocks != expected:
-            self._refuse(f"the blocks of {' and '.join(self.lists)} are not called once each, in their order")
+            self._refuse_order()
+
+    def _refuse_order(self) -> NoReturn:
+        self._refuse(f"the blocks of {' and '.join(self.lists)} are not called once each, in their order")
 
     def _names(self, blocks: str) -> list[str]:
         return [f"{blocks}.{index}" for index in range(len(list(self.model.get_submodule(blocks).children())))]
@@ -197,22 +255,38 @@ class _Trace:
                 yield block.register_forward_hook(self._leave)
 
     def _enter(self, name: str, is_first: bool, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if name in self.blocks:
+            self._refuse_order()
         # what arrives replaces a block's output, and what departs is the next one's input
         if not is_first and hidden_state(args, kwargs) is not self._hidden:
             self._refuse(f"{name} takes something else than what the block before it gives")
+        beside = (args[1:], kwargs) if args else list(kwargs.values())[1:]
+        if not is_first and self._origins.of(beside) - self._from_encoder:
+            self._refuse(f"{name} reads more than what the block before it gives, and that alone crosses")
         self.blocks.append(name)
         self.begins.append(self._count)
 
     def _leave(self, _: nn.Module, __: Any, output: object) -> None:
         self._hidden = output[0] if isinstance(output, tuple) else output
+        self._origins.set(self._hidden, frozenset({len(self.ends)}))
         self.ends.append(self._count)
+
+    @property
+    def _from_encoder(self) -> frozenset[int]:
+        """The origins of the encoder's output, which all stages behind it have."""
+        return frozenset({self.boundary - 1}) if self.boundary else frozenset()
+
+    def _check_ending(self, origins: frozenset[int]) -> None:
+        last = sum(len(self._names(blocks)) for blocks in self.lists) - 1
+        if len(self.ends) > last and origins - self._from_encoder - {last}:
+            self._refuse("what follows its blocks reads more than what the last of them gives, and that alone crosses")
 
     @contextmanager
     def _hollow(self) -> Iterator[None]:
         """Let the blocks give their input back: what they compute does not matter, and may need data or a device."""
         blocks = [self.model.get_submodule(name) for blocks in self.lists for name in self._names(blocks)]
         for block in blocks:
-            block.__dict__["forward"] = Passed(self.gives_pairs).forward
+            block.__dict__["forward"] = _Fresh(self.gives_pairs).forward
         try:
             yield
         finally:
@@ -242,6 +316,9 @@ class _Trace:
         for name in self._others():
             module = self.model.get_submodule(name)
             yield module.register_forward_pre_hook(lambda _, __, name=name: call(name))
+            yield module.register_forward_hook(
+                lambda _, __, output: self._origins.set(output, frozenset({len(self.ends) - 1}))
+            )
 
     def beside_blocks(self) -> Iterator[str]:
         """Yield the weights of the modules that contain the blocks."""
