@@ -7,6 +7,7 @@ import os
 import re
 import unicodedata
 from pathlib import Path
+from urllib.parse import unquote
 
 from speech.data.sound_containers import SOUND_ENDINGS
 
@@ -14,25 +15,45 @@ _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "soun
 """Folders beside a table that may hold its recordings, if the table has only their names."""
 _MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
+FILE_URL = re.compile(r"file:(?://(?:localhost(?=/))?)?", re.IGNORECASE)
+SEARCHED = (
+    "paths are relative to the table's folder; looked for without quotes, file:// and %-codes, in capitals and small "
+    f"letters, with the endings of sounds, and in {', '.join(_INNER[:4])} and the like"
+)
+"""Hint of an error about a missing file."""
 
 
 def resolve_path(folder: Path, cell: str) -> Path:
     """Return the file that a cell names, relative to ``folder``, in the spelling on disk.
 
-    A missing file is searched by the trailing components of its path (for tables from another computer), in usual
-    subfolders (``clips/``, ``wavs/``, ...), with audio extensions if the cell has none, and regardless of case and
-    Unicode normalisation (file names from a Mac may be decomposed). If nothing is found, the path is as written.
+    A missing file is searched in all its :func:`readings`, by the trailing components of its path (for tables from
+    another computer), in usual subfolders (``clips/``, ``wavs/``, ...), with audio extensions if the cell has none, and
+    regardless of case and Unicode normalisation (file names from a Mac may be decomposed). If nothing is found, the
+    path is as written.
     """
-    if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
-        cell = cell.replace("\\", "/")
-    path = path_as_written(cell)
-    if os.path.exists(folder / path):
-        return folder / path
-    for path_end in (spelled for end in _path_suffixes(cell) for spelled in _with_extensions(end)):
+    meanings = readings(cell)
+    for path in map(path_as_written, meanings):
+        if os.path.exists(folder / path):
+            return folder / path
+    for path_end in (spelled for text in meanings for end in _path_suffixes(text) for spelled in _with_extensions(end)):
         for inner in (folder, *(folder / name for name in _INNER)):
             if (stored := _find_on_disk(inner, path_end)) is not None:
                 return stored
-    return folder / path
+    return folder / path_as_written(meanings[-1] if "\\" in cell else cell)
+
+
+def readings(cell: str) -> list[str]:
+    """Return the paths that a cell may mean, the literal one first: without quotes, the path of a ``file://`` URL,
+    percent-decoded, and with the slashes of this system."""
+    bare = cell.strip().strip("\"'").strip()
+    path = FILE_URL.sub("", bare, count=1)
+    texts = (cell, bare, path, unquote(path))
+    return list(dict.fromkeys(reading for text in texts for reading in (text, text.replace("\\", "/"))))
+
+
+def is_written_absolute(cell: str, path: Path) -> bool:
+    """Whether a cell means ``path`` as an absolute path, which is invalid on other machines."""
+    return path.is_absolute() and path in map(path_as_written, readings(cell))
 
 
 def path_as_written(cell: str) -> Path:

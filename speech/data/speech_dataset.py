@@ -27,7 +27,7 @@ from speech.data.patches import (
     read_patches,
     unmatched_patches,
 )
-from speech.data.path_resolution import path_as_written, resolve_path
+from speech.data.path_resolution import SEARCHED, is_written_absolute, resolve_path
 from speech.data.speech_clips import (
     COLUMNS,
     FILE_COLUMNS,
@@ -350,8 +350,8 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
         raise BadInput(f"{row.location}, column {audio}: empty", _REPAIR)
-    path, written = resolve_path(row.table.parent, row.cells[audio]), path_as_written(row.cells[audio])
-    source = FileSource(path, written.is_absolute() and path == written)
+    path = resolve_path(row.table.parent, row.cells[audio])
+    source = FileSource(path, is_written_absolute(row.cells[audio], path))
     identity = row.cells.get("id") or row.cells[audio]
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_CLIP_COLUMNS)}
     language = next((cell for name in LANGUAGE_COLUMNS if (cell := row.cells.get(name, ""))), "")
@@ -390,6 +390,5 @@ def _check_complete(clips: Sequence[Clip], table: _TableClips) -> None:
             if not clip.text and not says_silence(clip.columns):
                 raise BadInput(f"{clip.location}, column {table.text}: empty", _REPAIR)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
-                hint = "paths are relative to the table's folder"
-                raise BadInput(f"{clip.location}, column {table.audio}: {clip.audio.path} is not there", hint)
+                raise BadInput(f"{clip.location}, column {table.audio}: {clip.audio.path} is not there", SEARCHED)
     table.faults.raise_any()

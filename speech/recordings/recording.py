@@ -1,7 +1,7 @@
 """The record of one recording that every reader yields, and how a row of an untrusted table becomes one.
 
 Columns have many usual names. A cell may name an ``https`` address, or a file inside the folders that the user named.
-Nothing else is followed: no ``http``, ``file`` or other scheme, no absolute path, ``..`` or symbolic link out of those
+Nothing else is followed: no ``http`` or other scheme, no absolute path, ``..`` or symbolic link out of those
 folders, no device, no pipe.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from speech.data.path_resolution import path_as_written, resolve_path
+from speech.data.path_resolution import path_as_written, readings, resolve_path
 from speech.data.speech_clips import (
     COLUMNS,
     END_COLUMNS,
@@ -287,6 +287,8 @@ def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
     if scheme is None:
         return _file(cell, folders)
     match scheme[1].lower():
+        case "file":
+            return _file(cell, folders)
         case "https":
             return UrlSource(cell)
         case "gs":  # how BigQuery names an object of Cloud Storage; a public one is read without its client
@@ -307,7 +309,7 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
             outside = True
         elif stat.S_ISREG(mode):
             return FileSource(path)
-    if outside or path_as_written(cell).is_absolute() or ".." in Path(cell).parts:
+    if outside or any(path.is_absolute() or ".." in path.parts for path in map(path_as_written, readings(cell))):
         raise UnusableRecording(
             ExclusionReason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more"
         )

@@ -196,6 +196,13 @@ def test_what_holds_single_words_is_not_guessed_among_several(tmp_path: Path) ->
         ("C:\\Users\\me\\My data\\clips\\a.wav", "clips/a.wav"),
         ("/home/elsewhere/data/clips/a.wav", "clips/a.wav"),
         ("/mnt/d/a.wav", "audio/a.wav"),
+        ("my%20file.wav", "my file.wav"),
+        ("100%25.wav", "100%25.wav"),
+        ("file:///home/elsewhere/my%20clips/a.wav", "my clips/a.wav"),
+        ("file:///C%3A/Users/me/clips/a.wav", "clips/a.wav"),
+        ("file://clips/a.wav", "clips/a.wav"),
+        ("'a.wav' ", "clips/a.wav"),
+        ('"D:\\sound\\a.wav"', "a.wav"),
         ("Größe/a.wav", unicodedata.normalize("NFD", "größe") + "/A.wav"),
     ],
 )
@@ -203,6 +210,21 @@ def test_where_a_file_lies_that_is_not_there_as_written(tmp_path: Path, cell: st
     (tmp_path / stored).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / stored).touch()
     assert resolve_path(tmp_path, cell) == tmp_path / stored
+
+
+def test_a_url_of_a_file_elsewhere_is_an_absolute_path(tmp_path: Path) -> None:
+    (name, path, text), *_ = write_clips(tmp_path / "far", 1)
+    (tmp_path / "near").mkdir()
+    write_csv(tmp_path / "near" / "train.csv", [(name, (tmp_path / "far" / path).as_uri(), text)])
+    (clip,) = read_speech(str(tmp_path / "near"))["train"]
+    assert clip.audio.path == tmp_path / "far" / path and clip.audio.absolute
+
+
+def test_a_missing_file_says_how_it_was_looked_for(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", [("a", "no%20file.wav", "hello")])
+    with pytest.raises(BadInput, match="no%20file.wav is not there") as caught:
+        read_speech(str(tmp_path))
+    assert "without quotes, file:// and %-codes" in caught.value.hint
 
 
 def test_of_two_files_that_differ_in_case_none_is_guessed(tmp_path: Path) -> None:
