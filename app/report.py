@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,11 @@ def stopped_line(ended: EndedRun) -> str:
     command = ended.resume_command
     following = f"resume with: {command}" if command else f"the log is in {ended.path}"
     return f"stopped; {ended.state.saved_progress}; {following}"
+
+
+def leftovers_text(processes: Sequence[str]) -> str:
+    """Return which processes of a run that has ended are left on a machine."""
+    return "; ".join(processes) or "nothing left running"
 
 
 def failure_hint(ended: EndedRun) -> str:

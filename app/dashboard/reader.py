@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ YIELD_EVERY = 512
 _YIELD_SECONDS = 0.002
 MARKED = 20.0
 """Seconds between two marks of the last visit, because a terminal may vanish without notice."""
+_DOCUMENTS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
+    "plan": ("plan.json", read_plan),
+    "planning": (PLANNING, Planning.read),
+    "figures": (FIGURES, Figures.read),
+}
+"""File and reader of the parts of a picture that are read once."""
 
 
 @dataclass(frozen=True)
@@ -206,15 +212,10 @@ class RunReader:
             self._live = self._unheld_since is None or now - self._unheld_since < self._grace
             with contextlib.suppress(MusterError, OSError):
                 self._note(metadata=read_metadata(path))
-            if self._current.plan is None:
-                with contextlib.suppress(BadInput):
-                    self._note(plan=read_plan(path / "plan.json"))
-            if self._current.planning is None and (path / PLANNING).is_file():
-                with contextlib.suppress(BadInput):
-                    self._note(planning=Planning.read(path / PLANNING))
-            if self._current.figures is None and (path / FIGURES).is_file():
-                with contextlib.suppress(BadInput):
-                    self._note(figures=Figures.read(path / FIGURES))
+            for name, (file, read) in _DOCUMENTS.items():
+                if getattr(self._current, name) is None and (path / file).is_file():
+                    with contextlib.suppress(BadInput):
+                        self._note(**{name: read(path / file)})
             self._look_at_showcase(path / FOLDER / NAME)
             if self._logs.look():
                 self._note(lines=self._logs.lines)

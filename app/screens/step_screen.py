@@ -17,7 +17,7 @@ from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
-from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, join, literal, muted, whole_width
+from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted, whole_width
 from app.wizard.engine import Wizard
 from app.wizard.state import actions
 from app.wizard.state.dependencies import blockers, busy_here
@@ -208,11 +208,6 @@ class StepScreen(BaseScreen):
         """Return an empty line and the map of the links, where a large terminal has room for it."""
         link_map = map_where_there_is_room(state, *self.app.size, self.steered.ascii_only)
         return [Content(""), link_map] if link_map else []
-
-    @property
-    def room_beside(self) -> int:
-        """Cells left for the table's columns next to details of minimum width."""
-        return self.app.size.width - _FRAME - self.SIDE - MARGIN
 
     def _widen_side(self, cells: int) -> None:
         """On a wide terminal, give the details the width that the table leaves."""

@@ -11,14 +11,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform  # what type checkers alone need is not on the machines
+else:
+
+    def dataclass_transform(**_: bool) -> Callable[[type], type]:
+        return lambda kind: kind
+
 
 _LONGEST_COUNT = 12
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class MachineRequest:
-    """Base class."""
+    """Base class; a subclass is a frozen dataclass."""
 
     module: ClassVar[str]
     function: ClassVar[str]
@@ -28,6 +36,7 @@ class MachineRequest:
     def __init_subclass__(cls, by: str) -> None:
         module, _, cls.function = by.partition(":")
         cls.module = f"distributed.agent.{module}"
+        dataclass(frozen=True)(cls)
 
     @property
     def title(self) -> list[str]:
@@ -39,7 +48,6 @@ class MachineRequest:
 # ----------------------------------------------------------------------------------------------------- before a run
 
 
-@dataclass(frozen=True)
 class ProbeMachine(MachineRequest, by="files:probe"):
     """A report on the machine; see :func:`distributed.agent.files.report_on`."""
 
@@ -49,26 +57,22 @@ class ProbeMachine(MachineRequest, by="files:probe"):
     """``HOST PORT`` that it tries to connect to; the reply's ``dialled`` is the word that it was sent there."""
 
 
-@dataclass(frozen=True)
 class ReadHealth(MachineRequest, by="machine_health:facts"):
     """Its hardware and system; needs psutil and filelock there."""
 
 
-@dataclass(frozen=True)
 class Listen(MachineRequest, by="machine_health:listen"):
     """``{"port": N}`` at once; takes connections there until its input ends, or for ``seconds``."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
 class Reach(MachineRequest, by="machine_health:reach"):
     """``{"HOST PORT": ""}``, or the reason why it cannot be connected to, for every endpoint."""
 
     endpoints: Sequence[tuple[str, int]]
 
 
-@dataclass(frozen=True)
 class InspectData(MachineRequest, by="data_probe:inspect"):
     """What lies at a path, relative to the home folder: ``path``, ``problem``, ``columns``."""
 
@@ -79,19 +83,16 @@ class InspectData(MachineRequest, by="data_probe:inspect"):
 # {"error": ...}.
 
 
-@dataclass(frozen=True)
 class ListAddresses(MachineRequest, by="link_probe:converse"):
     """``addresses``: pairs of interface and address; ``cards``: Mbit/s by interface."""
 
 
-@dataclass(frozen=True)
 class ListenForPeers(MachineRequest, by="link_probe:converse"):
     """``{"port": N}``, on which peers are served that send the token."""
 
     token: str
 
 
-@dataclass(frozen=True)
 class MeasureLink(MachineRequest, by="link_probe:converse"):
     """The figures of the best path to a peer that listens."""
 
@@ -100,7 +101,6 @@ class MeasureLink(MachineRequest, by="link_probe:converse"):
     token: str
 
 
-@dataclass(frozen=True)
 class MeasureTogether(MachineRequest, by="link_probe:converse"):
     """``mbit`` to all ``peers`` at once, and ``mbit_back`` from them."""
 
@@ -108,12 +108,10 @@ class MeasureTogether(MachineRequest, by="link_probe:converse"):
     """``addresses``, ``port`` and ``token`` of each, and the ``ends``: the interfaces of the path here and there."""
 
 
-@dataclass(frozen=True)
 class StopListening(MachineRequest, by="link_probe:converse"):
     """Ends all listeners; ``{"refused": N}`` connections had no token."""
 
 
-@dataclass(frozen=True)
 class FindEnvironment(MachineRequest, by="environment_builder:find"):
     """The ``python`` of the environment of a recipe, empty where there is none, and which wheels fit."""
 
@@ -121,7 +119,6 @@ class FindEnvironment(MachineRequest, by="environment_builder:find"):
     """Its digest."""
 
 
-@dataclass(frozen=True)
 class BuildEnvironment(MachineRequest, by="environment_builder:build"):
     """Builds it: lines with the progress, the last one with ``python`` or ``problem``."""
 
@@ -138,7 +135,6 @@ class BuildEnvironment(MachineRequest, by="environment_builder:build"):
 # ------------------------------------------------------------------------------------------------------------ files
 
 
-@dataclass(frozen=True)
 class ListMissing(MachineRequest, by="files:missing"):
     """The ``trees`` and ``blobs`` of these that are missing, the bytes of blobs that have ``begun``, and ``root``."""
 
@@ -146,7 +142,6 @@ class ListMissing(MachineRequest, by="files:missing"):
     blobs: Sequence[str]
 
 
-@dataclass(frozen=True)
 class PutFiles(MachineRequest, by="files:put"):
     """Stores blobs, whose gzipped tar follows, and builds trees of them."""
 
@@ -156,7 +151,6 @@ class PutFiles(MachineRequest, by="files:put"):
     """Bytes of each blob that are there already, and are not sent."""
 
 
-@dataclass(frozen=True)
 class GetFiles(MachineRequest, by="files:get"):
     """``{"files": {path: bytes}}`` about a folder of a worker, then these bytes."""
 
@@ -168,7 +162,6 @@ class GetFiles(MachineRequest, by="files:get"):
 # ---------------------------------------------------------------------------------------------------------- workers
 
 
-@dataclass(frozen=True)
 class Start(MachineRequest, by="daemon:start"):
     """Starts a worker under a daemon; see :mod:`distributed.agent.daemon`."""
 
@@ -189,7 +182,6 @@ class Start(MachineRequest, by="daemon:start"):
     """Environment variables where none are set."""
 
 
-@dataclass(frozen=True)
 class Attach(MachineRequest, by="daemon:attach"):
     """Carries lines between a daemon and this session until either ends."""
 
@@ -201,14 +193,12 @@ class Attach(MachineRequest, by="daemon:attach"):
     """Seconds without input after which it ends."""
 
 
-@dataclass(frozen=True)
 class ListRemains(MachineRequest, by="files:left"):
     """The ``processes`` of a run and its ``snapshots``; removes keys that no agent is there to remove."""
 
     run: str
 
 
-@dataclass(frozen=True)
 class Forget(MachineRequest, by="files:forget_worker"):
     """Removes the keys of a worker whose agent and guard were killed before they could."""
 

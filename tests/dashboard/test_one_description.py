@@ -14,6 +14,8 @@ import pytest
 from run_folders import live, new_folder, started, steps
 
 from app.cli.main import main
+from app.cli.runs.ask import _tell_leftovers
+from app.cli.runs.listing import _cells
 from app.console import TOUR_PROFILE, diagnostics
 from app.dashboard.reader import Picture
 from app.dashboard.tabs.charts import newest_text
@@ -28,10 +30,12 @@ from app.report import completed_lines, stopped_line
 from app.run_view.headline import headline
 from app.run_view.run_state import RunState, reduce_events
 from app.run_view.timeline import run_sentence, timeline_entry
+from app.screens.home import _run
 from app.trackers.notify import ending_text
 from profiles.quantities import clock_text
 from tests.report.report_runs import write_run
 from training.records.events import EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, WarningEvent
+from training.records.runs import summarise
 
 LOSSES = {0: 1.5, 1: 2.0, 2: 4.0}
 """Of the members, which train on 8, 16 and 8 samples: 2.375 together."""
@@ -174,6 +178,14 @@ def test_what_can_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert ("\nresume    " in shown(path, capsys)) is offered
     assert ("It can be resumed from the snapshot of step 3" in page(read_evidence(path))) is offered
     assert ("--resume" in stopped_line(Follower(path).ended(read_evidence(path).state))) is offered
+    _tell_leftovers(path, {}, {}, as_json=False)
+    assert ("--resume" in capsys.readouterr().err) is offered
+
+
+def test_the_list_and_home_name_how_many_machines_a_run_lost(tmp_path: Path) -> None:
+    summary = summarise(write_run(tmp_path, [], metrics={"lost": ["air"]}))
+    assert _cells(summary)["status"] == "completed, 1 lost"
+    assert "completed, 1 lost" in _run(summary).cells[1].plain
 
 
 def test_a_paused_run(capsys: pytest.CaptureFixture[str]) -> None:

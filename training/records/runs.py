@@ -55,6 +55,11 @@ class RunSummary:
         return lost_members(self.metadata.metrics) if self.metadata and self.status == "completed" else ()
 
     @property
+    def status_text(self) -> str:
+        """The status, with the number of lost machines: ``completed, 1 lost``."""
+        return f"{self.status}, {len(self.lost)} lost" if self.lost else self.status
+
+    @property
     def profile(self) -> str:
         return self.metadata.profile if self.metadata else self.path.name[len(self.run_id) :].lstrip("-")
 

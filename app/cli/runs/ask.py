@@ -15,13 +15,13 @@ from app.cli.arguments import OUTPUT, Json, Output, RunReference
 from app.cli.runs.attach import stopping
 from app.cli.terminal import answer, somebody
 from app.console import command_about, say, show_line, visible
-from app.run_view.run_state import reduce_events
+from app.report import leftovers_text
+from app.run_view.view import read_view
 from distributed.hosts.file import RUN_HOSTS, Machine, load_hosts, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.records.event_log import follow_events
 from training.records.events import RequestEvent, RunEvent, SnapshotEvent
-from training.records.plan import SCRIPT
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
 from training.records.runs import find_run
@@ -184,8 +184,8 @@ def _tell_leftovers(
     processes_by_machine = {
         name: left for name, left in leftovers_by_machine.items() if not isinstance(left, MusterError)
     }
-    run = RunFolder.open(path)
-    state = reduce_events(run.events())
+    view, status = read_view(path), RunFolder.open(path).metadata.status
+    state = view.state
     code = ExitCode.RUN_FAILED if any(processes_by_machine.values()) else ExitCode.DONE
     if as_json:
         unknown = {name: problem.message for name, problem in problems.items()}
@@ -195,15 +195,14 @@ def _tell_leftovers(
             "left": processes_by_machine,
             "unknown": unknown,
         }
-        document = {"run_dir": str(path), "status": run.metadata.status, **outcome, **moments}
+        document = {"run_dir": str(path), "status": status, **outcome, **moments}
         return answer(True, document, (), ExitCode.NOT_READY if problems else code)
-    stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.saved_progress}"
-    show_line("the run is completed" if run.metadata.status == "completed" else stopped)
-    resumable = run.metadata.status != "completed" and run.metadata.strategy != SCRIPT
-    if resumable and state.resume_step is not None:
-        say(f"resume with: {command_about(path, 'distributed-train', '--resume')}")
+    stopped = "stopped" if view.launched else f"stopped; {state.saved_progress}"
+    show_line("the run is completed" if status == "completed" else stopped)
+    if status != "completed" and view.resume_command:
+        say(f"resume with: {view.resume_command}")
     for name, processes in processes_by_machine.items():
-        show_line(f"{name}: {'nothing left running' if not processes else '; '.join(map(visible, processes))}")
+        show_line(visible(f"{name}: {leftovers_text(processes)}"))
     if problems:
         raise NotReady(list(problems.values()))
     return code

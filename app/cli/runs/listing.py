@@ -204,16 +204,14 @@ def _cells(run: RunSummary) -> dict[str, str]:
     """Return the cells of a run by column, without its size."""
     metadata = run.metadata
     cells = {
-        "run": run.run_id, "profile": profile_text(run.profile), "status": run.status,
+        "run": run.run_id, "profile": profile_text(run.profile), "status": run.status_text,
         "started": run.started_text or "-",
         "trained": "-", "workers": "-", "in": os.path.abspath(run.path.parent), "result": run.damage,
     }  # fmt: skip
     if metadata is None:
         return cells
-    lost = {"status": f"{run.status}, {len(run.lost)} lost"} if run.lost else {}
     result = metadata.error_message or _headline_of(metadata.metrics)
-    trained = duration_text(run.seconds)
-    return {**cells, **lost, "trained": trained, "workers": str(len(metadata.hosts)), "result": result}
+    return {**cells, "trained": duration_text(run.seconds), "workers": str(len(metadata.hosts)), "result": result}
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:

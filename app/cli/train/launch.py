@@ -33,7 +33,7 @@ from app.cli.train.torchrun import MEETING, check_nodes, check_restarts, process
 from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
-from app.report import document, title_of
+from app.report import document, leftovers_text, title_of
 from app.run_view.view import EndedRun
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import start_trackers
@@ -282,5 +282,5 @@ def tell_end(ended: EndedRun, leftovers_by_machine: Mapping[str, list[str]], as_
     tell(ended, False)
     for name, processes in leftovers_by_machine.items():
         if processes or ended.outcome.status != "completed":
-            say(f"{visible(name)}: {'; '.join(map(visible, processes)) or 'nothing left running'}")
+            say(visible(f"{name}: {leftovers_text(processes)}"))
     return ended.outcome.exit_code

@@ -37,7 +37,7 @@ _ENDINGS = {
 def of_run(run: RunSummary) -> Assessment:
     status = ItemStatus.WORKING if run.live else _ENDINGS.get(run.status, ItemStatus.WARNING)
     fix = "check its folder, or remove it" if run.damage else ""
-    return Assessment(status=status, words=run.status, cause=run.damage, fix=fix)
+    return Assessment(status=status, words=run.status_text, cause=run.damage, fix=fix)
 
 
 # ------------------------------------------------------------------------------------------------------ access, checks
