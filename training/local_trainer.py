@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
-from profiles.installation import program
+from profiles.installation import RUNS_FOLDER, program
 from profiles.schema import Profile
 from training.records.events import Event
 from training.records.plan import RunPlan
 from training.records.run_files import explain_errors, private_file
 from training.records.run_folder import RunFolder, has_snapshots
-from training.records.runs import USUAL, find_run, plan_to_resume
+from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run
 from training.run.narration import RunNarrator
 from training.run.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
@@ -85,7 +85,7 @@ class ObjectTrainer(ABC):
         *,
         loss: Callable[..., Any] | str | None = None,
         collate: Callable[..., Any] | str | None = None,
-        output_dir: Path | str = USUAL,
+        output_dir: Path | str = RUNS_FOLDER,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.model = model

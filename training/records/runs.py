@@ -19,8 +19,6 @@ from training.records.run_folder import RUN_ID, RunFolder, has_snapshots, remove
 from training.records.run_index import other_folders
 
 SHOWN_CANDIDATES = 8
-USUAL = RUNS_FOLDER
-"""Default folder of runs."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +213,7 @@ def find_model(output_dir: Path, reference: str) -> Path:
     run = newest.path if newest else find_run(output_dir, reference)
     if not finished_model(run):
         state = summarise(run)
-        name = state.run_id if output_dir == USUAL else run  # a path also tells where the run is
+        name = state.run_id if output_dir == RUNS_FOLDER else run  # a path also tells where the run is
         live = f"the model is written at the end; watch the run with: {program('attach', str(name))}"
         what_next = live if state.live else f"resume it with: {program('distributed-train', '--resume', str(name))}"
         if state.status == "completed":  # a run of the tour, or its model was removed
@@ -367,9 +365,7 @@ def runs_to_clean(
 
 
 def _age_days(run: RunSummary, now: datetime) -> float:
-    started = run.started
-    if started is None:
-        started = datetime.fromtimestamp(run.path.lstat().st_mtime, timezone.utc)
+    started = run.started or datetime.fromtimestamp(run.path.lstat().st_mtime, timezone.utc)
     return (now - started).total_seconds() / 86400
 
 
@@ -378,10 +374,8 @@ def size_of(path: Path) -> int:
     total = 0
     for directory, _, files in os.walk(path):
         for name in files:
-            try:
+            with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(directory, name)).st_size
-            except FileNotFoundError:
-                continue
     return total
 
 
