@@ -154,6 +154,10 @@ def test_a_module_runs_with_torchruns_environment() -> None:
     assert found[0][0] == ["--x", "1"]
 
 
+ENDS = """
+import os, sys
+{how}
+"""
 FAILS = """
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group()
@@ -167,19 +171,24 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("text", "how", "message"),
     [
-        ("raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
-        ("dist.destroy_process_group(); raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
-        ("sys.exit(3)", "rank-1: the script ended with exit code 3"),
-        ("sys.exit('no data in /data')", "rank-1: no data in /data"),
-        ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by signal 11: a crash in a compiled package"),
-        ("raise KeyboardInterrupt", "rank-1: KeyboardInterrupt"),
-        ("import asyncio; raise asyncio.CancelledError('over')", "rank-1: asyncio.exceptions.CancelledError: over"),
+        (FAILS, "raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
+        (FAILS, "dist.destroy_process_group(); raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
+        (
+            FAILS,
+            "os.kill(os.getpid(), 11)",
+            "rank-1: the script was killed by signal 11: a crash in a compiled package",
+        ),
+        (ENDS, "sys.exit(3)", "rank-0: the script ended with exit code 3"),
+        (ENDS, "sys.exit('no data in /data')", "rank-0: no data in /data"),
+        (ENDS, "raise KeyboardInterrupt", "rank-0: KeyboardInterrupt"),
+        (ENDS, "raise __import__('asyncio').CancelledError('over')", "rank-0: asyncio.exceptions.CancelledError: over"),
     ],
 )
-def test_one_that_fails_ends_all_and_is_the_one_that_is_named(how: str, message: str) -> None:
-    code, _, complained = launch("--local", "2", "--", script(FAILS.format(how=how)))
+def test_one_that_fails_ends_all_and_is_the_one_that_is_named(text: str, how: str, message: str) -> None:
+    local = "2" if text is FAILS else "1"
+    code, _, complained = launch("--local", local, "--", script(text.format(how=how)))
     assert code == 1
     assert f"error: {message}" in complained
     folder = only_run()
