@@ -37,23 +37,23 @@ def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path
     assert [ours(host) for host in lab] == [[], []]
 
 
-@pytest.mark.parametrize(("answer", "code", "status"), [("", 0, "running"), ("s", 130, "cancelled")])
-def test_ctrl_c_asks(make_light_lab: MakeLightLab, tmp_path: Path, answer: str, code: int, status: str) -> None:
+def test_ctrl_c_asks(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     lab = make_light_lab("a")
     muster = Muster(tmp_path, lab.hosts_file, pause=0.05)
     run_id = muster.detach("--max-steps", "2000")
     keyboard, terminal = pty.openpty()
     try:
-        watching = muster.popen("attach", run_id, stdin=terminal)
         muster.until_step(run_id, 3)
         until(lambda: RunFolder.open(muster.folder_of(run_id)).metadata.status == "running")
-        assert watching.stderr is not None and watching.stderr.readline()  # it hears signals
-        watching.send_signal(signal.SIGINT)
-        os.write(keyboard, f"{answer}\n".encode())
-        _, stderr = watching.communicate(timeout=60)
-        assert watching.returncode == code, stderr
-        assert "[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill?" in stderr
-        assert muster.metadata(run_id)["status"] == status
+        for answer, code, status in (("", 0, "running"), ("s", 130, "cancelled")):
+            watching = muster.popen("attach", run_id, stdin=terminal)
+            assert watching.stderr is not None and watching.stderr.readline()  # it hears signals
+            watching.send_signal(signal.SIGINT)
+            os.write(keyboard, f"{answer}\n".encode())
+            _, stderr = watching.communicate(timeout=60)
+            assert watching.returncode == code, stderr
+            assert "[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill?" in stderr
+            assert muster.metadata(run_id)["status"] == status
     finally:
         os.close(keyboard)
         os.close(terminal)
