@@ -11,7 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from profiles.errors import BadInput, RunFailed
+from tests.layouts.pipeline_runs import PRECISION, queue_carriers
 from training.layouts.cut import CutModel, cut_module
+from training.layouts.messages import TensorHeader, pack_header
+from training.layouts.orders import Work
+from training.layouts.pipeline import Pipeline
 from training.layouts.probe import compare
 from training.layouts.stage import Cut, Departing
 
@@ -203,3 +207,20 @@ def test_a_forward_that_does_not_take_what_arrived_is_an_error() -> None:
     second.module.drops = True
     with pytest.raises(RunFailed, match="stage 2 of 2 of DropsBlocks did not pass through its blocks 3 to 5"):
         second.forward(BATCH, [torch.zeros(3, 4, WIDTH)])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sent"),
+    [([], "nothing"), ([(3, 5, WIDTH)], "[3, 5, 8]"), ([(3, 4, WIDTH)] * 2, "[3, 4, 8], [3, 4, 8]")],
+)
+def test_another_shape_than_the_batch_has_is_an_error_with_its_machine(shapes: list[Any], sent: str) -> None:
+    """As from a machine with other data."""
+    _, second = cut(Model(), 0, 3, 6)
+    first_carrier, carrier = queue_carriers(2)
+    headers = [TensorHeader.of(torch.zeros(shape), None) for shape in shapes]
+    first_carrier.send(1, pack_header(Work("forward", 0), headers))
+    for header in headers:
+        first_carrier.send(1, header.encode(torch.zeros(header.shape)))
+    with pytest.raises(RunFailed) as caught:
+        Pipeline(second, carrier, PRECISION).passes([BATCH], [1.0], 1.0)
+    assert caught.value.message == f"machine-0: it sent tensors of shape {sent} where [3, 4, 8] belongs"

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import gc
 import struct
+import threading
+import time
+import weakref
 from functools import partial
 from itertools import accumulate
 
@@ -112,3 +116,30 @@ def test_no_more_micro_batches_are_under_way_than_the_schedule_keeps(extra: int)
     side_by_side([partial(run, carrier) for carrier in queue_carriers(3)])
     peaks = [max(accumulate(counts)) for counts in under_way]
     assert peaks == [micro_batches_under_way(stage, 3, 8, extra) for stage in range(3)]
+
+
+def test_a_step_that_fails_leaves_neither_activations_nor_threads() -> None:
+    first, last = queue_carriers(2)
+    hidden = torch.ones(2)
+    for index in range(8):  # more than are received ahead
+        header = TensorHeader.of(hidden, None)
+        for data in (pack_header(Work("forward", index), [header]), header.encode(hidden)):
+            first.send(1, data)
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(index: int, _: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        if index:
+            raise ValueError("no memory")
+        loss = torch.ones(2, requires_grad=True).sum()
+        kept.append(weakref.ref(loss))
+        return loss
+
+    before = set(threading.enumerate())
+    relay = StageRelay(last)
+    with pytest.raises(ValueError, match="no memory"):
+        relay.train(8, forward)
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left and [reference() for reference in kept] == [None]

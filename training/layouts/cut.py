@@ -14,7 +14,16 @@ from torch.utils._pytree import tree_leaves
 from profiles.errors import BadInput, RunFailed
 from training.layouts.anatomy import Anatomy, Run, examine, meta_copy
 from training.layouts.stage import Cut, Departing, TensorSpec
-from training.layouts.stand_ins import Arrived, Crossing, Departed, EncoderOutput, Passed, Shape, StageEnd
+from training.layouts.stand_ins import (
+    Arrived,
+    Crossing,
+    Departed,
+    EncoderOutput,
+    Passed,
+    Shape,
+    StageEnd,
+    UnexpectedArrival,
+)
 from training.tasks.base import Batch
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -240,6 +249,10 @@ class CutModel:
     ) -> Departing | torch.Tensor:
         """Compute the stage's share of a loss; see :meth:`~training.layouts.stage.StageModel.forward`."""
         crossing, record = self._record.crossing, self._record
+        if len(arrived) != record.is_behind_encoder + record.takes_hidden:
+            raise UnexpectedArrival(
+                [list(tensor.shape) for tensor in arrived], [list(spec.shape) for spec in self.arriving(batch)]
+            )
         with crossing.under_way(_device_of(batch), seed):
             # views: autocast casts a leaf once for all its uses, and would sum their gradients in its own precision
             tensors = [tensor.view_as(tensor) for tensor in arrived]

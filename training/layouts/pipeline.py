@@ -14,6 +14,7 @@ from training.layouts.carrier import Carrier, sum_among
 from training.layouts.messages import Tensors
 from training.layouts.relay import StageRelay, StageTimes
 from training.layouts.stage import Departing, StageModel
+from training.layouts.stand_ins import UnexpectedArrival
 from training.tasks.base import Batch
 
 
@@ -119,8 +120,13 @@ class Pipeline:
         return {"loss_sum": math.fsum(map(math.prod, zip(means, weights))), "weight": math.fsum(weights)}
 
     def _forward(self, batch: Batch, arrived: Tensors, seed: int | None) -> Tensors | torch.Tensor:
-        with self._precision.autocast():
-            output = self._stage.forward(move(batch, self._precision.device), arrived, seed)
+        try:
+            with self._precision.autocast():
+                output = self._stage.forward(move(batch, self._precision.device), arrived, seed)
+        except UnexpectedArrival as error:
+            sent, expected = (", ".join(map(str, shapes)) or "nothing" for shapes in (error.arrived, error.expected))
+            neighbour = self._carrier.stage - 1
+            raise self._carrier.refused(neighbour, f"tensors of shape {sent}", expected) from error
         return output.tensors if isinstance(output, Departing) else output
 
     def _tied_parameters(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:

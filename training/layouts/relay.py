@@ -118,13 +118,14 @@ class StageRelay:
         if self._stage:
             for work in forward_order(micro_batches):
                 activations.expect(work)
-        activations.end()
         gradients = _Arrivals(self._carrier, self._stage + 1, self._device)
         try:
             yield activations, gradients
+            self._wait_for_sends(0)
         finally:
-            gradients.end()
-        self._wait_for_sends(0)
+            activations.close()
+            gradients.close()
+            self._graphs.clear()  # of a step that failed: a new one may need their memory
 
     # ----------------------------------------------------------------------------------------------------- computation
 
@@ -201,15 +202,19 @@ class _Arrivals:
         self._carrier, self._source, self._device = carrier, source, device
         self._expected: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._arrived: queue.Queue[Tensors | Exception] = queue.Queue(_RECEIVED_AHEAD)
+        self._is_closed = False
         threading.Thread(target=self._run, name=f"arrivals from stage {source}", daemon=True).start()
 
     def expect(self, work: Work) -> None:
         """Receive a message of ``work`` after those that are expected already."""
         self._expected.put(work)
 
-    def end(self) -> None:
-        """Expect no more."""
+    def close(self) -> None:
+        """Expect no more. What has arrived is dropped, so the thread ends once nothing is being received."""
+        self._is_closed = True
         self._expected.put(None)
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
 
     def take(self) -> Tensors:
         """Wait for the next message; return its tensors, or raise why it did not come."""
@@ -219,7 +224,7 @@ class _Arrivals:
         return arrived
 
     def _run(self) -> None:
-        while (work := self._expected.get()) is not None:
+        while (work := self._expected.get()) is not None and not self._is_closed:
             try:
                 self._arrived.put(self._receive(work))
             except Exception as error:  # noqa: BLE001 - raised in the thread that trains

@@ -144,4 +144,5 @@ class StageModel(Protocol):
 
         Raises:
             RunFailed: the model did not pass through the stage's blocks.
+            UnexpectedArrival: what arrived is not :meth:`arriving`.
         """

@@ -32,6 +32,14 @@ class StageEnd(Exception):
         self.tensors = tensors
 
 
+class UnexpectedArrival(Exception):
+    """What arrived has another shape, or is another number of tensors, than the model has there."""
+
+    def __init__(self, arrived: Sequence[Any], expected: Sequence[Any]) -> None:
+        super().__init__()
+        self.arrived, self.expected = arrived, expected
+
+
 class Crossing:
     """What crosses a stage's ends in the micro-batch under way; its stand-ins share it."""
 
@@ -82,6 +90,12 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tensor.shape, tensor.dtype)
 
 
+def _check_shape(arrived: torch.Tensor, computed: torch.Tensor) -> None:
+    """Raise :class:`UnexpectedArrival` unless what arrived has the shape of what the model computed in its place."""
+    if arrived.shape != computed.shape:
+        raise UnexpectedArrival([list(arrived.shape)], [list(computed.shape)])
+
+
 class Passed(nn.Module):
     """A block of a stage before: gives its input back.
 
@@ -115,6 +129,7 @@ class Arrived(Passed):
         hidden, crossing.hidden = crossing.hidden, None
         if hidden is None:
             raise RunFailed("a stage began a forward for which nothing has arrived", "run it once for each micro-batch")
+        _check_shape(hidden, hidden_state(args, kwargs))
         return self._output(hidden)
 
 
@@ -176,9 +191,11 @@ class EncoderOutput(Shape):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         crossing = self._crossing
-        if crossing.measured is None:
-            return crossing.memory
         shape = super().forward(*args, **kwargs)
+        if crossing.measured is None:
+            if crossing.memory is not None:
+                _check_shape(crossing.memory, shape)
+            return crossing.memory
         crossing.measured.append(spec_of(shape))
         if self._ends_arrival:
             raise StageEnd
