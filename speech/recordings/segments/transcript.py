@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +15,12 @@ import regex
 
 from profiles.errors import BadInput
 from speech.recordings.segments.rolling import Cue, unroll_captions
+from speech.recordings.segments.speakers import without_headings, without_names
 from speech.scoring.text_normalisation import WITHOUT_SPACES
 from training.tasks.data_files.plain_text import plain_text
 from training.tasks.data_files.tables import check_size, read_text
+
+logger = logging.getLogger("muster.data")
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech
@@ -70,9 +74,10 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
     text = _read_text(path)
     if path.suffix.lower() == ".txt":
         labels = _labels(text)
-        transcript = _join_cues(labels, language) if labels else parse_text(_STAMP.sub("", text), language)
+        transcript = _join_cues(labels, language) if labels else parse_text(_spoken_text(path, text), language)
     else:
-        transcript = _join_cues(unroll_captions(sorted(_cues(path, text), key=lambda cue: cue.begin)), language)
+        cues = _without_names(path, sorted(_cues(path, text), key=lambda cue: cue.begin))
+        transcript = _join_cues(unroll_captions(cues), language)
     if not transcript.words:
         raise BadInput(f"transcript {path}: holds no words", "write what is said in the recording")
     return transcript
@@ -101,6 +106,26 @@ def _read_text(path: Path) -> str:
     if "\0" in text:
         raise BadInput(f"transcript {path}: holds zero bytes, so it is no text", "save it as UTF-8")
     return text
+
+
+def _spoken_text(path: Path, text: str) -> str:
+    """Return a plain text without times and names of speakers."""
+    lines = [line for line in _STAMP.sub("", without_headings(text)).splitlines() if line.strip()]
+    spoken, speakers = without_names(lines, len(lines))
+    _report(path, speakers)
+    return "\n".join(spoken)
+
+
+def _without_names(path: Path, cues: Sequence[Cue]) -> list[Cue]:
+    lines, speakers = without_names([line for cue in cues for line in cue.lines], len(cues))
+    _report(path, speakers)
+    spoken = iter(lines)
+    return [cue._replace(lines=tuple(line for _ in cue.lines if (line := next(spoken)))) for cue in cues]
+
+
+def _report(path: Path, speakers: Sequence[str]) -> None:
+    if speakers:
+        logger.warning("%s: taken for names of speakers, which nobody says: %s", path, ", ".join(speakers))
 
 
 def _labels(text: str) -> list[tuple[float, float, str]]:

@@ -57,6 +57,45 @@ def test_times_before_lines_of_plain_text_are_no_words(tmp_path: Path) -> None:
     assert read_transcript(written(tmp_path, "a.txt", content)).text == words
 
 
+OTTER = "Speaker 1  0:05  \nGood day.\nAnd more: all.\n\nAnn Lee  1:02:03\nSee you at 10:30\n\nTranscribed by https://otter.ai\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "spoken"),
+    [
+        (OTTER, "Good day. And more: all. See you at 10:30"),
+        ("[Ann Lee] 14:03:22\nHello.\n[Bob] 14:03:25\nBye.\n", "Hello. Bye."),
+        ("Ann Lee (00:05):\nHello.\n\nSpeaker 2 (00:09):\nBye.\n", "Hello. Bye."),
+        ("Ann Lee: Hello.\nBob: Note: now.\nAnn Lee: Bye.", "Hello. Note: now. Bye."),
+        ("00:00:05\tAnn:\tHello.\n00:00:07\tBob:\tYes.\n00:00:09\tAnn:\tBye.", "Hello. Yes. Bye."),
+        ("安：你好。\n李：好。\n安：再见。", "你好。 好。 再见。"),
+        ("Ann:\nHello.\nBob:\nHi.\nAnn:\nSo\nBob:\nBye.", "Hello. Hi. So Bye."),
+    ],
+)
+def test_names_of_speakers_are_no_words(tmp_path: Path, content: str, spoken: str) -> None:
+    assert read_transcript(written(tmp_path, "a.txt", content)).text == spoken
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Remember: save. Note: it is late.\nNote: again.",
+        "Flour: two cups.\nSugar: one.\nMilk: a little.\nStir: well.",
+        "Note: one.\nIt goes on.\nNote: two.\nAnd on.\nNote: three.",
+        "He said: go.\nAnd so on.\nSee you at 10:30\nJohn 3:16 is short.",
+    ],
+)
+def test_a_colon_makes_no_speaker(tmp_path: Path, content: str) -> None:
+    assert read_transcript(written(tmp_path, "a.txt", content)).text == content.replace("\n", " ")
+
+
+def test_names_in_subtitles_are_no_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["Ann Lee: Good", "Ann Lee: day: all", "<v Bob Ray>Bob: yes</v>", "Bob: so\nAnn Lee: bye"]
+    cues = "\n\n".join(f"00:0{n}.000 --> 00:0{n}.900\n{text}" for n, text in enumerate(texts))
+    assert read_transcript(written(tmp_path, "a.vtt", f"WEBVTT\n\n{cues}\n")).text == "Good day: all yes so bye"
+    assert "taken for names of speakers, which nobody says: Ann Lee, Bob" in caplog.text
+
+
 def test_a_label_track_has_words_and_times(tmp_path: Path) -> None:
     content = "2.100000\t3.500000\tgood day\r\n0.500000\t2.100000\thello there\r\n\\\t100.000000\t900.000000\r\n"
     transcript = read_transcript(written(tmp_path, "a.txt", content))
