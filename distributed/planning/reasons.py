@@ -360,9 +360,14 @@ def sentence(reason: Reason) -> str:
 
 
 def in_use(planning: Planning | None) -> tuple[str, ...]:
-    """Return a sentence for every machine that was measured while other programs used it."""
-    reasons = planning.reasons if planning is not None else ()
-    return tuple(sentence(reason) for reason in reasons if reason.code == IN_USE)
+    """Return one sentence about all machines that were measured while other programs used them, if there are any."""
+    reasons = [reason for reason in (planning.reasons if planning is not None else ()) if reason.code == IN_USE]
+    if len(reasons) < 2:
+        return tuple(sentence(reason) for reason in reasons)
+    *names, last = (reason.subject for reason in reasons)
+    most = max(reason.numbers["others"] for reason in reasons)
+    others = f"other programs used up to {most:.0f} % of their processors"
+    return (f"measured while {', '.join(names)} and {last} were busy ({others})",)
 
 
 _PREFERRED = {

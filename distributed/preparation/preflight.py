@@ -111,7 +111,12 @@ class NotReady(MusterError):
     def __init__(self, problems: Sequence[MusterError], hint: str = "") -> None:
         words = [problem.hint for problem in problems] + [hint]
         hints = dict.fromkeys(word for word in words if word)  # the same hint only once
-        super().__init__("; ".join(problem.message for problem in problems), "; ".join(hints))
+        by_cause: dict[str, list[str]] = {}
+        for problem in problems:
+            cause = problem.problem if problem.machine else problem.message
+            by_cause.setdefault(cause, []).extend([problem.machine] if problem.machine else [])
+        texts = (f"{', '.join(sorted(names))}: {cause}" if names else cause for cause, names in by_cause.items())
+        super().__init__("; ".join(texts), "; ".join(hints))
         self.problems = tuple(problems)
 
 

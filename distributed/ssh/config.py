@@ -137,11 +137,10 @@ def resolve(target: SshTarget) -> ResolvedHost:
         raise BadInput(f"'{target.host}' is not a host name", "see docs/how-to/hosts.md", machine=target.name)
     program = shutil.which("ssh")
     if target.from_hosts_file and not accepted(target.config_file):
-        message = (
-            f"{target.name}: the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
-        )
+        problem = f"the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
         approve_it = command("access", "--hosts FILE")
-        raise BadInput(message, f"it can run commands here: read it, then approve it: {approve_it}")
+        hint = f"it can run commands here: read it, then approve it: {approve_it}"
+        raise BadInput(problem, hint, machine=target.name)
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))
     if target.found_at:  # dialled there; its key remains known under its name
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])

@@ -19,7 +19,7 @@ from distributed.planning.documents.cluster import Cluster, Link, Measurement
 from distributed.planning.documents.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
 from distributed.planning.planner import plan, simplicity, with_hashes
 from distributed.planning.prediction import Predictor
-from distributed.planning.reasons import SIGNIFICANT_RATIO, WORDS, in_use, plain_reasons, sentence, settings_of
+from distributed.planning.reasons import IN_USE, SIGNIFICANT_RATIO, WORDS, in_use, plain_reasons, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
@@ -47,6 +47,14 @@ def test_a_plan_says_whose_speed_was_measured_while_others_used_it() -> None:
     doubt = "measured while machine b was busy (other programs used 50 % of its processors)"
     assert in_use(planning) == (doubt,)
     assert doubt in " ".join(" ".join(summary_lines(planning)).split())
+
+
+def test_several_machines_that_were_measured_in_use_are_one_sentence() -> None:
+    reasons = tuple(Reason.of(IN_USE, name, others=percent) for name, percent in (("a", 89), ("b", 86), ("c", 88)))
+    planning = plan(joined((machine("a"),)), job()).model_copy(update={"reasons": reasons})
+    assert in_use(planning) == (
+        "measured while a, b and c were busy (other programs used up to 89 % of their processors)",
+    )
 
 
 def test_a_machine_that_was_measured_in_use_is_named_though_it_was_left_out() -> None:

@@ -144,7 +144,7 @@ def test_what_to_do_is_said_of_several_machines_too() -> None:
     """Once where it is the same."""
     found = [SshError(name, "first contact", "accept it with --trust-new") for name in "ab"]
     both = NotReady([*found, SshError("c", "no answer", "is it on?")])
-    assert both.message == "a: first contact; b: first contact; c: no answer"
+    assert both.message == "a, b: first contact; c: no answer"
     assert both.hint == "accept it with --trust-new; is it on?"
 
 

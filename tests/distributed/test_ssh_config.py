@@ -108,6 +108,13 @@ def test_an_error_in_the_configuration_is_told_in_one_line(resolved: Resolve) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_configuration_that_nobody_approved_is_named_without_the_machine_where_a_row_names_it() -> None:
+    target = SshTarget("c", "192.0.2.1", config_file="/nowhere/theirs", from_hosts_file=True)
+    with pytest.raises(BadInput) as caught:
+        resolve(target)
+    assert caught.value.message_for("c") == "the SSH configuration /nowhere/theirs of its hosts file is not approved"
+
+
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=touch /tmp/x"])
 def test_an_option_is_no_host_name(host: str) -> None:
     with pytest.raises(BadInput, match="is not a host name"):

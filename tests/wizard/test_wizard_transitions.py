@@ -47,6 +47,7 @@ from tests.wizard.fake_services import (
     CANDIDATES,
     FINE,
     HERE,
+    known,
     known_machine,
     let_in,
     locked,
@@ -278,3 +279,11 @@ def test_a_run_that_was_stopped_has_no_tick(word: str, mark: ItemStatus) -> None
     run = RunSummary(Path("x"), "1", metadata, "", live=False)
     assert of_run(run).status is mark
     assert of_run(replace(run, live=True)).status is ItemStatus.WORKING
+
+
+@pytest.mark.parametrize(("needs", "step"), [("", Step.PLAN), ("dataset", Step.JOB), ("model", Step.JOB)])
+def test_a_profile_that_lacks_its_data_opens_where_they_are_chosen(needs: str, step: Step) -> None:
+    shown = known("mine")
+    home = Home(profiles=(replace(shown, entry=replace(shown.entry, needs=needs)),))
+    state = begin().putting(TaskKind.HOME, value=home)
+    assert apply(state, do.rerun("mine")).step is step

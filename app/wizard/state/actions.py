@@ -78,11 +78,12 @@ def begin_with_hosts(state: State) -> State:
 
 @action
 def rerun(state: State, profile: str) -> State:
-    """Open a profile with its saved machines at the Plan step."""
+    """Open a profile with its saved machines: at the Plan step, or at Job if it lacks a model or data."""
     answers_before = state.answers
     answers = Answers(typed=answers_before.typed, trusted=answers_before.trusted, profile=profile)
     state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=None)
-    return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.PLAN)
+    lacking = any(shown.entry.needs for shown in state.home.value.profiles if shown.name == profile)
+    return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.JOB if lacking else Step.PLAN)
 
 
 @action
