@@ -21,7 +21,17 @@ from profiles.files.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
 from training.local_trainer import failure_of
 from training.records.attempts import RunAttempt
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.records.events import (
+    ENGINE,
+    ErrorEvent,
+    Event,
+    MemberEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    TimingEvent,
+    WarningEvent,
+)
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder, remove_run_folder, remove_unused
 from training.records.runs import summarise
@@ -114,6 +124,13 @@ def test_bad_input_removes_the_folder_of_a_new_run(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     attempt(folder, [ErrorEvent(message="no data", exit_code=2)], 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_keeps_the_folder_of_a_run_that_was_said_to_go_on_in_the_background(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    attempt(folder, [TimingEvent(part=ENGINE, seconds=1.0), ErrorEvent(message="no model", exit_code=2)], 2)
+    metadata = RunFolder.open(folder.path).metadata
+    assert (metadata.status, metadata.error_message) == ("failed", "no model")
 
 
 def test_bad_input_after_the_first_steps_removes_nothing(tmp_path: Path) -> None:

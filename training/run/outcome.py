@@ -13,7 +13,17 @@ from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, counted
 from training.records.attempts import Attempts, attempts_after, counted_attempts, seconds_in
-from training.records.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent
+from training.records.events import (
+    ENGINE,
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    TimingEvent,
+)
 from training.records.plan import FINAL, FinalStatus
 from training.records.run_files import explain
 from training.records.run_folder import RunFolder, remove_unused
@@ -124,7 +134,8 @@ def write_end(
     """Write how an attempt ended into the folder of its run, which the caller holds; return the run's figures.
 
     If the attempt never began to train, the metadata of a resumed run are restored; the folder of a new run whose input
-    cannot be used is closed and removed.
+    cannot be used is closed and removed, unless its workers had connected: whoever started it in the background was
+    told so, and finds the cause there.
 
     Args:
         record: records the event of the run's end.
@@ -135,7 +146,7 @@ def write_end(
     """
     begun = folder.metadata.status != "starting"
     is_new = folder.metadata.earlier is None
-    if code == ExitCode.BAD_INPUT and is_new and not begun:
+    if code == ExitCode.BAD_INPUT and is_new and not begun and not _workers_connected(folder):
         folder.close()
         remove_unused(folder.path)
         return {}
@@ -145,6 +156,10 @@ def write_end(
     else:
         folder.put_back()
     return folder.metadata.metrics
+
+
+def _workers_connected(folder: RunFolder) -> bool:
+    return any(isinstance(event, TimingEvent) and event.part == ENGINE for event in folder.events())
 
 
 @contextlib.contextmanager
