@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from contract import CHECKS, the_same_bits_after_a_snapshot_at_any_step
+from contract import (
+    CHECKS,
+    as_many_bytes_are_given_as_the_costs_say,
+    consensus_leaves_everybody_as_it_was,
+    the_same_bits_after_a_snapshot_at_any_step,
+)
 from members import overlapping, settings_of
 
 from profiles.errors import BadInput
@@ -34,7 +39,20 @@ def in_every_way() -> Iterator[Any]:
             yield pytest.param(more, id=f"{name}, overlapping", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+LONG = (
+    as_many_bytes_are_given_as_the_costs_say,
+    consensus_leaves_everybody_as_it_was,
+    the_same_bits_after_a_snapshot_at_any_step,
+)
+
+
+def checks() -> Iterator[Any]:
+    """Yield what holds for all; what takes most of the time is left to the whole run."""
+    for check in CHECKS:
+        yield pytest.param(check, id=check.__name__, marks=[pytest.mark.slow] if check in LONG else [])
+
+
+@pytest.mark.parametrize("check", list(checks()))
 @pytest.mark.parametrize("settings", list(in_every_way()))
 def test_it_keeps_the_contract(settings: StrategySettings, check: Callable[[StrategySettings], None]) -> None:
     check(settings)

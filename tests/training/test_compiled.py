@@ -185,6 +185,7 @@ def test_an_error_of_the_task_stays_its_own(tmp_path: Path) -> None:
         train(toy_plan(training={"compile": "on"}), tmp_path, Broken())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco", "demo"])
 def test_members_of_a_group_may_compile(tmp_path: Path, strategy: str) -> None:
     final = {}
