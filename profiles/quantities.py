@@ -41,11 +41,13 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
-def clock_text(moment: float, now: float) -> str:
-    """Local time of day: ``14:03``; with the weekday on another day than ``now``, with the date further away."""
+def clock_text(moment: float, now: float | None = None) -> str:
+    """Local time of day: ``14:03:21``; seen from ``now`` ``14:03``, on another day with the weekday or the date."""
     if not 0 <= moment < 1e11:
-        return "--:--"
+        return "--:--:--" if now is None else "--:--"
     at = time.localtime(moment)
+    if now is None:
+        return time.strftime("%H:%M:%S", at)
     day = "" if time.localtime(now)[:3] == at[:3] else "%a " if abs(now - moment) < 6 * 86_400 else "%d %b "
     return time.strftime(f"{day}%H:%M", at)
 

@@ -13,13 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.console import TOUR_PROFILE
-
 RECORD = Path(__file__).parent / "record"
 CONFIG = RECORD / "config.ini"
 MOST = 8
 """Largest number of machines."""
-PROFILE = TOUR_PROFILE
 JOB = "demo"
 """Profile with which the set-up starts."""
 

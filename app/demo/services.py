@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
+from app.console import TOUR_PROFILE
+from app.demo import CONFIG, JOB, MOST, ScriptClock
 from app.wizard.services.services import Services
 from app.wizard.state.launch_records import LaunchProgress
 from app.wizard.state.records import Assessment, Home, ItemStatus, PlanPreview, Tell
@@ -67,7 +68,7 @@ class DemoServices(Services):
 
     def home(self) -> Home:
         home = super().home()
-        return replace(home, runs=tuple(run for run in home.runs if run.profile == PROFILE))
+        return replace(home, runs=tuple(run for run in home.runs if run.profile == TOUR_PROFILE))
 
     def plan(self, request: PlanRequest) -> PlanPreview:
         plan = super().plan(request)

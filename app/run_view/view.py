@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -150,9 +149,6 @@ def read_view(path: Path) -> RunView:
     with contextlib.suppress(BadInput):
         plan = folder.plan()
     metrics = folder.metadata.metrics
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        written = json.loads((path / "metrics.json").read_bytes())
-        metrics = written if isinstance(written, dict) and written else metrics
     best = planning.best if planning else None
     return RunView(
         path=path,

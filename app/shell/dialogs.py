@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -23,6 +22,7 @@ from app.shell.text import TableColumn, TableRow, literal
 from distributed.ssh.command_log import CommandRecord
 from distributed.ssh.keys.host_keys import COMPARED
 from profiles.errors import BadInput
+from profiles.quantities import clock_text
 
 T = TypeVar("T")
 BEHIND = "-behind"
@@ -265,7 +265,7 @@ class CommandLogDialog(Dialog):
 def _record(record: CommandRecord) -> Content:
     if not record.machine:
         return literal(record.command)
-    at = time.strftime("%H:%M:%S  ", time.localtime(record.at)) if record.at else ""
+    at = f"{clock_text(record.at)}  " if record.at else ""
     outcome = record.outcome or "runs"
     style = "$text-success" if outcome == "ok" else ("$text-muted" if outcome == "runs" else "$text-error")
     head = Content.assemble((at, "$text-muted"), literal(record.machine, "bold"), "  ", literal(outcome, style))

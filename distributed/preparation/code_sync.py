@@ -33,7 +33,6 @@ from training.records.run_files import explain, sha256, write_atomically
 from training.strategies.user_strategy import as_user_code
 from training.tasks.registry import ENTRY_POINTS, inputs_of
 
-REPOSITORY = TOP
 IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
@@ -83,9 +82,9 @@ def collect(plan: RunPlan) -> Inputs:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
     """
     profile = plan.profile
-    own_files = chain.from_iterable(sorted((REPOSITORY / package).rglob("*")) for package in _CODE)
+    own_files = chain.from_iterable(sorted((TOP / package).rglob("*")) for package in _CODE)
     files = filter(_is_code, own_files)
-    own_code = _tree(chain(files, (REPOSITORY / name for name in _PUBLIC_API)), REPOSITORY)
+    own_code = _tree(chain(files, (TOP / name for name in _PUBLIC_API)), TOP)
     trees = {"inputs/code": _joined([own_code, *_task_code(profile.model.task)])}
     if plan.launch is not None:
         top = Path(plan.launch.folder)
@@ -250,7 +249,7 @@ def _top_package(module: str) -> Path | None:
     locations = list(spec.submodule_search_locations or []) or [spec.origin or ""]
     location = Path(locations[0])
     standard_library = [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
-    own_packages = [REPOSITORY / package for package in (*_CODE, "distributed")]
+    own_packages = [TOP / package for package in (*_CODE, "distributed")]
     is_third_party = {"site-packages", "dist-packages"} & set(location.parts) or not location.is_absolute()
     return (
         None

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 AUDIO = (*FILE_COLUMNS[:3], "audio_url", "audio_uri", "url", "uri", "gcs_uri", *FILE_COLUMNS[3:])
 SPEAKER = (*SPEAKER_COLUMNS, "user_id")
-LANGUAGE = LANGUAGE_COLUMNS
 LONGEST_ID = 200
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _LONGEST_CELL = 4096  # characters of a path or address
@@ -181,7 +180,7 @@ def find_columns(table: Table, request: ReadRequest) -> TableColumns:
         table.column((columns.audio,) if columns.audio else AUDIO, "recordings", "--audio-column"),
         find_text_column(table, columns.text, "--text-column"),
         speaker or _first_present(SPEAKER, table.columns),
-        _first_present(LANGUAGE, table.columns),
+        _first_present(LANGUAGE_COLUMNS, table.columns),
         _first_present(OFFSET_COLUMNS, table.columns),
         _first_present(END_COLUMNS, table.columns),
     )

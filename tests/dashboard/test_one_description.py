@@ -216,3 +216,4 @@ def test_a_time_of_day_is_told_alike_everywhere() -> None:
     now = time.mktime((2026, 11, 20, 9, 0, 0, 0, 0, -1))
     ages = (3600, 12 * 3600, 8 * 86_400, now + 1)
     assert [clock_text(now - age, now) for age in ages] == ["08:00", "Thu 21:00", "12 Nov 09:00", "--:--"]
+    assert clock_text(now) == "09:00:00" and clock_text(float("nan")) == "--:--:--"

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.preparation import downloads
-from distributed.preparation.code_sync import REPOSITORY
 from distributed.preparation.downloads import (
     CPU_INDEX,
     collect_wheels,
@@ -24,6 +23,7 @@ from distributed.preparation.downloads import (
 )
 from distributed.preparation.provision import training_recipe
 from profiles.errors import BadInput
+from profiles.installation import TOP
 
 HERE = {
     "version": list(sys.version_info[:3]), "system": platform.system(), "machine": platform.machine(),
@@ -43,7 +43,7 @@ def test_pins_are_chosen_for_the_python_there() -> None:
 
 
 def test_only_what_the_requirements_need_in_the_end_is_taken() -> None:
-    lock = (REPOSITORY / "constraints.txt").read_text()
+    lock = (TOP / "constraints.txt").read_text()
     names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, training_recipe().requirements)}
     assert names >= {"torch", "numpy", "sympy", "cryptography", "pyarrow", "huggingface-hub", "python-dateutil"}
     assert not names & {"pytest", "mypy", "textual", "tensorboard", "wandb"}

@@ -117,12 +117,11 @@ def test_a_stop_on_request_is_no_error(tmp_path: Path) -> None:
 
 
 def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
-    run = write_run(tmp_path, events())
     choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b"))
     both: dict[str, Any] = {"predicted_step": 0.5, "measured_step": 0.6, "predicted_wait": 0.1, "measured_wait": 0.2}
     shares = {"predicted_share": 0.2, "measured_share": 0.3, "predicted_bytes_per_hour": 1e9}
     found = PredictionComparison(choice=choice, steps=40, members=(), measured_bytes_per_hour=2e9, **both, **shares)
-    (run / "metrics.json").write_text(json.dumps({"prediction": found.document()}))
+    run = write_run(tmp_path, events(), metrics={"prediction": found.document()})
     page = shown(run)
     assert "500 ms" in page and "600 ms" in page and "1.20" in page
     assert "prediction" in {chart.id for chart in charts_of(read_evidence(run))}

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from profiles.errors import BadInput
+from profiles.installation import TOP
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("app", "distributed", "profiles", "speech", "training")
 _parsing = threading.Lock()
 
@@ -26,7 +26,7 @@ def refuse_clash(module: str, option: str) -> None:
     """
     file = Path(module).expanduser().resolve() if module.endswith(".py") else None
     root = file.parent if file is not None else Path.cwd()
-    if root == _REPOSITORY:
+    if root == TOP:
         return
     waiting, seen = ([file] if file is not None else _files_of(module, root, option)), set[Path]()
     while waiting:

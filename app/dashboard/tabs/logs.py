@@ -20,13 +20,13 @@ from textual.widgets import Input
 from app.console import short_names, visible
 from app.dashboard.log_book import LogLine
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.overview import clock_text
 from app.dashboard.tabs.pane import Pane, Words
 from app.run_view.headline import problems
 from app.run_view.timeline import entry_text
 from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, literal
 from profiles.errors import counted
+from profiles.quantities import clock_text
 
 _NAME, _WIDE_NAME = 12, 24
 """Most cells of a machine's name, in a narrow and in a wide terminal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -40,7 +39,7 @@ from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
 from profiles.installation import relative_path
-from profiles.quantities import bytes_text, duration_text, time_text
+from profiles.quantities import bytes_text, clock_text, duration_text, time_text
 
 COLUMNS = (
     TableColumn("time", "time", max_width=8, min_width=8),
@@ -103,13 +102,6 @@ def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
             literal(f"{words}, {time_text(row.seconds)}, {bytes_text(row.sent)} sent"),
         )
         yield row.began, TableRow(f"sync/{row.step}/{row.number}", cells)
-
-
-def clock_text(moment: float) -> str:
-    """Return ``14:03:21`` in local time; dashes for invalid times."""
-    if not math.isfinite(moment) or not 0 <= moment < 1e11:
-        return "--:--:--"
-    return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def entry_line(entry: TimelineEntry, picture: Picture) -> Content:
