@@ -17,6 +17,7 @@ from training.loop.train_member import prepare_data
 from training.records.events import Event, WarningEvent
 from training.run.local_plan import plan_local_run
 from training.tasks.text.causal_lm import CausalLMTask
+from training.tasks.text.conversation_rows import LabelledText
 from training.tasks.text.conversations import (
     IGNORED,
     Conversation,
@@ -90,10 +91,19 @@ def test_long_ones_are_cut_and_those_of_only_a_prompt_left_out(caplog: pytest.Lo
         tokenise_conversations("train", talks[1:2], byte_tokenizer(), 60)
 
 
-def test_special_tokens_in_a_text_are_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_special_tokens_in_a_message_are_learnt_as_text(caplog: pytest.LogCaptureFixture) -> None:
     talks = [conversation("a", "b"), conversation("a", "what is <|end|>?"), conversation("a <|end|>", "b")]
-    assert len(tokenise_conversations("train", talks, byte_tokenizer(), 60)) == 3
-    assert "train: 2 of 3 conversations hold special tokens in a text" in caplog.text
+    rows = tokenise_conversations("train", talks, byte_tokenizer(), 60).rows
+    end = byte_tokenizer().eos_token_id
+    assert [list(ids).count(end) for ids, _ in rows] == [1, 1, 1] and rows[1][0][-1] == end
+    assert byte_tokenizer().decode(rows[1][0]).endswith("### Response:\nwhat is <|end|>?<|end|>")
+    assert "train: 2 of 3 conversations spell special tokens out, which are learnt as text" in caplog.text
+
+
+def test_special_tokens_in_segments_are_tokens() -> None:
+    row = Conversation((), "row", segments=(LabelledText("a<|end|>", False), LabelledText("b<|end|>", True)))
+    ((ids, _),) = tokenise_conversations("train", [row], byte_tokenizer(), 60).rows
+    assert list(ids).count(byte_tokenizer().eos_token_id) == 2
 
 
 def test_tables_of_a_folder(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from training.tasks.data_files.splits import held_out_count, id_hash
 from training.tasks.text.chat_template import Turn, renderer_of, turns
 from training.tasks.text.conversation_rows import Conversation, is_text_row, row_to_conversation
 from training.tasks.text.row_files import Cells, row_files, rows_of
+from training.tasks.text.special_tokens import SpecialTokens
 
 __all__ = ["Conversation", "renderer_of", "row_to_conversation", "turns"]
 
@@ -160,19 +161,20 @@ def tokenise_conversations(
 ) -> ChatTokens:
     """Return a split's tokens, truncated to ``longest`` input tokens per conversation.
 
-    Warns about truncated conversations, about special tokens in texts, and about templates that let only the last
+    Warns about truncated conversations, about special tokens in messages, which are learnt as text, and about templates that let only the last
     response be learnt.
 
     Raises:
         BadInput: the tokenizer's template cannot be used, or no response is left.
     """
-    render, special = renderer_of(tokenizer), _special_tokens(tokenizer)
+    render, special = renderer_of(tokenizer), SpecialTokens(tokenizer)
     rows, cut, lost, rewritten, with_special = [], 0, 0, 0, 0
     for conversation in conversations:
-        with_special += any(special.search(message["content"]) for message in conversation.messages)
-        pieces = turns(conversation, render)
+        literal = replace(conversation, messages=special.as_text(conversation.messages))
+        with_special += literal != conversation
+        pieces = turns(literal, render)
         rewritten += sum(piece.learnt for piece in pieces) < len(conversation.learnt)
-        ids, learnt = _row(pieces, tokenizer)
+        ids, learnt = _row(pieces, special)
         cut += len(ids) > longest + 1
         ids, learnt = ids[: longest + 1], learnt[: longest + 1]
         if learnt[1:].any():
@@ -181,7 +183,8 @@ def tokenise_conversations(
             lost += 1
     remarks, of_all = [], f"of {len(conversations)} conversations"
     if with_special:
-        remarks.append(f"{split}: {with_special} {of_all} hold special tokens in a text, which end or divide it there")
+        learnt_as = "which are learnt as text, not as tokens (write segments where tokens are meant)"
+        remarks.append(f"{split}: {with_special} {of_all} spell special tokens out, {learnt_as}")
     if rewritten:
         only = "only the last response is learnt, as the chat template rewrites those before it"
         remarks.append(f"{split}: of {rewritten} {of_all} {only}")
@@ -195,17 +198,11 @@ def tokenise_conversations(
     return ChatTokens(rows, remarks)
 
 
-def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Return a pattern of the model's special tokens, which a text can spell out."""
-    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
-
-
-def _row(pieces: Sequence[Turn], tokenizer: Any) -> tuple[Ids, npt.NDArray[np.bool_]]:
+def _row(pieces: Sequence[Turn], special: SpecialTokens) -> tuple[Ids, npt.NDArray[np.bool_]]:
     ids: list[int] = []
     learnt: list[bool] = []
     for piece in pieces:
-        added = tokenizer(piece.text, add_special_tokens=False, verbose=False)["input_ids"]
+        added = special.encode(piece.text)
         ids += added
         learnt += [piece.learnt] * len(added)
     return np.asarray(ids, dtype=np.int64), np.asarray(learnt, dtype=bool)

@@ -21,6 +21,7 @@ from training.hardware.device import select_device
 from training.records.model_folders import holds_tokenizer
 from training.tasks.pretrained import adapter_folder, base_of, from_pretrained, read_with_adapters
 from training.tasks.text.chat_template import renderer_of
+from training.tasks.text.special_tokens import SpecialTokens
 from training.tasks.text.message_rows import Message
 
 _INCOMPLETE = 0xFFFD
@@ -63,6 +64,7 @@ class TextGenerator:
     def __init__(self, model: str | Path, device: str = "auto", tokenizer: str = "") -> None:
         self.name = str(model)
         self.tokenizer: Any = from_pretrained(AutoTokenizer, tokenizer or _tokenizer_of(self.name), "tokenizer")
+        self._special = SpecialTokens(self.tokenizer)
         self.model: Any = read_with_adapters(AutoModelForCausalLM, self.name).eval().to(select_device(device))
         self.tokens = 0
         """Tokens of the last generated text."""
@@ -83,7 +85,7 @@ class TextGenerator:
         Raises:
             BadInput: the chat template rejects it.
         """
-        return self.exact_prompt(renderer_of(self.tokenizer)(messages, True))
+        return self.exact_prompt(renderer_of(self.tokenizer)(self._special.as_text(messages), True))
 
     def exact_prompt(self, text: str) -> list[int]:
         """Return the tokens of a text to continue verbatim; for an empty one the token that begins a text.
@@ -95,9 +97,9 @@ class TextGenerator:
             text.encode()
         except UnicodeEncodeError as error:
             raise BadInput("the prompt is no text in UTF-8", "write or convert it as UTF-8") from error
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self._special.encode(text)
         begin = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
-        return list(ids) or [next((token for token in begin if token is not None), 0)]
+        return ids or [next((token for token in begin if token is not None), 0)]
 
     def truncate(self, messages: Sequence[Message], max_tokens: int) -> list[Message]:
         """Return a conversation without the oldest turns that leave no space for an answer; the system text stays."""
