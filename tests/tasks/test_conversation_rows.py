@@ -37,11 +37,17 @@ PARTS = [
     {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
     {"role": "assistant", "content": [{"type": "text", "text": "hello"}]},
 ]
+GEMINI = [{"role": "user", "parts": [{"text": "hi"}]}, {"role": "model", "parts": [{"text": "hel"}, {"text": "lo"}]}]
 
 
 @pytest.mark.parametrize(
     "row",
     [
+        {"contents": GEMINI},
+        {"contents": json.dumps(GEMINI)},
+        {"request": GEMINI},
+        {"text_input": "hi", "output": "hello"},
+        {"input_text": "hi", "output_text": "hello"},
         {"conversations": SHAREGPT},
         {"conversations": json.dumps(SHAREGPT)},
         {"conversations": [SHAREGPT]},
@@ -104,6 +110,18 @@ def test_messages_that_end_with_a_question_are_answered_by_the_column(column: st
     assert row_to_conversation(row, "row").remarks == ("column reasoning is not read",)
     assert spoken({"messages": OPENAI[:1], column: "hello"}) == HELLO
     assert spoken({"messages": OPENAI, column: "other"}) == HELLO
+
+
+@pytest.mark.parametrize("column", ["systemInstruction", "system_instruction"])
+def test_geminis_system_instruction_is_the_systems_text(column: str) -> None:
+    row = {column: {"role": "system", "parts": [{"text": "Be brief."}]}, "contents": GEMINI}
+    assert spoken(row) == [("system", "Be brief."), *HELLO]
+
+
+def test_geminis_thoughts_are_reasoning() -> None:
+    thought = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": "hello"}]}
+    (_, answer) = row_to_conversation({"contents": [GEMINI[0], thought]}, "row").messages
+    assert (answer["reasoning_content"], answer["content"]) == ("Hm.", "hello")
 
 
 def test_a_systems_message_counts_more_than_the_column() -> None:
@@ -203,6 +221,9 @@ def test_calls_without_a_template_for_them_are_learnt_as_json() -> None:
         ({"messages": [{"role": "tool", "content": "a"}]}, "has a user's message"),
         ({"messages": [OPENAI[0], {"role": "assistant", "content": None}]}, "message 2: .* without content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, OPENAI[1]]}, "type image_url"),
+        ({"contents": [{"role": "user", "parts": [{"fileData": {"fileUri": "a"}}]}, GEMINI[1]]}, "type fileData"),
+        ({"contents": [GEMINI[0], {"role": "model", "parts": [{"functionCall": {"name": "f"}}]}]}, "write tool_calls"),
+        ({"contents": [GEMINI[0], {"role": "model", "parts": []}]}, "message 2: .* without content"),
         ({"messages": [OPENAI[0], {"role": "assistant", "content": [{"text": "a", "train": False}]}]}, "segments"),
         ({"messages": [{**OPENAI[0], "train": True}, OPENAI[1]]}, "only the assistant's are learnt"),
         ({"messages": [OPENAI[0], {**OPENAI[1], "weight": 0}]}, "no response is learnt"),

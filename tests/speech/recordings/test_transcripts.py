@@ -57,7 +57,8 @@ def test_times_before_lines_of_plain_text_are_no_words(tmp_path: Path) -> None:
     assert read_transcript(written(tmp_path, "a.txt", content)).text == words
 
 
-OTTER = "Speaker 1  0:05  \nGood day.\nAnd more: all.\n\nAnn Lee  1:02:03\nSee you at 10:30\n\nTranscribed by https://otter.ai\n"
+OTTER = "Speaker 1  0:05  \nGood day.\nAnd more: all.\n\nAnn Lee  1:02:03\nSee you at 10:30\n"
+OTTER += "\nTranscribed by https://otter.ai\n"
 
 
 @pytest.mark.parametrize(

@@ -18,20 +18,21 @@ from training.tasks.text.message_rows import (
     Draft,
     Message,
     are_messages,
+    content_of,
     draft_of,
     drafts_of,
     parse_json,
     text_of,
 )
 
-MESSAGES = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns", "texts")
-PROMPTS = ("instruction", "prompt", "question", "query", "problem")
+MESSAGES = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns", "texts", "contents")
+PROMPTS = ("instruction", "prompt", "question", "query", "problem", "text_input", "input_text")
 INPUTS = ("input", "context", "passage", "document", "article", "text")
 """Columns with a prompt's input, which is appended to it."""
-RESPONSES = ("response", "completion", "answer", "output", "solution", "generation")
+RESPONSES = ("response", "completion", "answer", "output", "solution", "generation", "output_text")
 _NO_INPUT = re.compile("<?no ?input>?", re.IGNORECASE)
 """Placeholders for an empty input in Alpaca-like data."""
-_SYSTEMS = ("system", "system_prompt", "system_message")
+_SYSTEMS = ("system", "system_prompt", "system_message", "system_instruction", "systeminstruction")
 IGNORED_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
 """Columns that are ignored without a remark."""
 MAX_MESSAGES = 64
@@ -272,7 +273,7 @@ def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
 
 def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str]) -> Conversation:
     """Validate a conversation and add the row's system text and tools; messages after the last answer are dropped."""
-    systems = cells.texts(_SYSTEMS)
+    systems = {name: content_of(cells.value(name), cells.location_of(name)) for name in _SYSTEMS if cells.has(name)}
     system_texts = {draft.message["content"].strip() for draft in drafts if draft.message["role"] == "system"}
     if not system_texts:
         drafts = [*([draft_of("system", _choose_text(cells, systems))] if systems else []), *drafts]

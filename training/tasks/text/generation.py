@@ -21,8 +21,8 @@ from training.hardware.device import select_device
 from training.records.model_folders import holds_tokenizer
 from training.tasks.pretrained import adapter_folder, base_of, from_pretrained, read_with_adapters
 from training.tasks.text.chat_template import renderer_of
-from training.tasks.text.special_tokens import SpecialTokens
 from training.tasks.text.message_rows import Message
+from training.tasks.text.special_tokens import SpecialTokens
 
 _INCOMPLETE = 0xFFFD
 """Replacement character that a decoder emits for an incomplete multi-byte character."""

@@ -21,12 +21,17 @@ _ROLE_OF = {name: role for role, others in ROLES.items() for name in (role, *oth
 _CALLS = ("function_call", "tool_call")
 _ROLE_KEYS, _CONTENT_KEYS, _WEIGHT_KEYS = (
     ("role", "from"),
-    ("content", "value", "text"),
+    ("content", "value", "text", "parts"),
     ("train", "training", "weight", "loss_weight"),
 )
 _PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")
 """Keys of a message that are passed on to chat templates."""
 _READ = frozenset((*_ROLE_KEYS, *_CONTENT_KEYS, *_WEIGHT_KEYS, *_PASSED_ON, "tool_calls", "function_call"))
+_TEXT_KEYS = ("text", "content", "value")
+_GEMINI_CALLS = {
+    "functionCall": 'write tool_calls beside the content: [{"name": ..., "arguments": {...}}]',
+    "functionResponse": "write a message of the role tool, whose content is the response",
+}
 _IGNORED = frozenset(("id", "index"))
 """Keys that are ignored without a remark."""
 
@@ -86,7 +91,7 @@ def parse_json(value: Any, location: str) -> Any:
 def are_messages(value: Any) -> bool:
     first_entry = value[0] if isinstance(value, list) and value else None
     return isinstance(first_entry, dict) and (
-        {"role", "content"} <= first_entry.keys() or {"from", "value"} <= first_entry.keys()
+        any(keys <= first_entry.keys() for keys in ({"role", "content"}, {"role", "parts"}, {"from", "value"}))
     )
 
 
@@ -147,14 +152,30 @@ def _texts(value: Any, location: str) -> _Texts:
     texts: dict[str, list[str]] = {"text": [], "reasoning": [], "tool_call": []}
     for piece in value:
         record = piece if isinstance(piece, dict) else {"text": piece}
-        kind = str(record.get("type", "text")).removeprefix("input_").removeprefix("output_")
+        kind = _kind_of_part(record)
+        if kind in _GEMINI_CALLS:
+            raise BadInput(f"{location}: a part {kind}, which is not read", _GEMINI_CALLS[kind])
         if kind not in texts:
             raise BadInput(f"{location}: a part of type {kind[:40]}, and {TEXT_ONLY}", "leave the row or the part out")
         if "train" in record or "weight" in record:
             hint = "set train for the whole message, or write the row as segments of text and label"
             raise BadInput(f"{location}: a part that says itself whether it is learnt", hint)
-        texts[kind].append(text_of(_first_value(record, ("text", "content", "value")), location))
+        texts[kind].append(text_of(_first_value(record, _TEXT_KEYS), location))
     return _Texts("".join(texts["text"]), "".join(texts["reasoning"]), tuple(texts["tool_call"]))
+
+
+def _kind_of_part(record: Mapping[str, Any]) -> str:
+    """Return the type of a part; where it states none, as in Gemini's, its only key is the type."""
+    if record.get("thought"):
+        return "reasoning"
+    keys = [] if _first_value(record, _TEXT_KEYS) is not None else [str(key) for key in record if record[key]]
+    stated = record.get("type") or next(iter(keys), "text")
+    return str(stated).removeprefix("input_").removeprefix("output_")
+
+
+def content_of(value: Any, location: str) -> str:
+    """Return a text that may be given in parts, as Gemini's system instruction and Anthropic's system text are."""
+    return _texts(value.get("parts") if isinstance(value, dict) else value, location).text
 
 
 def _is_learnt(record: Mapping[str, Any], role: str, location: str) -> bool:
