@@ -161,7 +161,8 @@ def tokenise_conversations(
 ) -> ChatTokens:
     """Return a split's tokens, truncated to ``longest`` input tokens per conversation.
 
-    Warns about truncated conversations, about special tokens in messages, which are learnt as text, and about templates that let only the last
+    Warns about truncated conversations, about special tokens in messages, which are learnt as text, and about templates
+    that let only the last
     response be learnt.
 
     Raises:
