@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import pytest
 from planner_figures import joined, machine
 
 from distributed.planning.documents.cluster import Cluster, ClusterMachine
-from distributed.planning.layouts.candidates import layout_candidates
+from distributed.planning.layouts.candidates import _extras, _orders, layout_candidates
 from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob
 from distributed.planning.reasons import sentence
 from profiles.errors import BadInput
@@ -247,3 +248,28 @@ def test_unmeasured_machines_are_an_error() -> None:
     unmeasured: ClusterMachine = machine("a", 0, memory_total=GB)
     with pytest.raises(BadInput, match="measured"):
         candidates(Cluster(machines=(unmeasured,)))
+
+
+def test_blocks_that_were_measured_to_take_no_time_divide_nothing_by_zero() -> None:
+    home_of_three = home(30, 30, 30)
+    for seconds in ([0.0] * 28, [0.0] * 27 + [1.0]):
+        measured = dict.fromkeys("abc", seconds)
+        pipeline, *_ = layout_candidates(replace(job(home_of_three), measured=measured))
+        assert pipeline.accepted and pipeline.fits and 0 <= pipeline.bubble < 1
+
+
+def test_an_endless_latency_needs_no_more_than_all_micro_batches_ahead() -> None:
+    cluster = home(30, 30, 30)
+    links = tuple(link.model_copy(update={"rtt_ms": inf}) for link in cluster.links)
+    assert layout_candidates(job(cluster.model_copy(update={"links": links})))
+
+
+def test_of_many_devices_not_all_choices_are_tried() -> None:
+    machines = [machine(f"m{i}", 1 / (1 + i % 3), memory_total=30 * GB) for i in range(12)]
+    tried = list(_orders([job(joined(machines, 1000)).stagings[0].device(each) for each in machines], 6))
+    assert sorted(tried) == [(0, 1, 2, 3, 4, 5), (0, 1, 3, 4, 6, 9)]
+
+
+def test_values_of_extra_are_doubled_for_many_micro_batches() -> None:
+    assert _extras(3) == [0, 1, 2, 3]
+    assert _extras(100) == [*range(17), 32, 64, 100]

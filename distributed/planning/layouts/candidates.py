@@ -14,14 +14,14 @@ exchanges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, groupby, pairwise, permutations
-from math import inf
+from itertools import combinations, count, groupby, pairwise, permutations, takewhile
+from math import comb, inf
 
 from distributed.planning.documents.cluster import ClusterMachine
 from distributed.planning.documents.document import Reason
-from distributed.planning.layouts.cut import PlannedCut, StageChain
+from distributed.planning.layouts.cut import PlannedCut, StageChain, StageDevice
 from distributed.planning.layouts.divided import sharded, tensor
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
 from distributed.planning.layouts.stage_devices import FP32_BYTES, StagedJob, budget_of
@@ -32,6 +32,10 @@ from profiles.errors import BadInput, counted
 MOST_ORDERED = 5
 """Devices of which all orders are tried; more stand in the order of their memory, because the first stage has the most
 micro-batches under way."""
+_MOST_CHOICES = 60
+"""Choices among more devices that are tried; of more choices two: the devices with the most memory, and the fastest."""
+_MOST_EXTRA = 16
+"""Values of ``extra`` that are tried one by one; larger ones are doubled."""
 
 
 def layout_candidates(job: LayoutJob) -> list[LayoutCandidate]:
@@ -92,16 +96,16 @@ def _too_large(job: LayoutJob) -> LayoutCandidate:
 
 def _pipelines(job: LayoutJob) -> Iterator[LayoutCandidate]:
     """Yield the best pipeline for each number of members and of devices in each."""
-    count = len(job.devices)
+    devices = len(job.devices)
     if not job.size.blocks:
         yield refusal("pipeline", "layout-no-blocks")
     elif job.size.teacher is not None:
         yield refusal("pipeline", "layout-teacher")
-    elif count < 2:
+    elif devices < 2:
         yield refusal("pipeline", "layout-one-device", job.devices[0].name)
     else:
-        for members in range(1, count // 2 + 1):
-            for stages in range(2, min(count // members, len(job.size.blocks)) + 1):
+        for members in range(1, devices // 2 + 1):
+            for stages in range(2, min(devices // members, len(job.size.blocks)) + 1):
                 yield _pipeline(job, members, stages)
 
 
@@ -130,18 +134,34 @@ def _fastest(
     seconds."""
     best: tuple[StageChain, PlannedCut] | None = None
     for chain in _chains(job, staged, members, stages):
-        for extra in range(chain.largest_extra + 1) if chain.is_linked else ():
+        for extra in _extras(chain.largest_extra) if chain.is_linked else ():
             further = replace(chain, extra=extra)
             if (planned := further.best(limit)) is not None:
                 best, limit = (further, planned), planned.seconds
     return best
 
 
+def _extras(largest: int) -> list[int]:
+    """Return the values of ``extra`` that are tried."""
+    doubled = takewhile(lambda extra: extra < largest, (_MOST_EXTRA << power for power in count(1)))
+    return [*range(min(largest, _MOST_EXTRA) + 1), *doubled, *([largest] if largest > _MOST_EXTRA else [])]
+
+
+def _orders(devices: Sequence[StageDevice], chosen: int) -> Iterable[tuple[int, ...]]:
+    """Return choices of so many devices, as indices in the order of the stages."""
+    indices = range(len(devices))
+    if len(devices) <= MOST_ORDERED:
+        return permutations(indices, chosen)
+    if comb(len(devices), chosen) <= _MOST_CHOICES:
+        return combinations(indices, chosen)
+    fastest = sorted(indices, key=lambda index: sum(devices[index].seconds))[:chosen]
+    return {tuple(indices[:chosen]), tuple(sorted(fastest))}
+
+
 def _chains(job: LayoutJob, staged: StagedJob, members: int, stages: int) -> Iterator[StageChain]:
     """Yield the orders of devices in so many members of so many stages, without those that only swap members."""
     devices = [staged.device(machine, members == 1) for machine in job.devices]
-    choose = permutations if len(devices) <= MOST_ORDERED else combinations
-    for order in choose(range(len(devices)), members * stages):
+    for order in _orders(devices, members * stages):
         columns = [order[stage * members : (stage + 1) * members] for stage in range(stages)]
         if list(columns[0]) == sorted(columns[0]):
             yield StageChain(

@@ -3,7 +3,9 @@
 The search goes through all cuts from the front to the back of the model, and leaves out those of which it knows that
 they cannot be better: a step takes at least as long as the slowest stage so far, the slowest one that the blocks left
 over allow, and all their seconds together. The latter two come from dynamic programming from the back, block by block
-and stage by stage, with the memory of each device.
+and stage by stage, with the memory of each device. With more than :data:`MOST_EXACT` devices, of all ways to reach a
+block the ones are left out that have both a slower slowest stage and more seconds than another: they could be better
+only by waiting less for round trips.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from math import ceil, inf
 from typing import NamedTuple
@@ -22,6 +24,8 @@ from distributed.planning.layouts.pipeline_step import PipelineStep, pipeline_st
 from training.layouts.orders import micro_batches_under_way
 
 _FP32 = 4
+MOST_EXACT = 5
+"""Devices up to which the search is exact."""
 
 
 class StageDevice(NamedTuple):
@@ -147,7 +151,11 @@ class StageChain:
         """Return the seconds of a micro-batch in a stage of these blocks, of the slowest member."""
         return max(sums[end] - sums[start] for sums in self._sums[stage])
 
-    def _transfer(self, stage: int, boundary: Boundary) -> float:
+    @cached_property
+    def _transfer(self) -> Callable[[int, Boundary], float]:
+        return cache(self._crossing)
+
+    def _crossing(self, stage: int, boundary: Boundary) -> float:
         """Return the seconds of a micro-batch and its gradient over the boundary behind a stage, of the slowest
         member."""
 
@@ -164,7 +172,11 @@ class StageChain:
         ends = zip(self.columns[stage], self.columns[stage + 1], strict=True)
         return max(seconds(source.name, target.name) for source, target in ends)
 
-    def _network(self, crossed: Sequence[Boundary]) -> float:
+    @cached_property
+    def _network(self) -> Callable[[tuple[Boundary, ...]], float]:
+        return cache(self._busiest)
+
+    def _busiest(self, crossed: tuple[Boundary, ...]) -> float:
         """Return for how long the busiest resource of the network is busy with one micro-batch of all members."""
         flows: dict[tuple[str, str], float] = {}
         for boundary, ends in zip(crossed, pairwise(self.columns), strict=True):
@@ -210,7 +222,7 @@ class StageChain:
     def planned(self, bounds: tuple[int, ...]) -> PlannedCut:
         """Return the predicted step of a cut, whether it fits the memory or not."""
         compute = [self.stage_seconds(stage, *ends) for stage, ends in enumerate(pairwise(bounds))]
-        crossed = [self.boundaries[end - 1] for end in bounds[1:-1]]
+        crossed = tuple(self.boundaries[end - 1] for end in bounds[1:-1])
         transfers = [self._transfer(stage, boundary) for stage, boundary in enumerate(crossed)]
         step = pipeline_step(compute, transfers, self.under_way, self.micro_batches, self._network(crossed))
         holder = bisect_right(bounds, self.embedding) - 1
@@ -227,10 +239,16 @@ class StageChain:
         seconds."""
         best: PlannedCut | None = None
         pending = [_Branch(0.0, (0,), 0.0, 0.0)] if self._reaches_the_end(limit) else []
+        ways: dict[tuple[int, int], list[_Branch]] = {}
         while pending:
             branch = pending.pop()
             if branch.floor >= limit:
                 continue
+            if len(self.columns) * self.members > MOST_EXACT:
+                others = ways.setdefault((len(branch.bounds), branch.bounds[-1]), [])
+                if any(other.slowest <= branch.slowest and other.total <= branch.total for other in others):
+                    continue
+                others.append(branch)
             if len(branch.bounds) <= len(self.columns):
                 pending += sorted(self._longer(branch, limit), reverse=True)
             elif (planned := self.planned(branch.bounds)).seconds < limit:
@@ -266,19 +284,20 @@ class StageChain:
         return (self.micro_batches - 1) * max(slowest, self._least_network, waits) + fill + self._least_tied_sum
 
     @cached_property
-    def _smallest(self) -> list[Boundary]:
+    def _smallest(self) -> tuple[Boundary, ...]:
         """For each boundary between stages, as few bytes as cross behind any block."""
         inner = self.boundaries[:-1]
         smallest = Boundary(*(min(sizes, default=0.0) for sizes in (zip(*inner, strict=True) if inner else ((), ()))))
-        return [smallest] * (len(self.columns) - 1)
+        return (smallest,) * (len(self.columns) - 1)
 
     @cached_property
     def largest_extra(self) -> int:
         """The value of ``extra`` beyond which no stage waits for a round trip, whatever the cut."""
         largest = Boundary(*map(max, zip(*self.boundaries, strict=True)))
         transfers = (self._transfer(stage, largest) for stage in range(len(self.columns) - 1))
-        slowest = self._least_compute / len(self.columns)
-        return min(self.micro_batches - 1, ceil(max(transfers, default=0.0) / slowest))
+        slowest, transfer = self._least_compute / len(self.columns), max(transfers, default=0.0)
+        ratio = transfer / slowest if slowest else inf if transfer else 0.0
+        return ceil(min(self.micro_batches - 1, ratio))
 
     @cached_property
     def _least_compute(self) -> float:

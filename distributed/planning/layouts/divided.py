@@ -55,7 +55,7 @@ def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> La
             return refusal(layout, "layout-outside", layout, names)
     staged = job.stagings[0]
     seconds = [sum(staged.seconds(machine)) for machine in devices]
-    compute = staged.micro_batches / sum(1 / each for each in seconds)
+    compute = staged.micro_batches / sum(1 / each for each in seconds) if all(seconds) else 0.0
     sending = transfer_seconds(sent(len(devices)), rate)
     if sending > _MOST_SENDING * compute:
         return refusal(layout, "layout-slow-link", layout, names, exchange=sending, compute=compute)

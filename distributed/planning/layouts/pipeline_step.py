@@ -29,7 +29,7 @@ class PipelineStep:
     def bubble(self) -> float:
         """Share of a step over links of no cost in which a stage does not compute, since the pipeline fills and drains
         and its stages take unequally long."""
-        return 1.0 - self.busy / self.compute
+        return 1.0 - self.busy / self.compute if self.compute else 0.0
 
     @property
     def exposed(self) -> float:
