@@ -119,17 +119,19 @@ def tell_of_run(path: Path) -> None:
         say(f"{error.message}; {error.hint}" if error.hint else error.message)
 
 
-def tell(ended: EndedRun, as_json: bool) -> None:
-    """Write how a run ended: the document on stdout, or lines for a person."""
+def tell(ended: EndedRun, as_json: bool) -> ExitCode:
+    """Write how a run ended: the document on stdout, or lines for a person; return the run's exit code."""
+    outcome = ended.outcome
     if as_json:
-        answer(True, document(ended), (), ended.outcome.exit_code)
-    elif ended.outcome.status == "completed":
+        answer(True, document(ended), (), outcome.exit_code)
+    elif outcome.status == "completed":
         for line in completed_lines(ended):
             show_line(line)
-    if ended.outcome.status == "cancelled":
+    if outcome.status == "cancelled":
         say(stopped_line(ended))
-    elif ended.outcome.status == "failed" and not as_json:
-        say_error(ended.outcome.message, failure_hint(ended))
+    elif outcome.status == "failed" and not as_json:
+        say_error(outcome.message, failure_hint(ended))
+    return outcome.exit_code
 
 
 def _goes_on(path: Path) -> None:
@@ -154,8 +156,7 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
         hint = "start it once more without --detach, which says why"
         raise BadInput("the run ended before it began: its input cannot be used", hint) from None
     if ended is not None:
-        tell(ended, as_json)
-        return ended.outcome.exit_code
+        return tell(ended, as_json)
     run_id = RunFolder.open(path).metadata.run_id
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
     if not as_json:
@@ -174,8 +175,7 @@ def _ended_at_once(path: Path, since: int) -> EndedRun | None:
         if seen is None:
             return None
         if newest_number(path / "events.jsonl") > since or time.monotonic() > quiet:
-            ended: EndedRun = follower.ended(reduce_events(seen))
-            return ended
+            return follower.ended(reduce_events(seen))
         time.sleep(_LOOK)  # this start has said nothing: another process resumes the run, and lets it go to its own
 
 
@@ -232,13 +232,13 @@ def show_run(
                     visit.leave(time.time())
                 return ExitCode.DONE
             progress = progress_for(title_of(follower.plan), progress.state, write)
-    ended: EndedRun = follower.ended(progress.state)
+    ended = follower.ended(progress.state)
     if not greeted:
         _greet(visit, ended.state)
-    tell(ended, as_json)
+    code = tell(ended, as_json)
     if somebody(as_json):
         visit.leave(time.time())
-    return ended.outcome.exit_code
+    return code
 
 
 def _greet(visit: Visit, state: RunState) -> bool:

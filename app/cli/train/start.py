@@ -105,9 +105,8 @@ def distributed_train(request: TrainRequest, start_run: StartRun = RunController
     """
     plan, folder = prepared(request)
     earlier = reduce_events(folder.events())
-    ended = run_to_end(plan, folder, progress_for(title_of(plan), earlier), start_run=start_run)
-    tell(ended, request.as_json)
-    return ended.outcome.exit_code
+    progress = progress_for(title_of(plan), earlier)
+    return tell(run_to_end(plan, folder, progress, start_run=start_run), request.as_json)
 
 
 def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
