@@ -116,7 +116,7 @@ class NotReady(MusterError):
             cause = problem.problem if problem.machine else problem.message
             by_cause.setdefault(cause, []).extend([problem.machine] if problem.machine else [])
         texts = (f"{', '.join(sorted(names))}: {cause}" if names else cause for cause, names in by_cause.items())
-        super().__init__("; ".join(texts), "; ".join(hints))
+        super().__init__("; ".join(texts), "; ".join(hints).replace("?;", "?"))
         self.problems = tuple(problems)
 
 

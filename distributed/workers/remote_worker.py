@@ -239,7 +239,7 @@ class RemoteWorker:
                 self._lose(f"its agent sent an invalid message ({first_problem(error)})")
                 return
             except (MusterError, OSError, ValueError) as error:
-                problem = str(error) or f"{self.link.name} does not answer"
+                problem = str(error) or "it does not answer"
             self._raise_broken()
             # A worker that is no longer wanted is ended by its lease where we cannot reach it.
             timeout = self.timeouts.silence if self._unwanted else self.timeouts.give_up

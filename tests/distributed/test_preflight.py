@@ -146,6 +146,10 @@ def test_what_to_do_is_said_of_several_machines_too() -> None:
     both = NotReady([*found, SshError("c", "no answer", "is it on?")])
     assert both.message == "a, b: first contact; c: no answer"
     assert both.hint == "accept it with --trust-new; is it on?"
+    assert (
+        NotReady([SshError("c", "no answer", "is it on?")], "add --allow-missing").hint
+        == "is it on? add --allow-missing"
+    )
 
 
 def test_two_entries_of_one_machine() -> None:
