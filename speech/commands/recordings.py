@@ -42,7 +42,7 @@ _CaFile = Annotated[
 
 def prepare(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SOURCE)],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the new data set.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the new data set.")] = Path("prepared"),
     kind: Annotated[str, typer.Option(help=_KIND)] = "",
     form: Annotated[Literal["flac", "opus", "wav"], typer.Option("--format", help="Sound format.")] = "flac",
     text_column: Annotated[str, _source("--text-column", metavar="NAME", help="Column of the transcripts.")] = "",

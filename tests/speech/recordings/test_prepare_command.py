@@ -36,6 +36,12 @@ def test_it_says_what_became_of_the_recordings_and_what_to_type_next(capsys: Cap
     assert "recordings: 39/39" in err and "no speaker is in two splits" in err
 
 
+def test_a_folder_need_not_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", str(forty(Path("source")))]) == 0
+    assert Path("prepared/train.csv").is_file()
+
+
 def test_json_is_one_document(capsys: Capture) -> None:
     assert main(["prepare", str(forty(Path("source"))), "--out", "ready", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
