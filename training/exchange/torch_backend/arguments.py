@@ -72,6 +72,17 @@ def check_dense(*tensors: Sequence[torch.Tensor]) -> None:
             raise NotImplementedError(f"{BACKEND} {problem}")
 
 
+def check_writable(operation: str, tensors: Sequence[torch.Tensor]) -> None:
+    """
+    Raises:
+        InvalidArgument: elements of a tensor share memory, so a result cannot be written into it.
+    """
+    for tensor in tensors:
+        if tensor.numel() and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride())):
+            problem = f"elements of the {list(tensor.shape)} tensor share memory (expanded); pass tensor.contiguous()"
+            raise InvalidArgument(operation, problem)
+
+
 def check_root(operation: str, root: int, size: int) -> None:
     """
     Raises:

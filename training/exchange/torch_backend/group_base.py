@@ -25,7 +25,12 @@ from training.exchange.group.coordinator_client import parse_endpoint
 from training.exchange.links.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.links.listener import Address, Listener
 from training.exchange.mean.mesh import Mesh
-from training.exchange.torch_backend.arguments import InvalidArgument, check_dense, check_single
+from training.exchange.torch_backend.arguments import (
+    InvalidArgument,
+    check_dense,
+    check_single,
+    check_writable,
+)
 from training.exchange.torch_backend.memory_order import Use, in_use
 from training.exchange.torch_backend.point_to_point import PointToPointLinks
 from training.exchange.torch_backend.tensor_operations import Pieces, names, on_host, receive_buffer, view
@@ -183,8 +188,10 @@ class GroupBase(dist.ProcessGroup):
 
         Raises:
             NotImplementedError: a tensor is sparse.
+            InvalidArgument: elements of a tensor that is written share memory.
         """
         check_dense(reads, writes)
+        check_writable(name, writes)
         waits_for = self.pairs.waits_for if self.pairs is not None else str
         work = MusterWork(result, part_count, name, waits_for, seconds)
         with work.profiled(""):

@@ -51,6 +51,7 @@ from training.exchange.torch_backend.arguments import (
     check_root_tensor,
     check_scattered,
     check_single,
+    check_writable,
     flattened,
     options_of,
     tensor_list,
@@ -154,6 +155,8 @@ class MusterGroup(GroupBase):
         root, tensor = opts.rootRank, check_single("reduce", tensors)
         check_root("reduce", root, self._size)
         check_root_tensor("reduce", opts.rootTensor, tensors)
+        check_dense(tensors)
+        check_writable("reduce", tensors)  # on all members, so that none waits for one that refuses
         reducer = Reducer(opts.reduceOp, self._size, tensor.dtype)
         is_root = self._rank == root
         name = f"reduce to {root} {names(tensors, [reducer])}"
@@ -176,6 +179,8 @@ class MusterGroup(GroupBase):
         check_root("broadcast", root, self._size)
         check_root_tensor("broadcast", opts.rootTensor, tensors)
         check_alike("broadcast", tensors, tensors[0])
+        check_dense(tensors)
+        check_writable("broadcast", tensors)
         source = tensors[opts.rootTensor]
         copies = [tensor for tensor in tensors if tensor is not source]
         is_root = self._rank == root
@@ -340,9 +345,17 @@ class MusterGroup(GroupBase):
         if tensor.numel() != self._size * piece.numel() or tensor.dtype != piece.dtype:
             expected = f"{self._size} times {piece.numel()} of {piece.dtype}"
             raise ValueError(f"{BACKEND}: {tensor.numel()} numbers of {tensor.dtype} are not {expected}")
-        return list(tensor.detach().view(self._size, -1) if tensor.numel() else [piece.detach().view(-1)] * self._size)
+        if not tensor.numel():
+            return [piece.detach().view(-1)] * self._size
+        try:
+            return list(tensor.detach().view(self._size, -1))
+        except RuntimeError as error:
+            problem = f"the {list(tensor.shape)} tensor of all members is not contiguous"
+            raise ValueError(f"{BACKEND}: {problem}; pass tensor.contiguous()") from error
 
     def _rows(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Pieces:
+        if not tensor.dim():
+            raise ValueError(f"{BACKEND}: all_to_all_single divides rows, and a 0-dim tensor has none; reshape it")
         if sizes:
             return list(torch.split(tensor.detach(), list(sizes)))
         if tensor.shape[0] % self._size:

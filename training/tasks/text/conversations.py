@@ -162,8 +162,7 @@ def tokenise_conversations(
     """Return a split's tokens, truncated to ``longest`` input tokens per conversation.
 
     Warns about truncated conversations, about special tokens in messages, which are learnt as text, and about templates
-    that let only the last
-    response be learnt.
+    that let only the last response be learnt.
 
     Raises:
         BadInput: the tokenizer's template cannot be used, or no response is left.
