@@ -47,6 +47,35 @@ def test_a_table_names_files_or_addresses(tmp_path: Path) -> None:
     assert second.audio == UrlSource("https://x.example/b.mp3?k=1")
 
 
+def label_studio_task(number: int, *values: dict[str, object], cancelled: bool = False) -> dict[str, object]:
+    results = [{"type": "textarea", "from_name": "transcription", "value": value} for value in values]
+    choice = {"type": "choices", "value": {"choices": ["clean"]}}
+    return {
+        "id": number,
+        "annotations": [{"was_cancelled": cancelled, "result": [choice, *results]}],
+        "predictions": [],
+        "data": {"audio": f"/data/local-files/?d=clips/{number}.wav"},
+    }
+
+
+def test_label_studios_full_export(tmp_path: Path) -> None:
+    sounds = [FileSource(write_tone(tmp_path / "clips" / f"{number}.wav").resolve()) for number in range(3)]
+    tasks = [
+        label_studio_task(0, {"text": ["good", "day"]}, {"text": ["a note"]}),
+        label_studio_task(1, *({"start": n / 4, "end": (n + 1) / 4, "text": [f"part {n}"]} for n in range(2))),
+        label_studio_task(2, {"text": ["no"]}, cancelled=True),
+    ]
+    (tmp_path / "export.json").write_text(json.dumps(tasks), encoding="utf-8")
+    recordings = read(tmp_path / "export.json")
+    assert [(recording.id, recording.text, recording.audio) for recording in recordings] == [
+        ("0", "good day", sounds[0]),
+        ("1-0", "part 0", sounds[1]),
+        ("1-1", "part 1", sounds[1]),
+        ("2", "", sounds[2]),
+    ]
+    assert [(recording.offset, recording.duration) for recording in recordings[1:3]] == [(0.0, 0.25), (0.25, 0.25)]
+
+
 def test_columns_that_are_named_are_taken(tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav")
     table = write_rows(tmp_path / "all.csv", "clip,said,who,text", [("a.wav", "yes", "anna", "no")])

@@ -23,6 +23,7 @@ from profiles.quantities import bytes_text
 from training.records.run_files import explain_errors, write_atomically
 from training.tasks.data_files.faults import Faults
 from training.tasks.data_files.file_kinds import check_is_text
+from training.tasks.data_files.label_studio import is_task, records_of
 from training.tasks.data_files.plain_text import plain_text
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
@@ -344,7 +345,8 @@ def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
 def _json_rows(path: Path, text: str) -> Iterator[Row]:
     is_list = path.suffix.lower() == ".json" and text.lstrip()[:1] == "["
     for number, record in _json_list(path, text) if is_list else json_lines(path, text):
-        yield row_of(record, path, number, "entry" if is_list else "line")
+        for part in records_of(record) if is_task(record) else [record]:
+            yield row_of(part, path, number, "entry" if is_list else "line")
 
 
 def _json_list(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
