@@ -105,6 +105,29 @@ def test_blocks_may_give_pairs() -> None:
     compare(*cut(model, 0, 6), cut(model, 0, 2, 5, 6), BATCH, seed=1)
 
 
+class AsksBlocks(Model):
+    """As models do whose blocks have kinds."""
+
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return super().call(block, hidden) if block.linear.weight.shape[0] == block.linear.in_features else hidden
+
+
+class WritesIntoWords(Model):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(words)
+        hidden[:, 0] += 1
+        for block in self.blocks:
+            hidden = self.call(block, hidden)
+        return self.head(self.after(self.norm(hidden)))
+
+
+@pytest.mark.parametrize("kind", [AsksBlocks, WritesIntoWords])
+def test_a_stand_in_is_asked_and_written_into_as_what_it_stands_for(kind: type[Model]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    compare(*cut(model, 0, 6), cut(model, 0, 2, 5, 6), BATCH, seed=1)
+
+
 class Skips(Model):
     def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
         return block(hidden, 1.0) + hidden

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 from torch import nn
-from transformers import Gemma3TextConfig, LlamaForCausalLM, WhisperConfig, WhisperForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    Gemma3TextConfig,
+    LlamaForCausalLM,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 from profiles.errors import BadInput
 from tests.layouts.families import architecture, config
@@ -17,6 +24,12 @@ from training.layouts.probe import probe, small_config
 def test_a_family_passes(family: str) -> None:
     settings = config(family)
     probe(architecture(settings), settings, (0, 3, 8))
+
+
+def test_a_head_whose_inner_layer_is_tied_passes() -> None:
+    settings = BertConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4)
+    settings.is_decoder = True
+    probe(BertLMHeadModel, settings, (0, 3, 8))
 
 
 @pytest.mark.parametrize("bounds", [(0, 32, 64), (0, 10, 40, 64)])

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from profiles.errors import BadInput
-from training.layouts.stand_ins import Passed, hidden_state
+from training.layouts.stand_ins import hidden_state
 
 Run = Callable[[nn.Module], object]
 """Runs the forward of a model on the meta device."""
@@ -185,11 +185,11 @@ class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ann
         return output
 
 
-class _Fresh(Passed):
-    """Gives a new tensor like the input, so what reads it is told apart from what reads the input."""
-
-    def _output(self, hidden: Any) -> Any:
-        return super()._output(torch.empty_like(hidden) if isinstance(hidden, torch.Tensor) else hidden)
+def _fresh(gives_pairs: bool, *args: Any, **kwargs: Any) -> Any:
+    """Return a new tensor like the hidden state, so what reads it is told apart from what reads the input."""
+    hidden = hidden_state(args, kwargs)
+    fresh = torch.empty_like(hidden) if isinstance(hidden, torch.Tensor) else hidden
+    return (fresh, None) if gives_pairs else fresh
 
 
 @dataclass
@@ -283,10 +283,10 @@ class _Trace:
 
     @contextmanager
     def _hollow(self) -> Iterator[None]:
-        """Let the blocks give their input back: what they compute does not matter, and may need data or a device."""
+        """Let the blocks compute nothing: what they compute does not matter, and may need data or a device."""
         blocks = [self.model.get_submodule(name) for blocks in self.lists for name in self._names(blocks)]
         for block in blocks:
-            block.__dict__["forward"] = _Fresh(self.gives_pairs).forward
+            block.__dict__["forward"] = partial(_fresh, self.gives_pairs)
         try:
             yield
         finally:

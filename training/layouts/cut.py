@@ -100,9 +100,11 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         if record.is_behind_encoder and name == anatomy.memory:
             yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
         elif index == cut.blocks.start - 1 and record.takes_hidden:
-            yield name, Arrived(crossing, anatomy.gives_pairs)
+            yield name, Arrived(model.get_submodule(name), crossing, anatomy.gives_pairs)
+        elif index >= cut.blocks.stop:
+            yield name, Departed(model.get_submodule(name), crossing)
         else:
-            yield name, Departed(crossing) if index >= cut.blocks.stop else Passed(anatomy.gives_pairs)
+            yield name, Passed(model.get_submodule(name), crossing, anatomy.gives_pairs)
     held = _held_for_others(record)
     for name, home in anatomy.homes.items():
         if home in cut.blocks or name in held:
@@ -110,7 +112,8 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
         if record.is_behind_encoder and name == anatomy.memory:
             yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
         else:
-            yield name, Shape(model.get_submodule(name), crossing) if home < cut.blocks.start else Departed(crossing)
+            kind = Shape if home < cut.blocks.start else Departed
+            yield name, kind(model.get_submodule(name), crossing)
 
 
 def _held_for_others(record: StageRecord) -> set[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,15 +97,36 @@ def _check_shape(arrived: torch.Tensor, computed: torch.Tensor) -> None:
         raise UnexpectedArrival([list(arrived.shape)], [list(computed.shape)])
 
 
-class Passed(nn.Module):
+class StandIn(nn.Module):
+    """Has the attributes of the module whose place it takes: a model may ask a block for its kind, a convolution for
+    its stride. Weights among them are zeros, which take no memory."""
+
+    def __init__(self, module: nn.Module, crossing: Crossing) -> None:
+        super().__init__()
+        # beside torch's registries: stays on the meta device, and out of parameters() and state_dict()
+        object.__setattr__(self, "_module", module.to("meta"))
+        self._crossing = crossing
+
+    def __getattr__(self, name: str) -> Any:
+        if "_module" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        return tree_map_only(torch.Tensor, self._as_zeros, getattr(self.__dict__["_module"], name))
+
+    def _as_zeros(self, tensor: torch.Tensor) -> torch.Tensor:
+        # between two forwards a model may initialise what it takes for its weights: those on the meta device
+        device = self._crossing.device
+        return tensor if device is None else torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
+
+class Passed(StandIn):
     """A block of a stage before: gives its input back.
 
     Args:
         gives_pairs: blocks give ``(hidden state, None)`` instead of a tensor.
     """
 
-    def __init__(self, gives_pairs: bool) -> None:
-        super().__init__()
+    def __init__(self, module: nn.Module, crossing: Crossing, gives_pairs: bool) -> None:
+        super().__init__(module, crossing)
         self._gives_pairs = gives_pairs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,10 +138,6 @@ class Passed(nn.Module):
 
 class Arrived(Passed):
     """The block before the stage's own ones: gives what arrived."""
-
-    def __init__(self, crossing: Crossing, gives_pairs: bool) -> None:
-        super().__init__(gives_pairs)
-        self._crossing = crossing
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         crossing = self._crossing
@@ -133,52 +151,36 @@ class Arrived(Passed):
         return self._output(hidden)
 
 
-class Departed(nn.Module):
+class Departed(StandIn):
     """A block or another module after the stage's own blocks: ends the forward with what it is given."""
-
-    def __init__(self, crossing: Crossing) -> None:
-        super().__init__()
-        self._crossing = crossing
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         hidden, memory = hidden_state(args, kwargs), self._crossing.memory
         raise StageEnd(hidden) if memory is None else StageEnd(hidden, memory)
 
 
-class Shape(nn.Module):
-    """A module before the blocks: gives zeros of the shape that it would give. They take no memory.
-
-    Its attributes are those of the module (a stride, a number of positions); weights among them are zeros, too.
-    """
+class Shape(StandIn):
+    """A module before the blocks: gives zeros of the shape that it would give."""
 
     def __init__(self, module: nn.Module, crossing: Crossing) -> None:
-        super().__init__()
-        # beside torch's registries: stays on the meta device, and out of parameters() and state_dict()
-        object.__setattr__(self, "_module", module.to("meta"))
+        super().__init__(module, crossing)
         object.__setattr__(self, "_outputs", {})
-        self._crossing = crossing
 
-    def __getattr__(self, name: str) -> Any:
-        if "_module" not in self.__dict__:  # while it is copied
-            raise AttributeError(name)
-        return self._zeros(getattr(self.__dict__["_module"], name))
-
-    def _zeros(self, outputs: Any) -> Any:
-        return tree_map_only(torch.Tensor, self._as_zeros, outputs)
-
-    def _as_zeros(self, tensor: torch.Tensor) -> torch.Tensor:
-        # between two forwards a model may initialise what it takes for its weights: those on the meta device
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         device = self._crossing.device
-        return tensor if device is None else torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        # dense, unlike those of weights: the model may write into them
+        zeros = partial(torch.zeros_like, device=device)
+        return tree_map_only(torch.Tensor, zeros, self._on_meta(*args, **kwargs))
 
     @torch.no_grad()
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def _on_meta(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module gives, without numbers."""
         module, outputs = self.__dict__["_module"], self.__dict__["_outputs"]
         key = tuple(map(_shape_or_value, tree_leaves((args, kwargs))))
         if key not in outputs:
             args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
             outputs[key] = module(*args, **kwargs)
-        return self._zeros(outputs[key])
+        return outputs[key]
 
 
 class EncoderOutput(Shape):
@@ -191,7 +193,7 @@ class EncoderOutput(Shape):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         crossing = self._crossing
-        shape = super().forward(*args, **kwargs)
+        shape = self._on_meta(*args, **kwargs)
         if crossing.measured is None:
             if crossing.memory is not None:
                 _check_shape(crossing.memory, shape)
@@ -199,4 +201,4 @@ class EncoderOutput(Shape):
         crossing.measured.append(spec_of(shape))
         if self._ends_arrival:
             raise StageEnd
-        return shape
+        return super().forward(*args, **kwargs)
