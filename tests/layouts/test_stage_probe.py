@@ -7,16 +7,24 @@ from typing import Any
 import pytest
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     Gemma3TextConfig,
+    JambaConfig,
+    JambaForCausalLM,
     LlamaForCausalLM,
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
 
 from profiles.errors import BadInput
-from tests.layouts.families import architecture, config
+from tests.layouts.families import LLAMA, architecture, config
+from training.layouts.pretrained_stage import architecture_of
 from training.layouts.probe import probe, small_config
 
 
@@ -30,6 +38,35 @@ def test_a_head_whose_inner_layer_is_tied_passes() -> None:
     settings = BertConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4)
     settings.is_decoder = True
     probe(BertLMHeadModel, settings, (0, 3, 8))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [(T5ForConditionalGeneration, T5Config()), (MoonshineForConditionalGeneration, MoonshineConfig())],
+)
+def test_an_encoder_decoder_other_than_whisper_is_refused_by_name(architecture: Any, settings: Any) -> None:
+    with pytest.raises(BadInput) as caught:
+        probe(architecture, settings, (0, 3, 12))
+    assert caught.value.message == (
+        f"{architecture.__name__} cannot be cut into stages: of encoder-decoders, only a Whisper can"
+    )
+
+
+def test_a_model_of_another_task_is_refused_by_its_type() -> None:
+    with pytest.raises(BadInput, match="a model of type 't5' is none that AutoModelForCausalLM makes"):
+        architecture_of(AutoModelForCausalLM, T5Config())
+
+
+def test_a_real_model_that_cannot_be_cut_is_refused_although_a_small_one_can() -> None:
+    """Two kinds of blocks, of which the first six are one."""
+    settings = JambaConfig(**{**LLAMA, "num_hidden_layers": 8}, num_experts=2, use_mamba_kernels=False)
+    with pytest.raises(BadInput, match="no list of blocks of one class"):
+        probe(JambaForCausalLM, settings, (0, 2, 8))
+
+
+def test_a_cut_of_another_model_is_refused_before_a_small_one_is_made() -> None:
+    with pytest.raises(BadInput, match=r"the cut \(0, 4, 9\) is not for the 8 blocks of LlamaForCausalLM"):
+        probe(LlamaForCausalLM, config("llama"), (0, 4, 9))
 
 
 @pytest.mark.parametrize("bounds", [(0, 32, 64), (0, 10, 40, 64)])

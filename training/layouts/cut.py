@@ -82,14 +82,21 @@ def place_stand_ins(model: nn.Module, cut: Cut, anatomy: Anatomy) -> None:
     Raises:
         BadInput: the cut is for another number of blocks, or separates blocks that use one weight.
     """
-    if cut.bounds[-1] != len(anatomy.blocks):
-        raise BadInput(f"the cut {cut.bounds} is not for the {len(anatomy.blocks)} blocks of {type(model).__name__}")
+    refuse_other_count(cut.bounds, anatomy, type(model).__name__)
     record = StageRecord(cut, anatomy, Crossing())
     object.__setattr__(model, _RECORD, record)
     for name, stand_in in list(_stand_ins(model, record)):
         _replace(model, name, stand_in)
     _watch_memory(model, record)
     _draw_by_name(model, record)
+
+
+def refuse_other_count(bounds: tuple[int, ...], anatomy: Anatomy, name: str) -> None:
+    """Raise BadInput unless the bounds of a cut are for as many blocks as the model ``name`` has."""
+    if bounds[-1] != len(anatomy.blocks):
+        raise BadInput(
+            f"the cut {bounds} is not for the {len(anatomy.blocks)} blocks of {name}", "plan it for this model anew"
+        )
 
 
 def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.Module]]:

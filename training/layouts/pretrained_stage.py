@@ -6,6 +6,7 @@ files, renamed keys, tied weights, precision, quantisers, and buffers that no fi
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from training.layouts.anatomy import examine
+from training.layouts.anatomy import Anatomy, examine
 from training.layouts.cut import place_stand_ins
 from training.layouts.stage import Cut
 from training.numerics.randomness import preserved_generators, seed_with
@@ -44,6 +45,7 @@ def stage_class(architecture: Any, cut: Cut, seed: int = 0) -> Any:
         _keys_to_ignore_on_load_unexpected = (".*",)
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            refuse_unknown_encoder(architecture, config)
             with torch.device("meta"):
                 super().__init__(config, *args, **kwargs)
             self.constant_weights = [name for name, weight in self.named_parameters() if not weight.requires_grad]
@@ -84,9 +86,35 @@ def build_stage(architecture: Any, config: Any, cut: Cut, seed: int = 0) -> nn.M
 
 
 def architecture_of(auto: Any, config: Any) -> Any:
-    """Return the class of the model that ``auto`` (``AutoModelForCausalLM``) makes for a configuration."""
+    """Return the class of the model that ``auto`` (``AutoModelForCausalLM``) makes for a configuration.
+
+    Raises:
+        BadInput: it makes none.
+    """
+    if type(config) not in auto._model_mapping:
+        message = f"a model of type {config.model_type!r} is none that {auto.__name__} makes"
+        raise BadInput(message, "choose a model for this task, or train it whole")
     architecture = auto._model_mapping[type(config)]
     return architecture[0] if isinstance(architecture, tuple) else architecture
+
+
+def refuse_unknown_encoder(architecture: Any, config: Any) -> None:
+    """Raise BadInput for an encoder-decoder that is not Whisper's: what its encoder takes is not known."""
+    if getattr(config, "is_encoder_decoder", False) and not hasattr(config, "num_mel_bins"):
+        message = f"{architecture.__name__} cannot be cut into stages: of encoder-decoders, only a Whisper can"
+        raise BadInput(message, "train it whole, or with a method that needs less memory")
+
+
+def examine_pretrained(architecture: Any, config: Any) -> Anatomy:
+    """Return the anatomy of a transformers model; its weights are never made.
+
+    Raises:
+        BadInput: it cannot be cut.
+    """
+    refuse_unknown_encoder(architecture, config)
+    with torch.device("meta"):
+        model = architecture(copy.deepcopy(config))
+    return examine(model, _run_on_meta)
 
 
 def _has_parameter(model: nn.Module, name: str) -> bool:
@@ -99,9 +127,6 @@ def _run_on_meta(model: Any) -> None:
     tokens = torch.zeros(1, _LENGTH, dtype=torch.long, device="meta")
     inputs = {"input_ids": tokens}
     if config.is_encoder_decoder:
-        if not hasattr(config, "num_mel_bins"):
-            message = f"{type(model).__name__} cannot be cut into stages: of encoder-decoders, only a Whisper can"
-            raise BadInput(message, "train it whole, or with a method that needs less memory")
         frames = 2 * config.max_source_positions
         features = torch.zeros(1, config.num_mel_bins, frames, device="meta", dtype=model.dtype)
         inputs = {"input_features": features, "decoder_input_ids": tokens}

@@ -2,8 +2,8 @@
 
 A stage does the arithmetic of the whole model on the same numbers, so any difference is a mistake: blocks that hand
 each other more than a hidden state, a module that two stages need. Such a model is refused before anything is sent. The
-probe takes a small model of the same configuration: as many stages, cut in the same way, each of at most two blocks of
-the encoder and two of the decoder.
+probe looks at the whole model on the meta device, and then trains a small one of the same configuration: as many
+stages, cut in the same way, each of at most two blocks of the encoder and two of the decoder.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from training.layouts.cut import CutModel
-from training.layouts.pretrained_stage import build_stage
+from training.layouts.cut import CutModel, refuse_other_count
+from training.layouts.pretrained_stage import build_stage, examine_pretrained
 from training.layouts.stage import Cut, Departing, StageModel
 from training.tasks.base import Batch
 
@@ -116,6 +116,7 @@ def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
         BadInput: it cannot be cut, a small one cannot be made, or it trains otherwise in stages; the message says why.
     """
     try:
+        refuse_other_count(bounds, examine_pretrained(architecture, config), architecture.__name__)
         small, small_bounds = small_config(config, bounds)
         cuts = (Cut((0, small_bounds[-1]), 0), *(Cut(small_bounds, k) for k in range(len(bounds) - 1)))
         whole, *stages = (CutModel(build_stage(architecture, small, cut).train(), _loss) for cut in cuts)
