@@ -96,8 +96,9 @@ def test_more_greetings_than_are_heard_at_a_time(listener: ProbeServer) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"rubbish\n", b"[]\n", b'{"interface": 3}\n', b"x" * 200_000])
-def test_a_listener_that_says_something_else(answer: bytes) -> None:
+def test_a_listener_that_says_something_else(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger on the probe's port; the measurer ends in bounded time with an error that is expected."""
+    monkeypatch.setattr(link_probe, "GREETING", 0.1)
 
     def serve(server: socket.socket) -> None:
         with contextlib.suppress(OSError):

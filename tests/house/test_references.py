@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("profiles", "training", "distributed", "app", "speech", "tests", "benchmarks")
 ENTRIES = ("cli_typer", "wizard")
@@ -97,6 +99,7 @@ def leads_somewhere(module: str, target: str) -> bool:
     return resolves_inside(module, path) or path[0] in ELSEWHERE
 
 
+@pytest.mark.slow
 def test_every_reference_leads_somewhere() -> None:
     lost = []
     for file in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
@@ -115,6 +118,7 @@ def test_a_lost_reference_is_noticed() -> None:
         assert not leads_somewhere(here, target), target
 
 
+@pytest.mark.slow
 def test_every_import_of_our_own_finds_what_it_names() -> None:
     """In functions too, which no start runs; mypy does not read the benchmarks."""
     lost = []

@@ -83,6 +83,7 @@ def test_steps_through_compiled_code_are_those_of_eager_blocks(monkeypatch: pyte
     assert graphs() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 def test_one_length_gets_static_code_and_others_share_one_more(varies: bool) -> None:
     assert_same_steps(Stack(), [torch.randn(size, 8) for size in (4, 4, 3, 5, 2, 4)], varies)
@@ -103,6 +104,7 @@ class Adapted(Stack):
         return inputs.square().mean()
 
 
+@pytest.mark.slow
 def test_adapters_and_recomputed_activations_stay_as_they_are() -> None:
     assert_same_steps(Adapted(), [torch.randn(size, 8) for size in (4, 3, 5)], varies=True)
     assert 1 <= graphs() <= 2
@@ -209,6 +211,7 @@ def test_members_of_a_group_may_compile(tmp_path: Path, strategy: str) -> None:
     assert graphs() >= 1
 
 
+@pytest.mark.slow
 def test_code_for_backward_that_cannot_be_made_is_a_compilers_failure_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
