@@ -294,6 +294,8 @@ class Login:
         else:
             detail = f" ({words or self._notice()})" if words or self._notice() else ""
             hint = "check its SSH server's log, and AllowUsers in its sshd_config"
+            if "account has expired" in detail:
+                hint = f"let somebody with rights there run: sudo chage -E -1 {host.user}"
             failure = Dropped(host.machine, f"{host.host_port} closed the connection during login{detail}", hint)
         failure.stage = Stage.LOGIN
         return failure

@@ -39,6 +39,7 @@ _LONGEST_INLINE = 8_000
 Input = bytes | Iterable[bytes] | None
 """Data for a command's stdin."""
 _P = TypeVar("_P", bound="Process")
+_EXPIRED = re.compile(r"password.*(expired|change required)|change your password", re.IGNORECASE | re.DOTALL)
 _PLAIN = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")
 
 
@@ -293,14 +294,23 @@ class RemoteProcess(Process):
         if len(self._noise) > _NOISE_LIMIT:
             hint = "let ~/.bashrc, ~/.zshenv or config.fish there print nothing when the shell is not interactive"
             return NoShell(self.machine, "logged in, but its shell start files never stop printing", hint)
-        output = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
-        problem = f"logged in, but commands do not run there ({output or 'no answer'})"
+        output = (self._noise + self._stderr).decode(errors="replace").strip()
+        if _EXPIRED.search(output):
+            return self._password_expired()
+        problem = f"logged in, but commands do not run there ({output[:120] or 'no answer'})"
         login = f"{self._host.user}@{self._host.hostname}"
-        if re.search(r"password.*(expired|change required)|change your password", output, re.IGNORECASE | re.DOTALL):
-            return NoShell(self.machine, problem, f"log in once with: ssh {login}, and choose a new password")
         hint = f"do the user's start files there end the shell (try: ssh {login} true)? Does a ForceCommand of its "
         hint += "sshd_config, or command= before the key in authorized_keys, run something else? "
         hint += f"Else give it a login shell: sudo chsh -s /bin/sh {self._host.user}"
+        return NoShell(self.machine, problem, hint)
+
+    def _password_expired(self) -> NoShell:
+        host = self._host
+        problem = (
+            f"logged in, but the password of {host.user} there has expired, and no command runs until it is changed"
+        )
+        login = f"{'' if host.port == 22 else f'-p {host.port} '}{host.user}@{host.hostname}"
+        hint = f"log in once with: ssh {login}, type the present password where asked, then a new one twice"
         return NoShell(self.machine, problem, hint)
 
     def _end_of_stream(self) -> Dropped:

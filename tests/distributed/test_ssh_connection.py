@@ -714,12 +714,16 @@ def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("answer", "hint"),
-    [("This account is closed", "chsh"), ("WARNING: Your password has expired.", "log in once with: ssh ")],
+    ("answer", "problem", "hint"),
+    [
+        ("This account is closed", "commands do not run there .This account is closed", "chsh"),
+        ("WARNING: Your password has expired.", "has expired, and no command runs", "log in once with: ssh -p "),
+        (f"{'news ' * 40} Password change required", "has expired, and no command runs", "then a new one twice"),
+    ],
 )
-def test_a_user_whose_commands_do_not_run_is_told(answer: str, hint: str) -> None:
+def test_a_user_whose_commands_do_not_run_is_told(answer: str, problem: str, hint: str) -> None:
     spec = HostSpec("m", sshd_options=(f"ForceCommand echo '{answer}'; exit 1",))
-    with LightLab(spec) as lab, pytest.raises(NoShell, match=f"commands do not run there .{answer}") as caught:
+    with LightLab(spec) as lab, pytest.raises(NoShell, match=problem) as caught:
         SshConnection.connect(lab.target("m"))
     assert hint in caught.value.hint and ("chsh" in caught.value.hint) is (hint == "chsh")
 

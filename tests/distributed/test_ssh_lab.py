@@ -33,6 +33,8 @@ def lab() -> Iterator[Lab]:
     specs = (
         HostSpec("plain"),
         HostSpec("password", password="s3cret", sshd_options=("PubkeyAuthentication no",)),
+        HostSpec("expired", password="s3cret", shadow_ages="0:0:99999:7::", sshd_options=("UsePAM yes",)),
+        HostSpec("closed", password="s3cret", shadow_ages="19000:0:99999:7::5", sshd_options=("UsePAM yes",)),
         HostSpec("shellless", shell="/usr/sbin/nologin"),
         HostSpec("small", home_mb=2),
         HostSpec("full", sshd_options=("MaxSessions 0",)),
@@ -63,6 +65,17 @@ def test_a_server_that_takes_only_passwords_says_so_and_takes_one(lab: Lab) -> N
     assert type(refused(lab, "password")) is PasswordOnly
     with SshConnection.connect(lab.target("password"), password="s3cret") as connection:
         assert connection.authenticated_by == "password"
+
+
+def test_an_expired_password_is_told_with_what_to_type(lab: Lab) -> None:
+    error = refused(lab, "expired")
+    assert type(error) is NoShell and "the password of root there has expired" in error.message
+    assert "log in once with: ssh root@" in error.hint and "then a new one twice" in error.hint
+
+
+def test_an_expired_account_is_told(lab: Lab) -> None:
+    error = refused(lab, "closed")
+    assert "Your account has expired" in error.message and "sudo chage -E -1 root" in error.hint
 
 
 def test_an_account_without_shell_is_told(lab: Lab) -> None:

@@ -130,7 +130,7 @@ def write_accounts(folder: Path, spec: HostSpec) -> None:
     (folder / "passwd").write_text("\n".join([root, *(x for x in lines if not x.startswith("root:"))]) + "\n")
     names = [line.partition(":")[0] for line in lines if not line.startswith("root:")]
     secret = _hash_password(spec.password) if spec.password else "*"
-    shadow = [f"root:{secret}:19000:0:99999:7:::", *(f"{name}:*:19000:0:99999:7:::" for name in names)]
+    shadow = [f"root:{secret}:{spec.shadow_ages}:", *(f"{name}:*:19000:0:99999:7:::" for name in names)]
     (folder / "shadow").write_text("\n".join(shadow) + "\n")
     (folder / "shadow").chmod(0o600)
 

@@ -22,6 +22,9 @@ class HostSpec:
     """Rate of its link in both directions, Mbit/s; ``None``: unlimited."""
     password: str | None = None
     """Password with which root may log in; ``None``: none."""
+    shadow_ages: str = "19000:0:99999:7::"
+    """Fields of root's shadow entry: day of the last change (0: change at login) to the day the account expires. Only
+    with PAM does sshd look at them for a key."""
     key: bool = True
     """Whether the lab's key may log in."""
     person: bool = False
