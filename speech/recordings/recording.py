@@ -312,4 +312,4 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
         raise UnusableRecording(
             ExclusionReason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more"
         )
-    raise UnusableRecording(ExclusionReason.NOT_THERE, "no such file")
+    raise UnusableRecording(ExclusionReason.NOT_THERE, ", nor ".join(["no such file", *readings(cell)[1:]]))

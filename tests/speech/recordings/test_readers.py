@@ -283,6 +283,12 @@ def test_a_url_of_a_file_in_the_folder_is_read(tmp_path: Path) -> None:
     assert recording.audio == FileSource(sound.resolve())
 
 
+def test_a_missing_file_says_as_what_it_was_looked_for(tmp_path: Path) -> None:
+    (recording,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [("my%20clip.wav", "text")]))
+    assert recording.exclusion and recording.exclusion.reason is ExclusionReason.NOT_THERE
+    assert recording.exclusion.detail == "no such file, nor my clip.wav"
+
+
 def test_a_split_that_is_none_is_not_trained_on(tmp_path: Path) -> None:
     (recording,) = read(
         write_rows(tmp_path / "all.csv", "audio_path,text,split", [("https://x.example/a", "text", "holdout")])
