@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.run_view.run_series import MOST_BUCKETS, Point, Series, add, coarser, merged, smoothed, summed
+from app.dashboard.tabs.charts import UNITS
+from app.run_view.run_series import MOST_BUCKETS, SNAPSHOTS, Point, Series, add, coarser, merged, smoothed, summed
 
 value = st.floats(-1e6, 1e6)
 steps = st.lists(st.tuples(st.integers(0, 60), value, st.floats(0.1, 100)), min_size=1, max_size=60).map(
@@ -106,3 +107,8 @@ def test_the_line_of_a_loss_that_falls_fast_stays_with_its_points(
         near = points[max(0, place - 2) : place + 3]
         assert near[-1].low <= point.mean <= near[0].high
         assert point.mean < 1.15 * points[place].mean
+
+
+@pytest.mark.parametrize("name", ["step time", "sync time", "sync wait", SNAPSHOTS])
+def test_times_are_shown_in_seconds(name: str) -> None:
+    assert UNITS[name] == "s"

@@ -20,7 +20,7 @@ from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines
 from app.run_view.metrics import RATES, metric_text
 from app.run_view.plan_vs_actual import at_predicted_pace, pace_of
 from app.run_view.ribbon import rate_of_run, series_of_run
-from app.run_view.run_series import Point, Series, newest, of_member, series_names, smoothed
+from app.run_view.run_series import SNAPSHOTS, Point, Series, newest, of_member, series_names, smoothed
 from app.run_view.run_state import RunState, machine_changes
 from app.run_view.tables.evaluations import evaluated_series, old_step
 from app.run_view.timeline import chronological
@@ -252,6 +252,7 @@ UNITS = {
     "step time": "s",
     "sync time": "s",
     "sync wait": "s",
+    SNAPSHOTS: "s",
     "temperature": "°C",
     "power": "W",
 }
