@@ -187,11 +187,12 @@ def test_builds_of_one_version_fit_together() -> None:
 
 
 def test_not_ready_carries_every_problem() -> None:
-    bad = Readiness(link("a"), problem=preflight.SshError("a", "is off", "switch it on"))
+    causes = {"c": "is off", "a": "is off", "b": "is asleep"}
+    bad = [Readiness(link(name), problem=preflight.SshError(name, cause, "")) for name, cause in causes.items()]
     with pytest.raises(NotReady) as caught:
-        ready([bad, bad])
+        ready(bad)
     assert caught.value.exit_code == ExitCode.NOT_READY
-    assert caught.value.message == "a: is off; a: is off"
+    assert caught.value.message == "a, c: is off; b: is asleep"
 
 
 def test_this_machine_is_ready_without_ssh(tmp_path: Path) -> None:
