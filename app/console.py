@@ -236,7 +236,7 @@ def show_piece(text: str) -> None:
 
 def show_json(document: Any) -> None:
     """Write the one JSON document of a ``--json`` command to stdout."""
-    from training.records.plan import finite  # loads pydantic, which --help can do without
+    from training.records.run_files import finite  # loads pydantic, which --help can do without
 
     json.dump(finite(document), sys.stdout, indent=2, ensure_ascii=True, allow_nan=False, default=str)
     sys.stdout.write("\n")

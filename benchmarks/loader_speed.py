@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from speech.whisper.features import LogMel
-from speech.whisper.samples import SpeechSample
-from speech.whisper.task import WhisperTask
+from speech.whisper.samples import SpeechSample, window_batch
 
 BATCH = 16
 CASES = [
@@ -50,12 +47,9 @@ def batch_maker(seconds: float, window: int, mels: int, strength: float) -> Call
     samples = [
         SpeechSample(store[i * frames : (i + 1) * frames].T, silence, window, i, [], "", "", 0, i) for i in range(BATCH)
     ]
-    task: Any = SimpleNamespace(
-        wrapper=SimpleNamespace(log_mel=log_mel), profile=SimpleNamespace(data=SimpleNamespace(augmentation=strength))
-    )
 
     def make(number: int) -> torch.Tensor:
-        return WhisperTask._features(task, samples, [np.random.default_rng([number, i]) for i in range(BATCH)])
+        return window_batch(samples, log_mel, strength, [np.random.default_rng([number, i]) for i in range(BATCH)])
 
     return make
 

@@ -22,8 +22,7 @@ from app.html_report.sections import text
 from app.html_report.showcase import showcase
 from app.run_view.run_series import OF_EXCHANGES
 from app.task_results import results_of
-from training.records.plan import finite, utc_now
-from training.records.run_files import explain_errors, write_atomically
+from training.records.run_files import explain_errors, finite, utc_now, write_atomically
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"

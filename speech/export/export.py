@@ -30,8 +30,7 @@ from speech.export.exporters import (
 )
 from speech.export.formats import Format, ModelSource
 from speech.whisper.model import WhisperModelWrapper
-from training.records.plan import document, finite, utc_now, versions_of
-from training.records.run_files import atomic_folder, sha256, write_atomically
+from training.records.run_files import atomic_folder, document, finite, sha256, utc_now, versions_of, write_atomically
 
 MANIFEST = "manifest.json"
 KIND = "muster-export"

@@ -22,6 +22,13 @@ class SpeechInputs(TaskInputs):
     packages = ("transformers", "av", "soundfile")
     reads_dataset = True
 
+    def refusal_in_stages(self, profile: Profile) -> str:
+        model = profile.model
+        if profile.evaluation.eval_generate:
+            return "cannot measure WER and CER yet: set eval_generate = false"
+        is_composed = model.teacher_path or model.encoder_path or model.student_layers
+        return "cannot train students of other models yet" if is_composed else ""
+
     def findings(self, profile: Profile) -> dict[str, Any]:
         return data_findings.findings(profile)
 

@@ -79,6 +79,9 @@ class WhisperModelWrapper:
         BadInput: the model is not found, is not a Whisper, or its folder is damaged.
     """
 
+    reader: Any = WhisperForConditionalGeneration
+    """What reads the model, or one stage of it."""
+
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
         self.adapter = adapter_folder(settings.model_path)
@@ -281,11 +284,11 @@ class WhisperModelWrapper:
 
     def read_model(self) -> Any:
         if self.settings.from_scratch:
-            return WhisperForConditionalGeneration(copy.deepcopy(self.config))
+            return self.reader(copy.deepcopy(self.config))
 
         is_unmodified = self.adapter is None and not self._is_composed
         small = is_unmodified and self.settings.base_precision in QUANTISED
-        model = read_weights(WhisperForConditionalGeneration, self.path, as_stored=small)
+        model = read_weights(self.reader, self.path, as_stored=small)
         if self.adapter is not None:
             folder = self.adapter
             model = read_checked(str(folder), "adapter", lambda local: read_adapter(model, folder))

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from speech.data.language_codes import language_code
 from speech.data.sound_file import AudioError
 from speech.data.speech_clips import AudioSource, Clip
 from speech.whisper.decoding import Transcriber
-from speech.whisper.features import Features, LogMel, Windows
+from speech.whisper.features import Features, LogMel, Windows, augment, fill_row
 from speech.whisper.model import WhisperModelWrapper
 from training.hardware.device import release_memory
 from training.hardware.resources import whole_cores
@@ -59,6 +60,25 @@ class SpeechSample:
     """Tokens of the longest transcript of its split, including the end token."""
     index: int
     """Index in its split."""
+
+
+def window_batch(
+    samples: Sequence[SpeechSample], log_mel: LogMel, strength: float, rngs: Sequence[np.random.Generator] | None
+) -> torch.Tensor:
+    """Return windows [batch, mels, frames] padded to the longest one: in training (with generators) shortened as
+    configured, and augmented within their own length; in evaluation full windows.
+
+    Args:
+        strength: of the augmentation; 0: none.
+    """
+    frames = [log_mel.frames if rngs is None else sample.frames for sample in samples]
+    batch = np.empty((len(samples), log_mel.mels, max(frames)), dtype=np.float32)
+    for index, (sample, length) in enumerate(zip(samples, frames, strict=True)):
+        features: npt.NDArray[Any] = sample.features
+        if rngs is not None and strength:
+            features = augment(log_mel.fill(features, sample.silence, length), strength, rngs[index])
+        fill_row(batch[index], features, sample.silence)
+    return torch.from_numpy(batch)
 
 
 @dataclass(frozen=True)

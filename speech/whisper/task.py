@@ -24,13 +24,20 @@ from speech.scoring.clip_prediction import prediction_of
 from speech.scoring.word_errors import ErrorRates, count_errors
 from speech.whisper.decoding import generation_bound
 from speech.whisper.encoder import EncoderCache, is_constant
-from speech.whisper.features import Windows, augment, fill_row
+from speech.whisper.features import Windows
 from speech.whisper.languages import selected_languages
 from speech.whisper.model import IGNORED, WhisperModelWrapper, unwrap
-from speech.whisper.samples import FeatureStore, SpeechData, SpeechSample, detect_clip_languages, open_features
+from speech.whisper.samples import (
+    FeatureStore,
+    SpeechData,
+    SpeechSample,
+    detect_clip_languages,
+    open_features,
+    window_batch,
+)
 from speech.whisper.suppression import allow_training_tokens
 from training.hardware.device import evaluating
-from training.tasks.base import Answer, Batch, Progress, Task
+from training.tasks.base import Answer, Batch, Progress, StageMaker, Task
 from training.tasks.cache import cache_root
 from training.tasks.data_files.splits import SPEAKER_COLUMNS
 from training.tasks.outputs.predictions import Prediction
@@ -218,10 +225,17 @@ class WhisperTask(Task):
         self._encoded = None
         return model
 
+    def build_stage(self, stages: StageMaker) -> nn.Module:
+        if not (self.default_language or all(self.train.languages)):
+            raise BadInput("no stage of a model can tell the language", "set language, or add a column 'language'")
+        self.wrapper.reader = stages.reader(self.wrapper.reader, self.wrapper.config)
+        return stages.with_own_adapters(self.wrapper.build())
+
     def cache_for(self, model: nn.Module) -> EncoderCache | None:
         """Return the cache of the encoder's outputs for the training clips; ``None`` if they vary."""
         encoder, data = unwrap(model).model.encoder, self.train
-        if self.profile.data.augmentation or not is_constant(encoder):
+        is_stage = not isinstance(self.wrapper.reader, type)  # which cannot compute what is missing
+        if self.profile.data.augmentation or is_stage or not is_constant(encoder):
             return None
         if self._encoded is None:
             root = cache_root(self.profile.data.cache_dir)
@@ -257,7 +271,7 @@ class WhisperTask(Task):
         for row, sample in zip(labels, samples):
             row[start : start + len(sample.tokens)] = torch.tensor(sample.tokens)
         return {
-            "input_features": self._features(samples, rngs),
+            "input_features": window_batch(samples, self.wrapper.log_mel, self.profile.data.augmentation, rngs),
             "silence": [sample.silence for sample in samples],
             "positions": [sample.position for sample in samples] if rngs is not None else [],
             "decoder_input_ids": inputs,
@@ -268,19 +282,6 @@ class WhisperTask(Task):
             "longest": max(sample.longest for sample in samples),
             "indices": [sample.index for sample in samples],
         }
-
-    def _features(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> torch.Tensor:
-        """Return windows padded to the longest one: in training (with generators) shortened as configured, augmented
-        within their own length; in evaluation full windows."""
-        log_mel, strength = self.wrapper.log_mel, self.profile.data.augmentation
-        frames = [log_mel.frames if rngs is None else sample.frames for sample in samples]
-        batch = np.empty((len(samples), log_mel.mels, max(frames)), dtype=np.float32)
-        for index, (sample, length) in enumerate(zip(samples, frames, strict=True)):
-            features: npt.NDArray[Any] = sample.features
-            if rngs is not None and strength:
-                features = augment(log_mel.fill(features, sample.silence, length), strength, rngs[index])
-            fill_row(batch[index], features, sample.silence)
-        return torch.from_numpy(batch)
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Window lengths of the training clips in frames."""

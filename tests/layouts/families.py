@@ -23,9 +23,9 @@ from transformers import (
     WhisperConfig,
 )
 
-from training.layouts.cut import CutModel
-from training.layouts.pretrained_stage import architecture_of, build_stage
-from training.layouts.stage import Cut
+from training.layouts.stages.cut import CutModel
+from training.layouts.stages.pretrained_stage import architecture_of, build_stage
+from training.layouts.stages.stage import Cut
 
 WORDS, BLOCKS, LENGTH = 61, 8, 12
 SIZES: dict[str, Any] = {

@@ -19,7 +19,7 @@ from tests.layouts.toy_stages import ToyModel, ToyStage
 from training.exchange.links.certificates import issue_run_certificates
 from training.layouts.carrier import GroupCarrier
 from training.layouts.pipeline import Pipeline
-from training.layouts.stage import Cut
+from training.layouts.stages.stage import Cut
 
 multiprocessing.set_forkserver_preload(["torch", "tests.layouts.pipeline_runs"])
 

@@ -16,7 +16,7 @@ from tests.layouts.toy_stages import toy_loss, toy_step, weight_of
 from training.hardware.device import Precision
 from training.layouts.carrier import Carrier, PendingSend
 from training.layouts.pipeline import Pipeline
-from training.layouts.stage import StageModel
+from training.layouts.stages.stage import StageModel
 
 V = TypeVar("V")
 Figures = list[tuple[float, float]]

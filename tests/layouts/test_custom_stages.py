@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from profiles.errors import BadInput, RunFailed
 from tests.layouts.pipeline_runs import PRECISION, queue_carriers
-from training.layouts.cut import CutModel, cut_module
 from training.layouts.messages import TensorHeader, pack_header
 from training.layouts.orders import Work
 from training.layouts.pipeline import Pipeline
-from training.layouts.probe import compare
-from training.layouts.stage import Cut, Departing
+from training.layouts.stages.cut import CutModel, cut_module
+from training.layouts.stages.probe import compare
+from training.layouts.stages.stage import Cut, Departing
 
 WIDTH = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiles.errors import BadInput
-from training.layouts.stage import Cut
+from training.layouts.stages.stage import Cut
 
 
 def test_a_stage_has_the_blocks_between_its_bounds() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.layouts.families import FAMILIES, batch, config, loss, plain_model, stages
-from training.layouts.probe import forward_in_one_process, gradients_of
+from training.layouts.stages.probe import forward_in_one_process, gradients_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)

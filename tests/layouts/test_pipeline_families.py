@@ -1,4 +1,4 @@
-"""Pipelines of transformers models, as :mod:`training.layouts.cut` cuts them, make the steps of one process."""
+"""Pipelines of transformers models, as :mod:`training.layouts.stages.cut` cuts them, make the steps of one process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.layouts.families import BLOCKS, batch, config, loss, plain_model, stages
 from tests.layouts.pipeline_runs import agree, pipeline_run, whole_run
-from training.layouts.pretrained_stage import redraw_adapters
-from training.layouts.stage import StageModel
+from training.layouts.stages.pretrained_stage import redraw_adapters
+from training.layouts.stages.stage import StageModel
 from training.tasks.pretrained import recompute_activations
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,8 @@ from transformers import (
 
 from profiles.errors import BadInput
 from tests.layouts.families import LLAMA, architecture, config
-from training.layouts.pretrained_stage import architecture_of
-from training.layouts.probe import probe, small_config
+from training.layouts.stages.pretrained_stage import architecture_of
+from training.layouts.stages.probe import probe, small_config
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from transformers import modeling_utils
 
 from tests.layouts.families import architecture, batch, config, loss, plain_model
-from training.layouts.cut import CutModel
-from training.layouts.pretrained_stage import build_stage, stage_class
-from training.layouts.probe import compare
-from training.layouts.stage import Cut
+from training.layouts.stages.cut import CutModel
+from training.layouts.stages.pretrained_stage import build_stage, stage_class
+from training.layouts.stages.probe import compare
+from training.layouts.stages.stage import Cut
 from training.tasks.pretrained import read_weights
 
 

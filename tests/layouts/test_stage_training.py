@@ -13,10 +13,10 @@ from profiles.schema import ModelSettings
 from speech.whisper.encoder import encode_window
 from speech.whisper.model import LORA_TARGETS
 from tests.layouts.families import BLOCKS, architecture, batch, config, loss, stages
-from training.layouts.cut import CutModel
-from training.layouts.pretrained_stage import build_stage, drawing, redraw_adapters
-from training.layouts.probe import compare, forward_in_one_process, gradients_of
-from training.layouts.stage import Cut
+from training.layouts.stages.cut import CutModel
+from training.layouts.stages.pretrained_stage import build_stage, drawing, redraw_adapters
+from training.layouts.stages.probe import compare, forward_in_one_process, gradients_of
+from training.layouts.stages.stage import Cut
 from training.tasks.pretrained import add_lora, recompute_activations
 
 Prepare = Callable[[nn.Module], nn.Module]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from training.layouts.stage import Cut, Departing, TensorSpec
+from training.layouts.stages.stage import Cut, Departing, TensorSpec
 from training.tasks.base import Batch
 
 WORDS, WIDTH, FRAMES = 40, 32, 24
@@ -66,7 +66,7 @@ class ToyModel(nn.Module):
 
 
 class ToyStage:
-    """A stage of it, as :class:`training.layouts.stage.StageModel` is."""
+    """A stage of it, as :class:`training.layouts.stages.stage.StageModel` is."""
 
     def __init__(self, whole: ToyModel, cut: Cut) -> None:
         self.cut = cut

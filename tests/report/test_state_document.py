@@ -15,7 +15,7 @@ from cli_typer import main
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run
 from training.records.events import Event
-from training.records.plan import finite
+from training.records.run_files import finite
 
 OLD_KEYS = {"status", "step", "total_steps", "members", "evaluations", "warnings", "errors", "snapshot_step"}
 

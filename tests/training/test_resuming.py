@@ -75,6 +75,32 @@ def test_an_attempt_that_wrote_nothing_gives_nothing_up(tmp_path: Path) -> None:
     assert (agreed.step, agreed.holders) == (8, (1,))
 
 
+def test_a_pipeline_goes_on_where_each_stage_has_its_part_of_one_snapshot(tmp_path: Path) -> None:
+    old, new = [[1, 0]], [[1, 0], [2, 4]]
+    held = [
+        {4: _state(0, course=old), 6: _state(0, course=old), 8: _state(0, course=new)},
+        {4: _state(0, course=old), 6: _state(0, course=new), 8: _state(0, course=new)},
+    ]
+
+    def body(device: RoomExchange) -> tuple[int, list[str]]:
+        store, warnings = SnapshotStore(tmp_path / str(device.rank), 9), list[str]()
+        for step, state in held[device.rank].items():
+            store.save(Snapshot(step, {"model/w": torch.ones(1)}, state), "plan")
+        if device.rank:
+            (tmp_path / "1" / "step-00000008" / "state.safetensors").write_bytes(b"")
+
+        def gather(payload: bytes) -> list[bytes]:
+            return [*device.gather("parts", payload).values()]
+
+        agreed = agree_on_snapshot(store, SoloExchange(), warnings.append, "plan", gather=gather)
+        return agreed.step, warnings
+
+    first, second = together(2, body)[0].values()
+    assert first == second
+    assert first[0] == 4
+    assert "step-00000008/state.safetensors is damaged" in first[1][0]
+
+
 @pytest.mark.parametrize(("alike", "step"), [(True, 8), (False, 4)])
 def test_where_all_hold_the_same_any_snapshot_serves_all(tmp_path: Path, alike: bool, step: int) -> None:
     both = {4: _state(0, 1, 2), 8: _state(0, 1, 2)}

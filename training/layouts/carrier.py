@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from profiles.errors import RunFailed
-from training.exchange.base import ExchangeError, Traffic
+from training.exchange.base import MAX_GATHER_BYTES, ExchangeError, Traffic
 from training.layouts.messages import as_bytes
 
 
@@ -60,6 +60,9 @@ class Carrier(ABC):
             self.traffic.bytes_received += size
         return data
 
+    def close(self) -> None:
+        """Leave the other stages, with which nothing is under way."""
+
     @abstractmethod
     def _send(self, stage: int, data: torch.Tensor) -> PendingSend: ...
 
@@ -87,6 +90,9 @@ class GroupCarrier(Carrier):
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], names: Sequence[str]) -> None:
         super().__init__(list(ranks).index(group.rank()), names)
         self._group, self._ranks = group, tuple(ranks)
+
+    def close(self) -> None:
+        self._group.shutdown()
 
     def _send(self, stage: int, data: torch.Tensor) -> PendingSend:
         return _GroupSend(self._group.send([data], self._ranks[stage], 0), data)
@@ -128,3 +134,19 @@ def sum_among(carrier: Carrier, stages: Collection[int], values: torch.Tensor) -
     parts = {**received, carrier.stage: data.view(values.dtype)}
     total = functools.reduce(torch.add, (parts[stage] for stage in sorted(parts)))
     return total.view(values.shape).to(values.device)
+
+
+def gather_among(carrier: Carrier, payload: bytes) -> list[bytes]:
+    """Return a payload of every stage, by stage."""
+    others = [stage for stage in range(carrier.stages) if stage != carrier.stage]
+    size, data = torch.tensor([len(payload)]), torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)
+    sends = [carrier.send(stage, message) for stage in others for message in (as_bytes(size), data)]
+    payloads = {carrier.stage: payload}
+    for stage in others:
+        length = int(carrier.receive(stage, size.itemsize).view(size.dtype))
+        if not 0 <= length <= MAX_GATHER_BYTES:
+            raise carrier.refused(stage, f"a payload of {length} bytes", f"at most {MAX_GATHER_BYTES}")
+        payloads[stage] = carrier.receive(stage, max(1, length)).numpy().tobytes()[:length]
+    for send in sends:
+        send.wait()
+    return [payloads[stage] for stage in range(carrier.stages)]

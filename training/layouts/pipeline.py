@@ -13,8 +13,9 @@ from training.hardware.device import Precision, move
 from training.layouts.carrier import Carrier, sum_among
 from training.layouts.messages import Tensors
 from training.layouts.relay import StageRelay, StageTimes
-from training.layouts.stage import Departing, StageModel
-from training.layouts.stand_ins import UnexpectedArrival
+from training.layouts.stages.stage import Departing, StageModel
+from training.layouts.stages.stand_ins import UnexpectedArrival
+from training.strategies.weights import trainable
 from training.tasks.base import Batch
 
 
@@ -87,20 +88,18 @@ class Pipeline:
             parameter.grad = self._sum_over_holders(parameter, holders, gradient)
         return [*self._sum_over_stages(losses, len(micro_batches))]
 
+    def trained_weights(self) -> int:
+        """Return the number of the member's trained weights: one that several stages hold counts once."""
+        count = sum(parameter.numel() for parameter in self._counted_parameters())
+        return int(self._sum_over_stages([torch.tensor(count, dtype=torch.float64)], 1))
+
     def norm(self) -> float:
         """Return the norm of the member's whole gradient: a weight that several stages hold counts once.
 
         Raises:
             ExchangeError: a device is lost.
         """
-        counted_elsewhere = {
-            parameter for parameter, holders in self._tied_parameters() if self._carrier.stage != min(holders)
-        }
-        gradients = [
-            parameter.grad
-            for parameter in self._stage.module.parameters()
-            if parameter.grad is not None and parameter not in counted_elsewhere
-        ]
+        gradients = [parameter.grad for parameter in self._counted_parameters() if parameter.grad is not None]
         square = float(nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0
         return math.sqrt(float(self._sum_over_stages([torch.tensor(square, dtype=torch.float64)], 1)))
 
@@ -128,6 +127,13 @@ class Pipeline:
             neighbour = self._carrier.stage - 1
             raise self._carrier.refused(neighbour, f"tensors of shape {sent}", expected) from error
         return output.tensors if isinstance(output, Departing) else output
+
+    def _counted_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters but those that an earlier stage holds too."""
+        elsewhere = {
+            id(parameter) for parameter, holders in self._tied_parameters() if self._carrier.stage != min(holders)
+        }
+        return [parameter for parameter in trainable(self._stage.module) if id(parameter) not in elsewhere]
 
     def _tied_parameters(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
         """Return the trained parameters that other stages hold too, and the holders, in the same order on all."""

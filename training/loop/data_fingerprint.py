@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,6 +122,27 @@ def check_same(
     if exchange.engine == "solo":
         return
     payloads = exchange.gather("start/data", mine.model_dump_json().encode())
+    _compare(payloads, names, warn if exchange.rank == min(payloads) else lambda text: None)
+
+
+def check_devices(
+    mine: Description, gather: Callable[[bytes], list[bytes]], names: Sequence[str], warn: Callable[[str], None]
+) -> None:
+    """Compare the data that the devices of one member read; each holds another part of the model.
+
+    Args:
+        gather: see :meth:`training.layouts.base.Layout.gather`.
+
+    Raises:
+        BadInput: see :func:`check_same`.
+    """
+    if len(names) == 1:
+        return
+    payload = mine.model_copy(update={"shapes": "", "frozen": ""}).model_dump_json().encode()
+    _compare(dict(enumerate(gather(payload))), names.__getitem__, warn)
+
+
+def _compare(payloads: Mapping[int, bytes], names: Callable[[int], str], warn: Callable[[str], None]) -> None:
     parsed = {payload: _read(payload) for payload in payloads.values()}  # few, however many members: mostly one
     held = Counter(payloads.values())
     alike = {a: [b for b in parsed if not describe_difference(parsed[a], parsed[b])] for a in parsed}
@@ -132,7 +153,7 @@ def check_same(
             raise BadInput(f"{names(rank)} has other data or another model than {names(majority)}: {deviation}", _SAME)
     descriptions = {rank: parsed[payloads[rank]] for rank in sorted(payloads)}
     used = {names(rank): report.precision[:20] for rank, report in descriptions.items() if report and report.precision}
-    if len(set(used.values())) > 1 and exchange.rank == min(descriptions):
+    if len(set(used.values())) > 1:
         warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from training.loop.local_data import LocalSchedule
 from training.loop.showcase_sampling import ShowcaseSampler
 from training.records.bounded_fields import LONGEST_TEXT, harmless
 from training.records.events import EvaluationEvent
-from training.tasks.base import Answer
+from training.tasks.base import Answer, Batch
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
@@ -37,6 +38,7 @@ _SLOW_SAMPLE = 5.0
 """Seconds of one sample from which on a batch would take too long to be measured."""
 _MAX_PAYLOAD = 4_000_000
 """Bytes of answers that one member sends, some 50,000 short texts; further ones are left out of the file."""
+AnswerBatch = Callable[[Batch, bool], tuple[dict[str, float], list[Answer]]]
 _ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
 
 
@@ -54,6 +56,7 @@ class Evaluator:
         local: which samples each member has, where data stay on their machines: then each member evaluates its own
             samples, and the model's answers are not saved.
         round_size: largest number of samples that a member evaluates in one round.
+        answer: returns the sums and texts of a batch, given whether to generate; default: those of the task.
     """
 
     def __init__(
@@ -70,10 +73,12 @@ class Evaluator:
         names: Callable[[int], str] = "member {}".format,
         local: LocalSchedule | None = None,
         round_size: int = ROUND_SIZE,
+        answer: AnswerBatch | None = None,
     ) -> None:
         self._local, self._round_size = local, round_size
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
+        self._answer = answer or functools.partial(self._task.answer, model)
         self._batch_size = settings.eval_batch_size or batch_size
         self._stops, self._warn, self._names = stops, warn, names
         self._stopped: set[int] = set()
@@ -256,7 +261,7 @@ class Evaluator:
             count, batch = counted_batch
             with self._precision.autocast():
                 moved = move(batch, self._precision.device)
-                sums, answers = self._task.answer(self._model, moved, self._settings.eval_generate)
+                sums, answers = self._answer(moved, self._settings.eval_generate)
             self._answers += answers
             return {**sums, "samples": float(count)}
         except Exception as error:  # devices say in their own classes that memory ran out; all else is raised

@@ -88,6 +88,7 @@ def agree_on_snapshot(
     alike: bool = False,
     absent: Collection[str] = (),
     rounds_held: Callable[[Mapping[str, Any]], int] = lambda state: 0,
+    gather: Callable[[bytes], list[bytes]] = lambda payload: [payload],
 ) -> Agreed:
     """Return the step to go on at.
 
@@ -96,11 +97,12 @@ def agree_on_snapshot(
         alike: whether the snapshots of all members hold the same.
         absent: names of absent members.
         rounds_held: how many rounds' results a snapshot's state of the strategy holds.
+        gather: asks the member's devices, see :meth:`training.layouts.base.Layout.gather`: each holds a part only.
 
     Raises:
         BadInput: no member has a sound snapshot.
     """
-    snapshots = HeldSnapshots.of(store, plan_hash, rounds_held)
+    snapshots = _held_by_all_devices(HeldSnapshots.of(store, plan_hash, rounds_held), gather)
     for problem in (*snapshots.damaged, *snapshots.foreign):
         warn(f"{problem}; it is skipped")
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
@@ -122,6 +124,18 @@ def agree_on_snapshot(
                 lacking, source = ", ".join(map(names, sorted(ranks))), names(exchange.rank)
                 warn(f"{lacking} has no {lack} of step {step} and continues with the state of {source}")
     return agreed
+
+
+def _held_by_all_devices(snapshots: HeldSnapshots, gather: Callable[[bytes], list[bytes]]) -> HeldSnapshots:
+    """Return the snapshots of which each device of the member has its part, and what is wrong with those of any."""
+    held = [_read(payload) for payload in gather(snapshots.model_dump_json().encode())]
+    courses = ({(step, tuple(part.courses.get(step, ()))) for step in part.live} for part in held)
+    update = {
+        "live": {step: snapshots.live[step] for step, _ in set.intersection(*courses)},
+        "damaged": [problem for part in held for problem in part.damaged],
+        "foreign": [problem for part in held for problem in part.foreign],
+    }
+    return snapshots.model_copy(update=update)
 
 
 def _read(payload: bytes) -> HeldSnapshots:

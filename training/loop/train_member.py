@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.base import Exchange
+    from training.layouts.base import Layout
     from training.tasks.base import Task
 
 
@@ -29,7 +30,7 @@ def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) ->
     from training.hardware.machine_load import machine_events
     from training.hardware.resources import threads
 
-    device_plan = plan.all_members[rank].lead
+    device_plan = plan.process(rank).device
     torch.set_num_threads(threads(device_plan.threads, torch.get_num_threads()))
     device = task.device = select_device(device_plan.kind, device_plan.index)
     with machine_events(emit, device, secrets, run_id=plan.run_id):
@@ -50,7 +51,7 @@ def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
     except BadInput as error:
         if not plan.profile.data.local_data:
             raise
-        raise BadInput(f"{plan.all_members[rank].name}: {error.message}", error.hint) from error
+        raise BadInput(f"{plan.process(rank).name}: {error.message}", error.hint) from error
     if rank == 0 or plan.profile.data.local_data:  # else all members have the same remarks
         for remark in task.remarks:
             emit(WarningEvent(message=remark))
@@ -64,8 +65,13 @@ def train(
     run_dir: Path,
     emit: Emit,
     control: Control,
+    layout: Callable[[], Layout | None] = lambda: None,
 ) -> ExitCode:
     """Train as one member, which joins again if the others went on without it.
+
+    Args:
+        rank: of this process.
+        layout: returns what this process holds of the model, see :class:`training.loop.trainer.Trainer`.
 
     Raises:
         MusterError: the training failed.
@@ -73,18 +79,21 @@ def train(
     from training.exchange.base import ExchangeDropped, ExchangeError
     from training.loop.uneven_trainer import trainer_class
 
-    name, trainer = plan.all_members[rank].name, trainer_class(plan)
+    name, trainer = plan.process(rank).name, trainer_class(plan)
     while True:
         exchange = join()
-        member = trainer(plan, rank, task, exchange, emit, control, run_dir)
+        member = trainer(plan, rank, task, exchange, emit, control, run_dir, layout())
         control.serve(exchange)
         try:
-            return member.run()
+            ending = member.run()
+            member.layout.close()
+            return ending
         except ExchangeDropped as error:
             emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
         except ExchangeError as error:
             alone = not exchange.shares_process  # else it is the failure of another member, whose turn it may be
-            if alone and member.keep_last_step() and (reason := control.stop_reason):
+            keeps = alone and (control.stop_reason or not plan.is_staged)  # a lost stage takes its part of it along
+            if keeps and member.keep_last_step() and (reason := control.stop_reason):
                 emit(MemberEvent(status="left", name=name, message=reason))
                 return ExitCode.STOPPED
             raise RunFailed(f"{name}: {error}", "resume the run from its newest snapshot") from error

@@ -6,19 +6,17 @@ state (fresh, from a snapshot, or from the group as a newcomer), trains to the l
 
 from __future__ import annotations
 
-import functools
 import time
 from pathlib import Path
-
-import torch
-from torch import nn
 
 from profiles.errors import ExitCode
 from training.data.batches import Samples, StepBatches
 from training.data.reading import batch_source
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.hardware.device import Precision, select_device, select_precision
-from training.loop.data_fingerprint import check_same, check_unchanged, describe, precision_warning
+from training.layouts.base import Layout
+from training.layouts.whole import WholeModel
+from training.loop.data_fingerprint import check_devices, check_same, check_unchanged, describe, precision_warning
 from training.loop.evaluation import Evaluator
 from training.loop.last_step import LastStep
 from training.loop.local_data import LocalSchedule, schedule_for
@@ -33,12 +31,11 @@ from training.loop.state import (
     tensors_under,
 )
 from training.loop.update import StepFigures, Update
-from training.model.model_building import build_model
-from training.model.saved_model import save_copy, save_model
+from training.model.saved_model import save_copy
 from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
 from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
-from training.optimization.backward import Backward, refuse_loss
+from training.optimization.backward import refuse_loss
 from training.optimization.optimizers import build_optimizer, plain_steps, set_learning_rate
 from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
@@ -58,19 +55,23 @@ class Trainer:
 
     Args:
         run_dir: run folder on this machine; the model and the snapshots go there.
+        layout: what this process holds of the member's model; default: all of it.
     """
 
     def __init__(
-        self, plan: RunPlan, rank: int, task: Task, exchange: Exchange, emit: Emit, control: Control, run_dir: Path
-    ) -> None:
-        self.plan, self.rank, self.task, self.run_dir = plan, rank, task, run_dir
-        self.exchange, self.emit, self.control = exchange, emit, control
-        self.profile, self.settings, self.member = plan.profile, plan.profile.training, plan.all_members[rank]
-        self.device = select_device(self.member.lead.kind, self.member.lead.index)
+        self, plan: RunPlan, rank: int, task: Task, exchange: Exchange, emit: Emit, control: Control, run_dir: Path,
+        layout: Layout | None = None,
+    ) -> None:  # fmt: skip
+        process = plan.process(rank)
+        self.plan, self.task, self.run_dir, self.layout = plan, task, run_dir, layout or WholeModel()
+        self.emit, self.control, self.exchange = emit, control, exchange
+        self.traffic = self.layout.traffic or exchange.traffic
+        self.profile, self.settings, self.member = plan.profile, plan.profile.training, process.member
+        self.rank, self.device = self.member.rank, select_device(process.device.kind, process.device.index)
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
         self.precision = Precision(precision, self.device)
-        folder, keep = run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep
-        self.store = SnapshotStore(folder, keep, shared=plan.world_size > 1)
+        folder, keep = run_dir / "checkpoints" / process.folder, self.profile.snapshot.snapshot_keep
+        self.store = SnapshotStore(folder, keep, shared=plan.world_size > 1 or plan.is_staged)
         self.writer = SnapshotWriter(self.store, self.device, self.member.name, emit, run_dir)
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
@@ -100,7 +101,7 @@ class Trainer:
 
     def _set_up(self) -> None:
         seed_everything(self.settings.seed)
-        self.model: nn.Module = build_model(self.task, self.profile.model, self.precision)
+        self.model = model = self.layout.build(self.task, self.profile, self.precision)
         self.parameters = trainable(self.model)
         self.compression = CompressionRatio(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))
@@ -108,10 +109,8 @@ class Trainer:
         kind = strategy_class(strategy.strategy)
         strategy = kind.settings_for_resume(strategy) if self.plan.resume else strategy
         settings = self.settings
-        if kind.replaces_optimizer:  # the strategy is the optimizer as well
-            self.optimizer = plain_steps(self.model, settings, kind.name)
-        else:
-            self.optimizer = build_optimizer(self.model, settings)
+        plain, part = kind.replaces_optimizer, len(self.layout.names) > 1  # the strategy is the optimizer as well
+        self.optimizer = plain_steps(model, settings, kind.name) if plain else build_optimizer(model, settings, part)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
         self.total_steps = settings.max_steps or self.schedule.total_steps(self.position.batch_sizes, settings.epochs)
@@ -127,25 +126,25 @@ class Trainer:
         self.samples = Samples(self.task, settings.seed, self.device, broken, self.member.name)
         ahead = not self.exchange.shares_process
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
-        self.backward = Backward(
-            self.task, self.model, self.precision, self.writer.release, settings.compile, self.total_steps
-        )
-        evaluation, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
+        self.backward = self.layout.backward(self.writer.release, self.total_steps)
         self.evaluator = Evaluator(
-            self.samples, self.model, self.precision, self.exchange, evaluation, batch, stops, self._warn, self.run_dir,
-            self._name_of, self.local,
+            self.samples, self.model, self.precision, self.exchange, self.profile.evaluation, self.member.batch_size,
+            lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir, self._name_of, self.local,
+            answer=self.layout.answer,
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
         self.last_step = LastStep(self.model, self.device, kind)
         self.update = Update(
-            self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm
-        )
+            self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm,
+            self.layout.norm,
+        )  # fmt: skip
         # Dropout must differ between members; weights were made before this line.
         seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
         seed, precision, split = self.settings.seed, self.precision.name, self.schedule.fingerprint
         self.data = describe(self.task, self.model, self.samples, seed, self._warn, precision, split)
+        check_devices(self.data, self.layout.gather, self.layout.names, self._warn)
         self.shared_data = self.data.without_samples() if self.local else self.data
         arrived = self.local.arrived if self.local else None
         if arrived is not None or self.exchange.is_newcomer:
@@ -155,7 +154,8 @@ class Trainer:
         if self.plan.resume:
             alike = strategy_class(self.profile.strategy.strategy).has_equal_snapshots(self.profile.strategy)
             more = self._name_of, alike, list(map(self._name_of, self.plan.absent)), self.strategy.rounds_held
-            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, self.plan.hash(), *more)
+            gather = self.layout.gather
+            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, self.plan.hash(), *more, gather)
         if agreed is None:  # a new run
             sync_weights(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
@@ -169,7 +169,8 @@ class Trainer:
         else:
             self._join(take_over(agreed, self.exchange))
         self.control.arrive(self.position.step)
-        details = {"step": self.position.step, "tables": self.shared_data.tables, "trainable": self.compression.weights}
+        weights = self.layout.trained_weights()
+        details = {"step": self.position.step, "tables": self.shared_data.tables, "trainable": weights}
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
         if self.position.step and (self.strategy.synchronised or self.position.evaluation_is_pending):
             self._evaluate_if_due()  # a stop may have cut it short
@@ -209,7 +210,7 @@ class Trainer:
                     return ExitCode.STOPPED
                 attempt += 1  # another member stopped
             if self.rank == min(self.strategy.members):
-                save_model(self.task, self.model, self.run_dir)
+                self.layout.save(self.run_dir)
             elif self.plan.own_folders and (problem := save_copy(self.task, self.model, self.run_dir)):
                 self._warn(f"{self.member.name} {problem}")
         return ExitCode.DONE
@@ -217,7 +218,7 @@ class Trainer:
     # --------------------------------------------------------------------------------------------------- one step
 
     def _step(self) -> SyncEvent | None:
-        start, before = time.monotonic(), self.exchange.traffic.copy()
+        start, before = time.monotonic(), self.traffic.copy()
         batches = self._batches(self.backward.max_micro_batch)
         shape, decay = self.settings.lr_schedule, self.settings.lr_decay_share
         factor = learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
@@ -227,7 +228,8 @@ class Trainer:
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            figures = self.update.run(losses, functools.partial(self._refuse_loss, losses, batches))
+            moment = self.member.name, self.position.step + 1, self.writer.newest_in_words
+            figures = self.update.run(losses, lambda loss: refuse_loss(loss, losses, batches, *moment))
             self.optimizer.zero_grad(set_to_none=True)
         if self._evaluates_local_weights:
             start += self._evaluate_local_weights()
@@ -236,11 +238,8 @@ class Trainer:
         with self.source.turns.lent():
             report = self.strategy.end_step()
         self.last_step.stage = "between"
-        self._emit_step(batches, figures, rate, time.monotonic() - start, self.exchange.traffic.since(before))
+        self._emit_step(batches, figures, rate, time.monotonic() - start, self.traffic.since(before))
         return report
-
-    def _refuse_loss(self, losses: list[torch.Tensor], batches: StepBatches, loss: float) -> None:
-        refuse_loss(loss, losses, batches, self.member.name, self.position.step + 1, self.writer.newest_in_words)
 
     @property
     def _evaluates_local_weights(self) -> bool:

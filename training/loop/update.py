@@ -41,6 +41,8 @@ class Update:
     exchange: Exchange
     last_step: LastStep
     max_norm: float
+    member_norm: Callable[[], float | None] = lambda: None
+    """Returns the norm of the member's whole gradient; ``None``: ``parameters`` have all of it."""
 
     def run(self, losses: list[torch.Tensor], check: Callable[[float], None]) -> StepFigures:
         """Make the step.
@@ -75,8 +77,10 @@ class Update:
 
     def _clip(self) -> torch.Tensor | None:
         leaves_it = self.strategy.replaces_optimizer or self.strategy.clips
-        global_norm = self.strategy.gradient_norm
-        return self.precision.clip(self.optimizer, self.parameters, 0.0 if leaves_it else self.max_norm, global_norm)
+        max_norm, global_norm = 0.0 if leaves_it else self.max_norm, self.strategy.gradient_norm
+        if max_norm and global_norm is None:
+            global_norm = self.member_norm()
+        return self.precision.clip(self.optimizer, self.parameters, max_norm, global_norm)
 
     def _step(self) -> None:
         self.last_step.stage = "changing"

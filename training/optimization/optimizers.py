@@ -50,13 +50,18 @@ def state_bytes(settings: TrainingSettings, trainable: int, hidden: int = 0) -> 
     return 2 * _FP32 * trainable
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, settings: TrainingSettings, is_part: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable parameters; biases, norms and other vectors are not decayed.
+
+    Args:
+        is_part: whether other devices hold other parts of the model: then there may be none.
 
     Raises:
         BadInput: there are none, or none that suit this optimizer; or the user's function returns no optimizer.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained and is_part:
+        return torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=settings.learning_rate)  # torch refuses an empty one
     if not trained:
         raise BadInput("the model has no weights to train: all are frozen (requires_grad = False)", "leave some free")
     rate, groups = settings.learning_rate, _decayed(trained, settings.weight_decay)

@@ -3,18 +3,12 @@ with versions and outcome (``metadata.json``)."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.metadata
 import json
-import math
 import os
 import platform
-from collections.abc import Iterable
-from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +16,7 @@ from profiles.errors import BadInput
 from profiles.installation import program
 from profiles.schema import Profile
 from training.records.bounded_fields import first_problem
+from training.records.run_files import utc_now, versions_of
 
 PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {
@@ -31,11 +26,14 @@ _UNCOUNTED: dict[str, Any] = {
         "__all__": {
             "shard": True,
             "data": True,
-            "devices": {"__all__": {"machine", "interface", "addresses", "coordinator_address", "through_ssh"}},
+            "devices": {
+                "__all__": {"machine", "interface", "addresses", "coordinator_address", "through_ssh", "blocks"}
+            },
         }
     },
 }
-"""Fields that do not affect the result: names, folders, addresses, and the engine of the exchanges."""
+"""Fields that do not affect the result: names, folders, addresses, the engine of the exchanges, and where a model is
+cut."""
 
 
 class DevicePlan(BaseModel):
@@ -57,10 +55,13 @@ class DevicePlan(BaseModel):
     """Host at which it dials the coordinator; empty: that on the route between the two machines."""
     through_ssh: bool = False
     """Whether it reaches a coordinator on the starting machine through SSH, because it cannot dial that machine."""
+    blocks: tuple[int, int] | None = None
+    """First block of its stage, and the first of the next one, where its member has several devices; ``None``: about
+    as many as each of the others."""
 
 
 class MemberPlan(BaseModel):
-    """One member of the run: a worker, and the device that it uses."""
+    """One member of the run: a worker for each of its devices, which hold its model together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -73,8 +74,8 @@ class MemberPlan(BaseModel):
     """Size of the shard of every vector that it owns (averages and sends back), relative to the others."""
     data: str = ""
     """Path of the data that it trains on, on its machine; empty: that of the profile."""
-    devices: tuple[DevicePlan, ...] = Field(default=(DevicePlan(),), min_length=1, max_length=1)
-    """What it computes on: one device, which the process of the member uses."""
+    devices: tuple[DevicePlan, ...] = Field(default=(DevicePlan(),), min_length=1)
+    """What it computes on. Several devices are a pipeline: each holds the next blocks of the model."""
 
     @property
     def lead(self) -> DevicePlan:
@@ -88,7 +89,37 @@ class MemberPlan(BaseModel):
 
     def on_device(self, **changes: Any) -> MemberPlan:
         """Return the member with changed fields of its lead device."""
-        return self.model_copy(update={"devices": (DevicePlan(**{**dict(self.lead), **changes}),)})
+        return self.model_copy(update={"devices": (DevicePlan(**{**dict(self.lead), **changes}), *self.devices[1:])})
+
+
+class ProcessPlan(NamedTuple):
+    """A worker of the run: the process of one device of a member."""
+
+    rank: int
+    """Among all processes of the run. Where each member has one device, that of the member."""
+    member: MemberPlan
+    device_number: int
+    """Of its device, among those of its member."""
+
+    @property
+    def device(self) -> DevicePlan:
+        return self.member.devices[self.device_number]
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether it speaks for its member."""
+        return self.device_number == 0
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        stage = f"-stage-{self.device_number + 1}" if len(self.member.devices) > 1 else ""
+        return f"{self.member.name}{stage}"
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its snapshots."""
+        return f"member-{self.member.rank}" + (f"-stage-{self.device_number + 1}" if self.device_number else "")
 
 
 JOB_FACTORY = "training.tasks.object_files:build"
@@ -164,9 +195,14 @@ class RunPlan(BaseModel):
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether members meet at a coordinator; those of a launched script meet at a store on loopback, and those of
-        one process need neither."""
-        return self.launch is None and self.engine != "simulated"
+        """Whether members meet at a coordinator; those of a launched script, and the devices of a pipeline, meet at a
+        store on loopback, and those of one process need neither."""
+        return self.launch is None and self.engine != "simulated" and not self.is_staged
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a member's model lies on several devices."""
+        return any(len(member.devices) > 1 for member in self.members)
 
     @property
     def own_folders(self) -> bool:
@@ -186,6 +222,16 @@ class RunPlan(BaseModel):
     def all_members(self) -> tuple[MemberPlan, ...]:
         """All members by rank: the planned ones, and those that joined later."""
         return (*self.members, *self.added)
+
+    @property
+    def processes(self) -> tuple[ProcessPlan, ...]:
+        """All processes of the run by rank: those of the members' devices, in their order."""
+        places = [(member, number) for member in self.all_members for number in range(len(member.devices))]
+        return tuple(ProcessPlan(rank, *place) for rank, place in enumerate(places))
+
+    def process(self, rank: int) -> ProcessPlan:
+        """Return one of :attr:`processes`."""
+        return self.processes[rank] if self.is_staged else ProcessPlan(rank, self.all_members[rank], 0)
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -351,36 +397,3 @@ def read_metadata(path: Path) -> RunMetadata:
         raise BadInput(f"not a run folder ({error.strerror}: metadata.json)", hint, file=path) from error
     except ValidationError as error:
         raise BadInput(f"metadata.json is damaged: {first_problem(error)}", hint, file=path) from error
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed, by name."""
-    return {package: version for package in packages if (version := _version(package)) is not None}
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
-def utc_now() -> str:
-    """Return the time as ISO 8601, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def document(content: Any) -> bytes:
-    """Return ``content`` as an indented JSON file."""
-    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def finite(value: Any) -> Any:
-    """Replace what JSON cannot hold (NaN, infinities) by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value

@@ -35,14 +35,21 @@ from training.records.plan import (
     RunPlan,
     RunType,
     Status,
-    document,
-    finite,
     metadata_of,
     read_metadata,
     read_plan,
-    utc_now,
 )
-from training.records.run_files import FolderLock, atomic_folder, explain, is_live, private_folder, write_atomically
+from training.records.run_files import (
+    FolderLock,
+    atomic_folder,
+    document,
+    explain,
+    finite,
+    is_live,
+    private_folder,
+    utc_now,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self

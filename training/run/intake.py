@@ -52,6 +52,8 @@ _MOST_NAMES = 256
 """Splits, metrics and phases of a start that one member may name: every reader of the run keeps each of them."""
 _DECISIVE = (RunEvent, MemberEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent)
 """Events on which the course of the run depends, not only a curve."""
+_OF_EVERY_DEVICE = (MemberEvent, ErrorEvent, AnswerEvent, RequestEvent)
+"""Events that count from each device of a member; all others come once, from the one that speaks for it."""
 _OF_ITSELF = ("started", "ready", "joined", "left", "done")
 
 
@@ -176,12 +178,16 @@ class EventIntake:
     # ------------------------------------------------------------------------------------------------------ checks
 
     def event(self, source: int, line: bytes) -> Event | None:
-        """Return the event of a line, attributed to its source; ``None`` if the line is not valid for this source."""
+        """Return the event of a line, attributed to its source; ``None`` if the line is not valid for this source, or
+        another one reports the same."""
         try:
             event = from_line(line)
             if abs(event.time - time.time()) > _CLOCK:
                 event = event.model_copy(update={"time": time.time()})
-            return self._of_coordinator(event) if source == COORDINATOR else self._of_member(source, event)
+            if source == COORDINATOR:
+                return self._of_coordinator(event)
+            event = self._of_member(source, event)
+            return event if isinstance(event, _OF_EVERY_DEVICE) or self._members.speaks(source) else None
         except ValueError as error:
             self._record_strike(source, line, str(error))
             return None

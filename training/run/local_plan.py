@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
@@ -21,6 +21,7 @@ from training.strategies.registry import (
     segment_steps_of,
 )
 from training.tasks.published_models import with_local_model
+from training.tasks.registry import inputs_of
 
 logger = logging.getLogger("muster.plan")
 
@@ -45,6 +46,8 @@ def plan_local_run(
     """
     if workers < 1:
         raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
+    if profile.run.layout == "pipeline":
+        profile = _as_pipeline(profile, workers, on_this_machine and not simulated)
     text = profile.run.shares
     shares = [float(part) for part in text.split(",")] if text else [1.0] * workers
     if len(shares) != workers:
@@ -67,21 +70,55 @@ def plan_local_run(
     device_indices = (
         _device_indices(profile.training.device, workers, count) if on_this_machine and not simulated else [0] * workers
     )
+    devices = [DevicePlan(kind=profile.training.device, index=index, threads=threads) for index in device_indices]
     return RunPlan(
         run_id=new_run_id(),
         profile=chosen,
-        members=tuple(
-            MemberPlan(
-                rank=rank,
-                name=f"worker-{rank}",
-                batch_size=size,
-                data=own_data(chosen, rank),
-                devices=(DevicePlan(kind=profile.training.device, index=device_indices[rank], threads=threads),),
-            )
-            for rank, size in enumerate(batch_sizes)
-        ),
+        members=_members(chosen, batch_sizes, devices),
         engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
     )
+
+
+def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[DevicePlan]) -> tuple[MemberPlan, ...]:
+    """Return a member for each device, or one that has all of them."""
+    groups = [(*devices,)] if profile.run.layout == "pipeline" else [(device,) for device in devices]
+    return tuple(
+        MemberPlan(
+            rank=rank,
+            name=f"worker-{rank}",
+            batch_size=batch_sizes[rank],
+            data=own_data(profile, rank),
+            devices=group,
+        )
+        for rank, group in enumerate(groups)
+    )
+
+
+def _as_pipeline(profile: Profile, workers: int, is_possible: bool) -> Profile:
+    """Return the profile of a run whose workers hold one model together.
+
+    Raises:
+        BadInput: a setting does not work with that, or the workers are not processes of this machine.
+    """
+    training, strategy = profile.training, profile.strategy
+    of_task = inputs_of(profile.model.task).refusal_in_stages(profile)
+    reasons = {
+        "is for workers of this machine, which are not simulated": not is_possible,
+        f"needs 2 workers or more, not {workers}": workers < 2,
+        f"has one member, no use for {strategy.strategy}": strategy.strategy not in ("auto", "allreduce"),
+        "has one member: engine = nccl has nothing to do": strategy.engine == "nccl",
+        "has one member: shares divide nothing": bool(profile.run.shares),
+        "has all data on this machine: local_data is of no use": profile.data.local_data,
+        "leaves no worker with weights of its own: eval_local = on": profile.evaluation.eval_local == "on",
+        "needs one loss scale for all stages, not mixed_precision = fp16": training.mixed_precision == "fp16",
+        "does not compile blocks yet: compile = on": training.compile == "on",
+        of_task: bool(of_task),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise BadInput(f"layout = pipeline {reason}", "set layout = replicate", option="layout")
+    evaluation = profile.evaluation.model_copy(update={"eval_showcase": False})
+    return profile.model_copy(update={"evaluation": evaluation})
 
 
 def _check_own_pace(profile: Profile) -> None:

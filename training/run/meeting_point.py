@@ -80,16 +80,16 @@ class MeetingPoint:
             BadInput: the port that was asked for is taken.
             RunFailed: the coordinator did not start.
         """
-        launch, secrets = self._plan.launch, self._folder.secrets
-        if launch is None and (self._plan.world_size == 1 or self._plan.engine == "simulated"):
+        launch, secrets, processes = self._plan.launch, self._folder.secrets, len(self._plan.processes)
+        if launch is None and (processes == 1 or self._plan.engine == "simulated"):
             return ""
         if self._plan.has_coordinator or (launch is not None and len(self._plan.machines) > 1):
             self._start_coordinator()  # of a launched script: for its relay alone
-        elif launch is not None:
-            issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), [self._listen])
+        else:
+            issue_run_certificates(secrets, self._plan.run_id, range(processes), [self._listen])
         if not self._plan.has_coordinator:
             self._store = StoreServer(self._plan.profile.strategy.coordinator_port)
-            for rank in range(self._plan.world_size):
+            for rank in range(processes):
                 self._store.admit(secrets / f"member-{rank}")
             return f"127.0.0.1:{self._store.port}"
         return f"{self._host}:{self._port}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import ErrorEvent, MemberEvent
+from training.records.events import ErrorEvent, Event, MemberEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.run.meeting_point import SPARE
 from training.run.processes import Worker
@@ -41,6 +41,7 @@ class Membership:
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         """The plan, with the members that were added later."""
+        self._is_staged = plan.is_staged
         self._gate = threading.Lock()
         self._over = False
         self.workers: dict[int, WorkerHandle] = {}
@@ -61,7 +62,21 @@ class Membership:
         """Members whose loss is in the run's events."""
 
     def name(self, rank: int) -> str:
-        return self.plan.all_members[rank].name
+        return self.plan.process(rank).name
+
+    def speaks(self, rank: int) -> bool:
+        """Whether a worker speaks for its member; those of a pipeline's further stages do not."""
+        return not self._is_staged or self.plan.process(rank).is_lead
+
+    def attributed(self, event: Event) -> Event:
+        """Return the event of a worker as that of its member."""
+        if event.member is None or not self._is_staged:
+            return event
+        member = self.plan.process(event.member).member
+        changes: dict[str, Any] = {"member": member.rank}
+        if isinstance(event, MemberEvent) and event.status not in ("lost", "left"):  # of these, the machine counts
+            changes["name"] = member.name
+        return event.model_copy(update=changes)
 
     def announce(self, member: MemberPlan) -> None:
         """Add a member that was not planned to the plan; it has the next rank.
@@ -130,12 +145,13 @@ class Membership:
         rank = event.member
         if rank is None:
             return True
+        speaks = self.speaks(rank)
         if event.status == "done":
             self.done.add(rank)
         if event.status == "left":
             news = source == rank or rank not in self.left  # the member itself reports why
             self.left.add(rank)
-            return news
+            return news and speaks
         if event.status == "lost":
             if rank not in self.left:
                 self.detached.add(rank)
@@ -144,7 +160,7 @@ class Membership:
             self.joining.discard(rank)
             self.detached.discard(rank)
             self._reported_gone.discard(rank)
-        return True
+        return speaks
 
     def note_gone(self, rank: int) -> bool:
         """Record that a member is gone; return whether that is not in the run's events yet."""
@@ -207,4 +223,5 @@ class Membership:
         if self.plan.world_size == 1:
             raise BadInput("a run that started with one machine takes no others", _ANOTHER)
         if not self.plan.has_coordinator:
-            raise BadInput("the machines of a launched script cannot change", _ANOTHER)
+            kind = "pipeline" if self.plan.is_staged else "launched script"
+            raise BadInput(f"the machines of a {kind} cannot change", _ANOTHER)

@@ -23,7 +23,7 @@ from training.records.events import (
     StepEvent,
     WarningEvent,
 )
-from training.records.plan import FinalStatus, MemberPlan, RunPlan
+from training.records.plan import FinalStatus, MemberPlan, ProcessPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.intake import COORDINATOR, EventIntake
 from training.run.meeting_point import MeetingPoint, StartCoordinator
@@ -104,10 +104,10 @@ class RunController:
                 self._progress(event)
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
-            for member in self._present_members():
-                worker = self._start_worker(member.rank, self._log(member.name))
-                self.members.workers[member.rank] = WorkerHandle(worker)
-                self._intake.listen(member.rank, worker.lines())
+            for process in self._present_processes():
+                worker = self._start_worker(process.rank, self._log(process.name))
+                self.members.workers[process.rank] = WorkerHandle(worker)
+                self._intake.listen(process.rank, worker.lines())
             self._address = self._engine.start()
         except BaseException:
             self.kill()
@@ -115,19 +115,19 @@ class RunController:
         for handle in self.members.workers.values():
             handle.process.send({"address": self._address, "relay": self._engine.relay})
 
-    def _present_members(self) -> list[MemberPlan]:
-        """Return the members to start; record the absent ones as lost."""
-        for rank in self.plan.absent:
-            message = "it is not there, and the run goes on without it"
+    def _present_processes(self) -> list[ProcessPlan]:
+        """Return the processes to start; record the absent members as lost."""
+        absent, message = self.plan.absent, "it is not there, and the run goes on without it"
+        for rank in absent:
             self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
-        return [member for member in self.plan.members if member.rank not in self.plan.absent]
+        return [p for p in self.plan.processes if p.member.rank < self.plan.world_size and p.member.rank not in absent]
 
     def _shared(self) -> StartWorker:
         members, threads = self.plan.world_size, self.plan.members[0].lead.threads
         return SharedProcess(self._worker, self._arguments(0), members, threads).start
 
     def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
-        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.members[rank].lead.threads, log)
+        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.process(rank).device.threads, log)
 
     def _arguments(self, rank: int) -> list[str]:
         arguments = {
@@ -145,7 +145,7 @@ class RunController:
     # ------------------------------------------------------------------------------------------------------- events
 
     def _record(self, event: Event) -> None:
-        written = self.folder.append(event)
+        written = self.folder.append(self.members.attributed(event))
         self._totals.note(written)
         self._on_event(written)
 

@@ -70,6 +70,28 @@ class Answer(NamedTuple):
     """Whether generation stopped at the length limit."""
 
 
+class StageMaker(Protocol):
+    """Makes one stage of a model instead of the whole, see :mod:`training.layouts`.
+
+    Raises:
+        BadInput: by each method: the model cannot be cut; the message says why.
+    """
+
+    def reader(self, auto: Any, config: Any) -> Any:
+        """Return what makes the stage as the class ``auto`` of transformers makes the whole model of ``config``: by
+        ``from_pretrained``, by ``from_config``, or called with a configuration."""
+
+    def cut(self, model: nn.Module, run: Callable[[nn.Module], object]) -> nn.Module:
+        """Cut a whole model in place, and return it.
+
+        Args:
+            run: computes a forward of a copy on the meta device.
+        """
+
+    def with_own_adapters(self, model: nn.Module) -> nn.Module:
+        """Return a stage; its adapters, if it has new ones, are those that the whole model would have."""
+
+
 class Task(ABC):
     """Base class of tasks. The trainer calls ``prepare``, then ``build_model``, then the other methods in a loop."""
 
@@ -143,6 +165,14 @@ class Task(ABC):
 
         Called after seeding, so a model from scratch is the same on every member.
         """
+
+    def build_stage(self, stages: StageMaker) -> nn.Module:
+        """Return the part of the model that this process holds, like :meth:`build_model` the whole.
+
+        Raises:
+            BadInput: this task's models cannot be cut.
+        """
+        raise BadInput(f"'{self.name}' jobs cannot train in stages", "set layout = replicate")
 
     def table(self, split: str) -> str:
         """Hash of a split's table (rows and their order); empty if it has none."""

@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from profiles.errors import BadInput, MusterError, RunFailed, where_it_failed
 from profiles.schema import Profile
+from training.hardware.device import move
 from training.numerics.randomness import seed_everything
-from training.tasks.base import Batch, GroupPosition, Progress, SizedDataset, Task
+from training.tasks.base import Batch, GroupPosition, Progress, SizedDataset, StageMaker, Task
 from training.tasks.data_files.splits import SPEAKER_COLUMNS
 from training.tasks.user_code import call_factory, find_factory, takes_rank
 
@@ -107,6 +108,12 @@ class CustomTask(Task):
             self.job = dataclasses.replace(self.job, model=self._make().model)
         self._built = True
         return cast(nn.Module, self.job.model)
+
+    def build_stage(self, stages: StageMaker) -> nn.Module:
+        if self.job.metrics is not None:
+            raise BadInput("metrics of a job are not computed in stages", "leave them out, or set layout = replicate")
+        batch = move(self.collate([self.train[0]], None), torch.device("meta"))
+        return stages.cut(self.build_model(), lambda model: self.loss(model, batch))
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return ``{"data": ..., "weight": ...}`` with the batch from the job's collate function."""

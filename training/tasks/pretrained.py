@@ -199,7 +199,7 @@ def add_lora(
     Raises:
         BadInput: a target is not a linear layer of the model; the message lists the layers.
     """
-    targets = _lora_targets(model, settings.lora_target_modules, all_linear)
+    targets = requested = _lora_targets(model, settings.lora_target_modules, all_linear)
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     excluded = {name for name in layers if exclude and re.fullmatch(exclude, name)}
     if excluded and not any(name.rpartition(".")[2] in targets for name in layers if name not in excluded):
@@ -216,7 +216,11 @@ def add_lora(
     config.base_model_name_or_path = settings.model_path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
-        return cast(PeftModel, get_peft_model(model, config))
+        adapted = cast(PeftModel, get_peft_model(model, config))
+    if isinstance(requested, list):  # what is saved is about the whole model, of which this may be a stage
+        saved = cast(LoraConfig, adapted.peft_config["default"])
+        saved.target_modules, saved.exclude_modules = cast(Any, set(requested)), exclude  # as peft has them
+    return adapted
 
 
 def read_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

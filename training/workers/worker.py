@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.base import Exchange
+    from training.layouts.base import Layout
     from training.tasks.base import Task
 
 START_DEADLINE = 3600.0
@@ -99,6 +101,29 @@ def connect(
     return mesh
 
 
+def join_devices(plan: RunPlan, rank: int, store: str, secrets: Path) -> Layout:
+    """Connect with the other devices of this process's member; return what this one holds of the model.
+
+    Args:
+        store: ``host:port`` of the run's rendezvous store.
+    """
+    from training.exchange.base import STANDSTILL
+    from training.exchange.links.listener import Identity, Listener
+    from training.exchange.torch_backend.process_group import MusterGroup
+    from training.exchange.torch_backend.store_client import StoreClient
+    from training.exchange.torch_backend.store_server import read_token
+    from training.layouts.carrier import GroupCarrier
+    from training.layouts.staged import StagedModel
+
+    keys, member = secrets / f"member-{rank}", plan.process(rank).member
+    names = [process.name for process in plan.processes]
+    os.environ["MUSTER_NAMES"] = ",".join(names)  # for the group's messages
+    client = StoreClient(store, read_token(keys), START_DEADLINE)
+    listener = Listener("127.0.0.1", Identity(plan.run_id, rank, keys))
+    group = MusterGroup(client, rank, len(names), timedelta(seconds=STANDSTILL), [], listener)
+    return StagedModel(GroupCarrier(group, range(len(names)), names), member.devices, member.batch_size)
+
+
 def run_worker(
     plan: RunPlan,
     rank: int,
@@ -113,7 +138,7 @@ def run_worker(
 
     ``address`` blocks until the meeting point is known; it is called when the data are ready.
     """
-    name = plan.all_members[rank].name
+    name = plan.process(rank).name
 
     def trained() -> ExitCode:
         with prepared(plan, rank, task, secrets, emit) as device:
@@ -125,7 +150,10 @@ def run_worker(
             def join() -> Exchange:
                 return connect(plan, rank, rendezvous, secrets, device, emit)
 
-            return train(plan, rank, task, join, run_dir, emit, control)
+            def layout() -> Layout | None:
+                return join_devices(plan, rank, initial.address, secrets) if plan.is_staged else None
+
+            return train(plan, rank, task, join, run_dir, emit, control, layout)
 
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     return run_to_exit_code(trained, name, emit)
@@ -172,8 +200,10 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
         from training.tasks.registry import task_from_profile
 
         def task_of(rank: int) -> Task:
-            member_task = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
-            member_task.group_position = GroupPosition(rank, len(plan.all_members))
+            member = plan.process(rank).member.rank
+            profile = plan.profile_of(member)
+            member_task = make_task(plan, arguments.secrets) if make_task else task_from_profile(profile)
+            member_task.group_position = GroupPosition(member, len(plan.all_members))
             return member_task
 
         task = task_of(arguments.rank)

@@ -18,6 +18,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -29,6 +30,8 @@ from profiles.options import as_text, memory_saving_settings
 from profiles.quantities import memory_text
 from profiles.schema import FITTED, Profile
 from training.data.sample_order import shares_to_batch_sizes
+from training.layouts.bounds import bounds_of
+from training.records.plan import DevicePlan
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.registry import size_for
 
@@ -218,7 +221,17 @@ def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone
     """Return the bytes that the member with the largest share needs of such memory."""
     batch, shares = profile.training.batch_size, [float(share) for share in profile.run.shares.split(",") if share]
     sizes = shares_to_batch_sizes(shares, batch) if shares else [batch]
-    return need_of(profile, size, alone, max(sizes), on_gpu=budget.device == "cuda", bf16=budget.bf16).total
+    on_gpu, parts = budget.device == "cuda", _parts(profile, size)
+    alone |= len(parts) > 1  # stages exchange no gradients
+    return max(need_of(profile, part, alone, max(sizes), on_gpu=on_gpu, bf16=budget.bf16).total for part in parts)
+
+
+def _parts(profile: Profile, size: ModelSize) -> list[ModelSize]:
+    """Return the sizes of what the workers of this machine hold: the whole model, or the stages of a pipeline."""
+    workers = profile.run.workers
+    if profile.run.layout != "pipeline" or len(size.blocks) < workers:
+        return [size]
+    return [size.stage(*ends) for ends in pairwise(bounds_of([DevicePlan()] * workers, len(size.blocks)))]
 
 
 def memory_saving_profiles(profile: Profile, with_8_bits: Callable[[], bool] = has_8_bits) -> Iterator[Profile]:

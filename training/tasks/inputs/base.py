@@ -30,6 +30,10 @@ class TaskInputs:
     reads_dataset: bool = False
     """Whether the task reads ``dataset_path``; the methods about data are only called if so, and the path is local."""
 
+    def refusal_in_stages(self, profile: Profile) -> str:
+        """Return why the model of a profile cannot lie on several devices; empty: it can."""
+        return f"cannot train '{profile.model.task}' jobs yet"
+
     def findings(self, profile: Profile) -> dict[str, Any]:
         """Return what a data set holds, as the document of :mod:`training.workers.data_findings`.
 

@@ -13,6 +13,10 @@ _SUMMARY = "a model and data of your own, made by the function that model_path n
 
 
 class _OwnCode(TaskInputs):
+    def refusal_in_stages(self, profile: Profile) -> str:
+        guesses = profile.training.optimizer == "muon"
+        return "does not know the output layer of a model of your own: optimizer = muon" if guesses else ""
+
     def model_size(self, profile: Profile) -> ModelSize | None:
         return None
 

@@ -18,7 +18,7 @@ from profiles.errors import BadInput, counted
 from profiles.locations import is_on_hub
 from profiles.schema import QUANTISED, Profile
 from training.records.bounded_fields import LONGEST_TEXT
-from training.tasks.base import Batch, Progress, Task
+from training.tasks.base import Batch, Progress, StageMaker, Task
 from training.tasks.cache import cache_root
 from training.tasks.data_files.splits import held_out_count
 from training.tasks.frozen_base import with_quantised_base
@@ -63,6 +63,8 @@ class CausalLMTask(Task):
     max_shown = 3
     train: Blocks | ChatTokens
     evaluation: Mapping[str, Blocks | ChatTokens]
+    _auto: Any = AutoModelForCausalLM
+    """What makes the model, or one stage of it."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -172,12 +174,15 @@ class CausalLMTask(Task):
             return cast(nn.Module, add_lora(model, settings, ()))
         return cast(nn.Module, model)
 
+    def build_stage(self, stages: StageMaker) -> nn.Module:
+        self._auto = stages.reader(AutoModelForCausalLM, self.config)
+        return stages.with_own_adapters(self.build_model())
+
     def _read_model(self) -> Any:
-        auto: Any = AutoModelForCausalLM
         if self.profile.model.from_scratch:
-            return auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
+            return self._auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
         model = self.profile.model
-        return read_with_adapters(auto, model.model_path, as_stored=model.base_precision in QUANTISED)
+        return read_with_adapters(self._auto, model.model_path, as_stored=model.base_precision in QUANTISED)
 
     def table(self, split: str) -> str:
         blocks = self.train if split == "train" else self.evaluation[split]

@@ -16,6 +16,9 @@ class TextInputs(TaskInputs):
     packages = ("transformers",)
     reads_dataset = True
 
+    def refusal_in_stages(self, profile: Profile) -> str:
+        return ""
+
     def findings(self, profile: Profile) -> dict[str, Any]:
         from training.tasks.text.conversations import conversation_files, read_conversations
         from training.tasks.text.texts import read_texts  # loads numpy

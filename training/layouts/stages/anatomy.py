@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from profiles.errors import BadInput
-from training.layouts.stand_ins import hidden_state
+from training.layouts.stages.stand_ins import hidden_state
 
 Run = Callable[[nn.Module], object]
 """Runs the forward of a model on the meta device."""
@@ -230,9 +230,6 @@ class _Trace:
             for hook in hooks:
                 hook.remove()
         expected = [name for blocks in self.lists for name in self._names(blocks)]
-        if len(self.lists) == 2 and self.blocks[:1] != expected[:1]:
-            self.lists.reverse()
-            expected = [name for blocks in self.lists for name in self._names(blocks)]
         if self.blocks != expected:
             self._refuse_order()
 
@@ -257,6 +254,8 @@ class _Trace:
     def _enter(self, name: str, is_first: bool, _: nn.Module, args: Any, kwargs: Any) -> None:
         if name in self.blocks:
             self._refuse_order()
+        if not self.blocks and not name.startswith(self.lists[0] + "."):
+            self.lists.reverse()  # the encoder's come first
         # what arrives replaces a block's output, and what departs is the next one's input
         if not is_first and hidden_state(args, kwargs) is not self._hidden:
             self._refuse(f"{name} takes something else than what the block before it gives")

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from profiles.errors import RunFailed
-from training.layouts.stage import TensorSpec
+from training.layouts.stages.stage import TensorSpec
 from training.numerics.randomness import preserved_generators, seed_with
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from training.layouts.cut import CutModel, refuse_other_count
-from training.layouts.pretrained_stage import build_stage, examine_pretrained
-from training.layouts.stage import Cut, Departing, StageModel
+from training.layouts.stages.cut import CutModel, refuse_other_count
+from training.layouts.stages.pretrained_stage import build_stage, examine_pretrained
+from training.layouts.stages.stage import Cut, Departing, StageModel
 from training.tasks.base import Batch
 
 _WORDS, _LENGTH, _SAMPLES, _HEADS = 64, 12, 2, 2
@@ -110,7 +110,7 @@ def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
 
     Args:
         architecture: the class of the model.
-        bounds: the cut of the real model, see :class:`~training.layouts.stage.Cut`.
+        bounds: the cut of the real model, see :class:`~training.layouts.stages.stage.Cut`.
 
     Raises:
         BadInput: it cannot be cut, a small one cannot be made, or it trains otherwise in stages; the message says why.

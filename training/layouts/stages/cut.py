@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from profiles.errors import BadInput, RunFailed
-from training.layouts.anatomy import Anatomy, Run, examine, meta_copy
-from training.layouts.stage import Cut, Departing, TensorSpec
-from training.layouts.stand_ins import (
+from training.layouts.stages.anatomy import Anatomy, Run, examine, meta_copy
+from training.layouts.stages.stage import Cut, Departing, TensorSpec
+from training.layouts.stages.stand_ins import (
     Arrived,
     Crossing,
     Departed,
@@ -184,7 +184,7 @@ def record_of(model: nn.Module) -> tuple[nn.Module, StageRecord]:
 
 
 class CutModel:
-    """A :class:`~training.layouts.stage.StageModel`: a cut model and the loss that is computed with it.
+    """A :class:`~training.layouts.stages.stage.StageModel`: a cut model and the loss that is computed with it.
 
     Args:
         module: a cut model, or what wraps it.
@@ -221,7 +221,7 @@ class CutModel:
         return {name: stages[id(parameter)] for name, parameter in named if id(parameter) in stages}
 
     def arriving(self, batch: Batch) -> tuple[TensorSpec, ...]:
-        """Return what the stage before sends for ``batch``; see :meth:`~training.layouts.stage.StageModel.arriving`."""
+        """Return what the stage before sends for ``batch``; empty on the first one."""
         if self.cut.is_first:
             return ()
         tensors = [leaf for leaf in tree_leaves(dict(batch)) if isinstance(leaf, torch.Tensor)]
@@ -242,7 +242,7 @@ class CutModel:
         raise self._missed()
 
     def departing_require_grad(self, arriving: Sequence[bool]) -> tuple[bool, ...]:
-        """See :meth:`~training.layouts.stage.StageModel.departing_require_grad`."""
+        """See :meth:`~training.layouts.stages.stage.StageModel.departing_require_grad`."""
         record, blocks = self._record, self.cut.blocks
         if record.cut.is_last:
             return ()
@@ -257,7 +257,7 @@ class CutModel:
     def forward(
         self, batch: Batch, arrived: Sequence[torch.Tensor] = (), seed: int | None = None
     ) -> Departing | torch.Tensor:
-        """Compute the stage's share of a loss; see :meth:`~training.layouts.stage.StageModel.forward`."""
+        """Compute the stage's share of a loss; see :meth:`~training.layouts.stages.stage.StageModel.forward`."""
         crossing, record = self._record.crossing, self._record
         if len(arrived) != record.is_behind_encoder + record.takes_hidden:
             raise UnexpectedArrival(

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from training.layouts.anatomy import Anatomy, examine
-from training.layouts.cut import place_stand_ins
-from training.layouts.stage import Cut
+from training.layouts.stages.anatomy import Anatomy, examine
+from training.layouts.stages.cut import place_stand_ins
+from training.layouts.stages.stage import Cut
 from training.numerics.randomness import preserved_generators, seed_with
 from training.tasks.text.packing import unpacked
 

@@ -1,0 +1,85 @@
+"""Runs of real workers whose model lies on several of them, and what they have in common with one that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from profiles.files.resolve import profile_from_options
+from training.records.events import Event, StepEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
+from training.records.runs import plan_to_resume
+from training.run.local_plan import plan_local_run
+from training.run.outcome import RunOutcome
+from training.run.run_controller import RunController
+
+STEPS = 5
+TRAINING: dict[str, Any] = {
+    "max_steps": STEPS, "batch_size": 8, "learning_rate": 0.01, "max_grad_norm": 0.5, "eval_interval": 2,
+    "snapshot_interval": 2, "mixed_precision": "off",
+}  # fmt: skip
+
+
+Act = Callable[[RunController, Event], None]
+
+
+class Record:
+    """A finished run."""
+
+    def __init__(self, folder: RunFolder, act: Act = lambda run, event: None) -> None:
+        self.events: list[Event] = []
+
+        def take(event: Event) -> None:
+            self.events.append(event)
+            act(run, event)
+
+        with folder:
+            run = RunController(folder.plan(), folder, take)
+            run.start()
+            self.outcome: RunOutcome = run.wait()
+
+    @property
+    def steps(self) -> dict[int, tuple[float, float | None]]:
+        """Loss and gradient norm by step."""
+        return {event.step: (event.loss, event.grad_norm) for event in self.of(StepEvent)}
+
+    def of(self, kind: Any) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def plan_of(workers: int, **options: Any) -> RunPlan:
+    layout = "pipeline" if workers > 1 else "replicate"
+    return plan_local_run(profile_from_options("p", {**TRAINING, "layout": layout, **options}), workers)
+
+
+def trained(output: Path, plan: RunPlan, act: Act = lambda run, event: None) -> Record:
+    return Record(RunFolder.create(output, plan, ["test"]), act)
+
+
+def resumed(run_dir: Path) -> Record:
+    return Record(RunFolder.resume(run_dir, plan_to_resume(run_dir), ["test"]))
+
+
+def agree(record: Record, expected: Record) -> None:
+    """Check loss and norm of the steps that a run has made."""
+    assert len(record.steps) == len(record.of(StepEvent))
+    assert {event.member for event in record.of(StepEvent)} == {0}
+    for step, figures in record.steps.items():
+        assert figures == pytest.approx(expected.steps[step], rel=1e-6)
+
+
+def weights_in(run_dir: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
+
+
+def assert_same_weights(run: Record, whole: Record) -> None:
+    weights, expected = weights_in(run.outcome.run_dir), weights_in(whole.outcome.run_dir)
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6)

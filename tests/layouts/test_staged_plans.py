@@ -1,0 +1,111 @@
+"""What a member of several devices is in a plan, and how its parts become one model folder."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from distributed.planning.memory.fitting import MemoryBudget, fit_to_budgets
+from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
+from tests.layouts.pipeline_runs import queue_carriers, side_by_side
+from training.layouts.bounds import bounds_of
+from training.layouts.carrier import gather_among
+from training.layouts.parts import join_files
+from training.records.plan import DevicePlan
+from training.run.local_plan import plan_local_run
+from training.tasks.inputs.model_size import BlockSize, sum_of_blocks
+
+
+def profile_of(**options: Any) -> Any:
+    return profile_from_options("p", {"task": "custom", "model_path": "a:b", "layout": "pipeline", **options})
+
+
+def test_workers_of_a_pipeline_are_the_devices_of_one_member() -> None:
+    plan = plan_local_run(profile_of(batch_size=6), 3)
+    assert [(member.batch_size, len(member.devices)) for member in plan.members] == [(6, 3)]
+    assert [process.name for process in plan.processes] == [f"worker-0-stage-{number}" for number in (1, 2, 3)]
+    assert [process.folder for process in plan.processes] == ["member-0", "member-0-stage-2", "member-0-stage-3"]
+    assert [process.is_lead for process in plan.processes] == [True, False, False]
+    assert plan.is_staged
+    assert not plan.has_coordinator
+
+
+def test_processes_of_other_runs_are_their_members() -> None:
+    plan = plan_local_run(profile_of(layout="replicate"), 2)
+    assert [(process.rank, process.name, process.folder) for process in plan.processes] == [
+        (0, "worker-0", "member-0"), (1, "worker-1", "member-1")
+    ]  # fmt: skip
+    assert not plan.is_staged
+    assert "blocks" not in plan.model_dump_json(exclude_defaults=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "reason"),
+    [
+        ({}, 1, "needs 2 workers or more, not 1"),
+        ({"strategy": "diloco"}, 2, "no use for diloco"),
+        ({"engine": "nccl"}, 2, "engine = nccl"),
+        ({"mixed_precision": "fp16"}, 2, "fp16"),
+        ({"compile": "on"}, 2, "compile = on"),
+        ({"shares": "1,2"}, 2, "shares"),
+        ({"eval_local": "on"}, 2, "eval_local = on"),
+        ({"optimizer": "muon"}, 2, "optimizer = muon"),
+        ({"task": "whisper"}, 2, "eval_generate = false"),
+    ],
+)
+def test_what_does_not_go_with_a_pipeline_is_refused(options: dict[str, Any], workers: int, reason: str) -> None:
+    with pytest.raises(BadInput, match=f"layout = pipeline .*{reason}"):
+        plan_local_run(profile_of(**options), workers)
+
+
+@pytest.mark.parametrize("elsewhere", [{"simulated": True}, {"on_this_machine": False}])
+def test_a_pipeline_needs_workers_of_this_machine(elsewhere: dict[str, bool]) -> None:
+    with pytest.raises(BadInput, match="layout = pipeline is for workers of this machine"):
+        plan_local_run(profile_of(), 2, **elsewhere)
+
+
+def test_blocks_are_as_planned_or_about_equal() -> None:
+    assert bounds_of([DevicePlan()] * 3, 16) == (0, 5, 11, 16)
+    assert bounds_of([DevicePlan(blocks=(0, 7)), DevicePlan(blocks=(7, 9))], 9) == (0, 7, 9)
+    for blocks in ((8, 9), (7, 10), None):
+        with pytest.raises(BadInput, match="are not the 9 blocks"):
+            bounds_of([DevicePlan(blocks=(0, 7)), DevicePlan(blocks=blocks)], 9)
+    with pytest.raises(BadInput, match="a model of 2 blocks cannot lie on 3 devices"):
+        bounds_of([DevicePlan()] * 3, 2)
+
+
+def test_every_stage_gets_the_payloads_of_all() -> None:
+    payloads = [b"first", b"", b"third" * 1000]
+    gathered = side_by_side([partial(gather_among, carrier, payload) for carrier, payload in
+                             zip(queue_carriers(3), payloads)])  # fmt: skip
+    assert gathered == [payloads] * 3
+
+
+def test_tensors_of_several_files_become_one_file(tmp_path: Path) -> None:
+    first = {"b": torch.arange(3, dtype=torch.uint8), "embedding": torch.randn(2, 3)}
+    tied = nn.ParameterDict({"embedding": nn.Parameter(first["embedding"].clone())})
+    tied["a_head"] = tied["embedding"]
+    safetensors.torch.save_file(first, tmp_path / "1", {"format": "pt"})
+    safetensors.torch.save_model(tied, str(tmp_path / "2"))
+    safetensors.torch.save_file({"c": torch.randn(4).bfloat16()}, tmp_path / "3")
+    join_files([tmp_path / name for name in "123"], tmp_path / "all")
+    joined = safetensors.torch.load_file(tmp_path / "all")
+    assert joined.keys() == {"a_head", "b", "c"}  # the name that safetensors gives the weight of both
+    assert torch.equal(joined["a_head"], first["embedding"])
+    assert torch.equal(joined["b"], first["b"])
+
+
+def test_memory_is_that_of_the_largest_stage() -> None:
+    block = BlockSize(100_000_000, 100_000_000, 100_000_000, 1_000_000, 1000)
+    size, budgets = sum_of_blocks([block] * 8, outputs=0, evaluation=0), [MemoryBudget("here", 9 << 30, "cuda")]
+    options = {"fit_memory": "off", "workers": 2, "batch_size": 1}
+    assert fit_to_budgets(profile_of(**options), size, budgets).tightest is None
+    with pytest.raises(BadInput, match="here"):
+        fit_to_budgets(profile_of(**options, layout="replicate"), size, budgets)

@@ -1,0 +1,74 @@
+"""A Whisper of which each worker of a run holds one stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny_speech import tiny_whisper
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
+from speech.whisper.task import WhisperTask
+from tests.layouts.staged_records import agree, assert_same_weights, plan_of, trained
+from training.layouts.parts import join_parts
+from training.layouts.staged import StageBuilder
+from training.records.plan import DevicePlan
+
+
+@pytest.fixture
+def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
+    """A Whisper of two blocks in the encoder and three in the decoder, without dropout, and what it learns from."""
+    folder = tiny_whisper(tmp_path / "whisper")
+    config = WhisperConfig.from_pretrained(folder, encoder_layers=2, decoder_layers=3, dropout=0.0)
+    torch.manual_seed(0)
+    WhisperForConditionalGeneration(config).save_pretrained(folder)
+    return {
+        "task": "whisper", "model_path": folder, "dataset_path": speech_folder, "cache_dir": tmp_path / "cache",
+        "eval_generate": False, "augmentation": 0.5,  # with which no output of a frozen encoder is cached, in 16 bits
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "frozen"), [(2, False), (2, True), (3, False)])
+def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
+    workers: int, frozen: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plans = (plan_of(number, **options, freeze_encoder=frozen) for number in (workers, 1))
+    run, whole = (trained(tmp_path / f"runs-{len(plan.processes)}", plan) for plan in plans)
+    assert run.outcome.status == "completed", run.outcome.message
+    agree(run, whole)
+    assert_same_weights(run, whole)
+    folder, wanted = (record.outcome.run_dir / "model" for record in (run, whole))
+    assert {file.name for file in folder.iterdir()} == {file.name for file in wanted.iterdir()}
+    assert (folder / "config.json").read_text() == (wanted / "config.json").read_text()
+
+
+def test_adapters_of_all_stages_become_one_folder(options: dict[str, Any], tmp_path: Path) -> None:
+    chosen = {**options, "tuning": "lora", "lora_rank": 2, "lora_merge": False, "freeze_encoder": True}
+    folders = [tmp_path / name for name in ("first", "second", "whole", "joined")]
+    for number, folder in enumerate(folders[:3]):
+        folder.mkdir()
+        task = WhisperTask(profile_from_options("p", chosen))
+        task.prepare(lambda *progress: None)
+        builder = StageBuilder([DevicePlan()] * 2, number, seed=0)
+        task.save(task.build_model() if folder.name == "whole" else task.build_stage(builder), folder)
+    join_parts(folders[:2], folders[3])
+    configurations = [json.loads((folder / "adapter_config.json").read_text()) for folder in folders[2:]]
+    for configuration in configurations:
+        configuration["target_modules"].sort()
+    assert configurations[0] == configurations[1]
+    keys = [safetensors.torch.load_file(folder / "adapter_model.safetensors").keys() for folder in folders[2:]]
+    assert keys[0] == keys[1]
+    assert {file.name for file in folders[2].iterdir()} == {file.name for file in folders[3].iterdir()}
+
+
+@pytest.mark.parametrize("changed", [{"eval_generate": True}, {"student_layers": 1, "teacher_path": "teacher"}])
+def test_what_needs_a_whole_model_is_refused(changed: dict[str, Any], options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="layout = pipeline cannot"):
+        plan_of(2, **{**options, **changed})

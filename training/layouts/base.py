@@ -1,0 +1,109 @@
+"""The seam between the trainer and how one member's model lies on its devices, seen from the process of one device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from profiles.schema import Profile
+from training.data.batches import StepBatches
+from training.exchange.base import Traffic
+from training.hardware.device import Precision
+from training.optimization.backward import MakeBatches
+from training.strategies.base import Strategy
+from training.tasks.base import Answer, Batch, Task
+
+
+class StepBackward(Protocol):
+    """Computes the gradients of a step."""
+
+    max_micro_batch: int
+    """Largest micro-batch in samples; 0: the member's batch size."""
+
+    def run(
+        self, batches: StepBatches, strategy: Strategy, make_batches: MakeBatches, warn: Callable[[str], None]
+    ) -> tuple[StepBatches, list[torch.Tensor]]:
+        """Return the batches as they were computed, and the share of the loss that each contributes.
+
+        Raises:
+            RunFailed: a single sample does not fit into memory.
+        """
+
+
+class Layout(ABC):
+    """What a process holds of its member's model, and what it does together with the member's other devices.
+
+    All devices of a member call the same methods in the same order, with the same batches.
+    """
+
+    model: nn.Module
+    """What this device holds, under the names of the whole model; set by :meth:`build`."""
+    names: Sequence[str]
+    """Of the member's processes, for messages."""
+    traffic: Traffic | None = None
+    """Of the member's devices among one another; ``None``: there is only one."""
+
+    @abstractmethod
+    def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
+        """Make :attr:`model`, on its device and in training mode, and return it.
+
+        Raises:
+            BadInput: it cannot be read, or not be held so.
+        """
+
+    @abstractmethod
+    def backward(self, release: Callable[[], None], total_steps: int) -> StepBackward:
+        """Return what computes the gradients of all steps.
+
+        Args:
+            release: frees memory that is not strictly needed.
+        """
+
+    @abstractmethod
+    def trained_weights(self) -> int:
+        """Return the number of weights of the whole model that are trained."""
+
+    @abstractmethod
+    def norm(self) -> float | None:
+        """Return the norm of the member's whole gradient; ``None``: this device holds all of it.
+
+        Raises:
+            ExchangeError: a device is lost.
+        """
+
+    @abstractmethod
+    def answer(self, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
+        """Return the sums and texts of :meth:`training.tasks.base.Task.answer`, the same on all devices.
+
+        Raises:
+            ExchangeError: a device is lost.
+        """
+
+    @abstractmethod
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return a small payload of every device, in their order; it is the same list on all.
+
+        Raises:
+            ExchangeError: a device is lost.
+        """
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on any device."""
+        return b"set" in self.gather(b"set" if flag else b"")
+
+    @abstractmethod
+    def save(self, run_dir: Path) -> None:
+        """Save the trained model into a run folder.
+
+        Raises:
+            MusterError, OSError: it cannot be written.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the other devices, at the end of a training that did not fail."""

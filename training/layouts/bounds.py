@@ -1,0 +1,29 @@
+"""Where a model is cut for the devices of a member."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from profiles.errors import BadInput, counted
+from training.records.plan import DevicePlan
+
+
+def bounds_of(devices: Sequence[DevicePlan], blocks: int) -> tuple[int, ...]:
+    """Return the bounds of the stages: as planned, or into about equal numbers of blocks.
+
+    Returns:
+        Stage ``k`` has the blocks from ``bounds[k]`` to ``bounds[k + 1]``, exclusive.
+
+    Raises:
+        BadInput: the model has fewer blocks than there are devices, or is not the one that was planned.
+    """
+    if blocks < len(devices):
+        message = f"a model of {counted(blocks, 'block')} cannot lie on {len(devices)} devices"
+        raise BadInput(message, f"take at most {blocks}, or set layout = replicate")
+    planned = [device.blocks for device in devices if device.blocks is not None]
+    if planned:
+        bounds = (0, *(end for _, end in planned))
+        if len(planned) < len(devices) or [start for start, _ in planned] != [*bounds[:-1]] or bounds[-1] != blocks:
+            raise BadInput(f"the plan's stages {planned} are not the {blocks} blocks of the model", "plan it again")
+        return bounds
+    return tuple(round(blocks * number / len(devices)) for number in range(len(devices) + 1))

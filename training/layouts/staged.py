@@ -1,0 +1,186 @@
+"""The layout of a member with several devices: a pipeline, of which each process holds one stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiles.errors import RunFailed
+from profiles.options import memory_saving_settings
+from profiles.schema import Profile
+from training.data.batches import StepBatches
+from training.exchange.base import Traffic
+from training.hardware.device import Precision, is_out_of_memory
+from training.layouts.base import Layout, StepBackward
+from training.layouts.bounds import bounds_of
+from training.layouts.carrier import Carrier, gather_among
+from training.layouts.parts import join_parts
+from training.layouts.pipeline import Pipeline
+from training.layouts.stages.anatomy import examine, meta_copy
+from training.layouts.stages.cut import CutModel, place_stand_ins
+from training.layouts.stages.pretrained_stage import architecture_of, build_stage, redraw_adapters, stage_class
+from training.layouts.stages.probe import probe
+from training.layouts.stages.stage import Cut
+from training.model.model_building import prepare_model
+from training.optimization.backward import MakeBatches
+from training.records.plan import DevicePlan
+from training.strategies.base import Strategy
+from training.tasks.base import Answer, Batch, Task
+
+_PARTS = "model.parts"
+"""Folder of the stages' parts of the model, within a run folder."""
+_IN_FLIGHT = 2
+"""Micro-batches for each stage into which a step is divided, if it has as many samples."""
+
+
+class StageBuilder:
+    """Makes stage ``number``; a :class:`training.tasks.base.StageMaker`."""
+
+    def __init__(self, devices: Sequence[DevicePlan], number: int, seed: int) -> None:
+        self._devices, self._number, self._seed = devices, number, seed
+
+    def reader(self, auto: Any, config: Any) -> Any:
+        architecture = architecture_of(auto, config) if hasattr(auto, "_model_mapping") else auto
+        cut = self._cut(_block_count(config))
+        probe(architecture, config, cut.bounds)
+        return _StageReader(architecture, cut, self._seed)
+
+    def cut(self, model: nn.Module, run: Callable[[nn.Module], object]) -> nn.Module:
+        anatomy = examine(meta_copy(model), run)
+        place_stand_ins(model, self._cut(len(anatomy.blocks)), anatomy)
+        return model
+
+    def with_own_adapters(self, model: nn.Module) -> nn.Module:
+        redraw_adapters(model, self._seed)
+        return model
+
+    def _cut(self, blocks: int) -> Cut:
+        return Cut(bounds_of(self._devices, blocks), self._number)
+
+
+def _block_count(config: Any) -> int:
+    is_pair = config.is_encoder_decoder
+    return int(config.encoder_layers + config.decoder_layers if is_pair else config.num_hidden_layers)
+
+
+class _StageReader:
+    """Reads one stage where a transformers class reads the whole model."""
+
+    def __init__(self, architecture: Any, cut: Cut, seed: int) -> None:
+        self._architecture, self._cut, self._seed = architecture, cut, seed
+        self.from_pretrained = stage_class(architecture, cut, seed).from_pretrained
+
+    def from_config(self, config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return build_stage(self._architecture, config, self._cut, self._seed).to(dtype)
+
+    __call__ = from_config
+
+
+class StagedModel(Layout):
+    """One stage of the member's model.
+
+    Args:
+        carrier: to the other stages.
+        devices: of the member, in the order of the stages.
+        batch_size: of the member.
+    """
+
+    def __init__(self, carrier: Carrier, devices: Sequence[DevicePlan], batch_size: int) -> None:
+        self._carrier, self._devices, self._batch_size = carrier, devices, batch_size
+        self.names, self.traffic = carrier.names, carrier.traffic
+
+    def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
+        self._task, self._profile = task, profile
+        stage = task.build_stage(StageBuilder(self._devices, self._carrier.stage, profile.training.seed))
+        self.model = prepare_model(stage, profile.model, precision)
+        self._pipeline = Pipeline(CutModel(self.model, task.loss), self._carrier, precision)
+        return self.model
+
+    def backward(self, release: Callable[[], None], total_steps: int) -> StepBackward:
+        samples = self._batch_size * self._profile.training.gradient_accumulation
+        size = min(self._batch_size, -(-samples // (_IN_FLIGHT * len(self._devices))))
+        return StagedBackward(self._pipeline, self._carrier.traffic, size, self._too_large)
+
+    def trained_weights(self) -> int:
+        return self._pipeline.trained_weights()
+
+    def norm(self) -> float | None:
+        return self._pipeline.norm()
+
+    def answer(self, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
+        try:
+            return self._pipeline.evaluate([batch], [self._task.weight(batch)]), []
+        except Exception as error:  # devices say in their own classes that memory ran out; all else is raised
+            if is_out_of_memory(error):
+                raise self._too_large(error, "eval_batch_size") from error
+            raise
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        return gather_among(self._carrier, payload)
+
+    def save(self, run_dir: Path) -> None:
+        folders = [run_dir / _PARTS / name for name in self.names]
+        folder = folders[self._carrier.stage]
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._task.save(self.model, folder)
+        self.gather(b"saved")
+        if self._carrier.stage == 0:
+            join_parts(folders, run_dir / "model")
+            shutil.rmtree(run_dir / _PARTS)
+        self.gather(b"joined")
+
+    def close(self) -> None:
+        self._carrier.close()
+
+    def _too_large(self, error: Exception, setting: str = "batch_size") -> RunFailed:
+        name, reason = self.names[self._carrier.stage], " ".join(str(error).split())[:200]
+        changes = [f"set a smaller {setting}", *(f"set {change}" for change in memory_saving_settings(self._task.name))]
+        return RunFailed(f"{name} ran out of memory in its stage: {reason}", ", ".join(changes), machine=name)
+
+
+class StagedBackward:
+    """The gradients of a step, which all stages compute together.
+
+    All of them would have to begin a step anew where one runs out of memory, so the run fails instead.
+
+    Args:
+        traffic: gets the time that this stage waits for others.
+        max_micro_batch: largest micro-batch in samples.
+        too_large: returns the error for a stage that runs out of memory.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        traffic: Traffic,
+        max_micro_batch: int,
+        too_large: Callable[[Exception], RunFailed],
+    ) -> None:
+        self._pipeline, self._traffic, self._too_large = pipeline, traffic, too_large
+        self.max_micro_batch = max_micro_batch
+
+    def run(
+        self, batches: StepBatches, strategy: Strategy, make_batches: MakeBatches, warn: Callable[[str], None]
+    ) -> tuple[StepBatches, list[torch.Tensor]]:
+        """Return the batches, and the share of the loss that each contributes.
+
+        Raises:
+            ExchangeError: a device is lost.
+            RunFailed: this one ran out of memory, or another sent something else than what belongs there.
+        """
+        # all stages draw the same: their generators began alike and are used alike
+        seeds = torch.randint(1 << 31, (len(batches.micro_batches),)).tolist()
+        try:
+            losses = self._pipeline.passes(batches.micro_batches, batches.weights, batches.weight, seeds)
+        except Exception as error:  # devices say in their own classes that memory ran out; all else is raised
+            if is_out_of_memory(error):
+                raise self._too_large(error) from error
+            raise
+        self._traffic.wait_seconds += self._pipeline.times.wait
+        return batches, losses

@@ -1,0 +1,1 @@
+"""One stage of a model: its own class, with stand-ins for what other stages compute."""
