@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ def test_a_processor_is_measured_and_every_part_holds() -> None:
     lines: list[str] = []
     rows = self_test("cpu", 1, TINY, lines.append)
     assert [row for row in rows if not row.ok] == []
+    assert not any(thread.name.startswith("snapshots") for thread in threading.enumerate()), "its folder is gone"
     whats = {row.what for row in rows}
     assert {"system", "products in bf16", "copies on the device", "steps in fp32", "codecs", "snapshot"} <= whats
     assert len(lines) == len(rows)

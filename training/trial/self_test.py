@@ -159,6 +159,7 @@ def _core(device: torch.device, steps: int, size: ProbeSize) -> Iterator[SelfTes
         finally:
             with suppress(AttributeError):  # it may have failed before there was one
                 trainer.source.close()
+            trainer.writer.close()  # which writes into the folder
 
 
 def _core_rows(trainer: Trainer, steps: int) -> Iterator[SelfTestRow]:
@@ -177,6 +178,7 @@ def _core_rows(trainer: Trainer, steps: int) -> Iterator[SelfTestRow]:
     start = time.perf_counter()
     trainer._snapshot()
     yield SelfTestRow("snapshot", f"{time.perf_counter() - start:.2f} s")
+    trainer.writer.wait()
 
 
 class _Blocks(nn.Module):
