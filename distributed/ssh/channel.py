@@ -17,8 +17,12 @@ import time
 import weakref
 from typing import Any, TypeVar
 
+import paramiko
+
 _CLOSE = 97
 """SSH_MSG_CHANNEL_CLOSE (RFC 4254, 9)."""
+_PROHIBITED = 1
+"""SSH_OPEN_ADMINISTRATIVELY_PROHIBITED (RFC 4254, 5.1)."""
 _C = TypeVar("_C")
 
 
@@ -27,6 +31,25 @@ def ordered(channel: _C) -> _C:
     wrapped: Any = channel
     wrapped.transport = _Sender(wrapped.transport, wrapped)
     return channel
+
+
+def open_session(transport: Any, timeout: float) -> Any:
+    """Open a session within ``timeout`` seconds.
+
+    Raises:
+        paramiko.ChannelException: the server grants none.
+        paramiko.SSHException: the connection is lost, or the time has passed; also EOFError and OSError.
+    """
+    begin = time.monotonic()
+    try:
+        return ordered(transport.open_session(timeout=timeout))
+    except paramiko.ChannelException:
+        raise
+    except paramiko.SSHException as error:
+        # Of two refusals at a time paramiko gives both reasons to one thread, and to the other an error without any.
+        if transport.is_active() and time.monotonic() - begin < timeout:
+            raise paramiko.ChannelException(_PROHIBITED, "no reason given") from error
+        raise
 
 
 class _Sender:

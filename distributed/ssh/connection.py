@@ -27,7 +27,7 @@ from typing import Any
 import paramiko
 
 from distributed.ssh.auth import Login
-from distributed.ssh.channel import ordered
+from distributed.ssh.channel import open_session, ordered
 from distributed.ssh.command_log import note
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import (
@@ -287,8 +287,7 @@ class SshConnection:
         """Return a new session on the first connection that the server grants one on; ``None`` if there is none."""
         for connection in (self, *filter(SshConnection.alive, self._further)):
             with contextlib.suppress(paramiko.ChannelException):
-                timeout = max(deadline.remaining, _LOGIN_TIMEOUT)
-                return ordered(connection.transport.open_session(timeout=timeout))
+                return open_session(connection.transport, max(deadline.remaining, _LOGIN_TIMEOUT))
         return None
 
     def _connect_further(self) -> None:

@@ -243,7 +243,8 @@ class TestOnMachines:
             BadInput, match=r"^a: train_dataset: job_of_user:fails_there failed: KeyError: 'oops' \(job_of_user"
         ):
             failing.fit(**OPTIONS)
-        until(lambda: len(list((tmp_path / "output").iterdir())) == 2)  # the supervisor removes what never began
+        statuses = ["completed", "completed", "failed"]
+        until(lambda: sorted(RunFolder.open(p).metadata.status for p in (tmp_path / "output").iterdir()) == statuses)
 
     def test_ctrl_c_stops_the_run_everywhere_and_it_can_be_resumed(
         self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any
