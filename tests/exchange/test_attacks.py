@@ -111,7 +111,7 @@ def test_a_member_with_another_length_ends_and_the_others_go_on(
     why = only_the_odd_one_ended(found, odd, lengths[0])
     only_the_odd_one_ended(after, odd, 100)
     told = {odd: f"{lengths[1]} numbers", (odd != 0) - 1: ""}
-    assert re.fullmatch(r"dropped from the group: exchange 1 is .* for machine-\d, but .* for machine-\d: .*", why)
+    assert re.fullmatch(r"dropped from the group: exchange 1 is .* for machine-\d, but .* for machine-\d: .*", why), why
     assert f"of {lengths[0]} numbers" in why and f"{told[odd]} as fp32 for machine-{odd}" in why
 
 

@@ -593,6 +593,24 @@ def test_members_at_odds_wait_for_who_tells_which_of_them_is_right(right: int) -
     assert "exchange 2 is " in world.fakes[2 - right].ended and "this for m" in world.fakes[2 - right].ended
 
 
+def test_a_member_whose_connection_ends_before_it_reads_why_it_was_dropped_hears_it_on_the_next() -> None:
+    world = three_at_odds()
+    world.fakes[1].note(started=2, begun=((2, (), "this"),))
+    world.say(1)
+    assert 2 not in world.group.members
+    world.hang_up(2)
+    world.hear_all()
+    world.finish([0, 1])
+    for _ in range(3):
+        for rank in (0, 1):
+            world.fakes[rank].note(kept=world.fakes[rank].report.full, begun=())
+        operation(world, 0, 1)
+    world.dial(2)
+    world.hear_all()
+    assert "exchange 2 is this for m" in world.fakes[2].ended and not world.fakes[2].again
+    assert 2 not in world.group.members and world.fakes[0].report.members == (0, 1)
+
+
 def test_members_at_odds_do_not_wait_for_ever() -> None:
     world = three_at_odds()
     for _ in range(30):

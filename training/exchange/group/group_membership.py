@@ -29,13 +29,10 @@ from training.records.events import MemberEvent, WarningEvent, WaysEvent
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
 _BANNED = "it was dropped from the run"
-_MODEL_SHARE = 0.8
-"""Of the time after which an operation is given up: how long a member may build its model while the others wait."""
+_MODEL_SHARE = 0.8  # of the time after which an operation is given up, for a member to build its model
 _STATE_PATIENCE = 4  # times that, for a newcomer to take the state
-_MAX_EPOCHS_AHEAD = 1000
-"""Meshes that a member may have heard of and a coordinator that was started again has not."""
-_RETURN_SECONDS = 2 * LEASE
-"""Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
+_MAX_EPOCHS_AHEAD = 1000  # meshes that a member may have heard of, and a coordinator started again has not
+_RETURN_SECONDS = 2 * LEASE  # for members to come back to a coordinator started again, or to give up a mesh
 
 
 class GroupMembership:
@@ -50,21 +47,18 @@ class GroupMembership:
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
         self._banned, self._left = set[int](), set[int]()
-        self.relay = 0
-        """Port of the relay for pairs of members that cannot dial one another."""
-        self.started, self.epoch, self.orphaned = False, 0, False
-        """Whether the group has begun, the number of its mesh, and whether the supervisor of this process is gone."""
+        self._verdicts: dict[str, GroupStatus] = {}  # of dropped members, by incarnation
+        self.relay = 0  # port of the relay for pairs of members that cannot dial one another
+        self.started, self.epoch, self.orphaned = False, 0, False  # orphaned: the supervisor of this process is gone
         self.form: MeshStart | None = None
         self._state_order: StateOrder | None = None
         self._last_order, self._building = 0, 0.0
         self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), LastReportedRoutes()
         self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
         self._last_mesh: MeshStart | None = None  # as formed by this coordinator
-        self._bounds: dict[int, int] = {}
-        """By rank of an absent member: the operations that stood when the first mesh without it was formed."""
+        self._bounds: dict[int, int] = {}  # by absent rank: operations that stood when the first mesh without it began
         self._now = self._given_up_since = self._since_status = 0.0
-        self._awaited: tuple[int, float] = (0, 0.0)
-        """An operation that not all members have reached, and since when."""
+        self._awaited: tuple[int, float] = (0, 0.0)  # an operation that not all members have reached, and since when
         self._standstill = verdicts.Standstill(config.standstill)
         self._resuming_until: float | None = None
 
@@ -82,6 +76,9 @@ class GroupMembership:
             verdicts.check_report(member.rank, member.report, self.epoch + _MAX_EPOCHS_AHEAD if running else LAST_EPOCH)
             if member.rank in self._banned:
                 raise ProtocolError(_BANNED)
+            if verdict := self._verdicts.get(member.hello.incarnation):  # its connection ended before it had read it
+                member.send(verdict)
+                return member.close()
             previous, is_news = self.members.get(member.rank), True
             if previous is not None and previous.hello.incarnation != member.hello.incarnation:
                 self._drop(previous, "lost", "came back on a new connection")
@@ -197,16 +194,18 @@ class GroupMembership:
         """Mark a silent member as lost for now: the others go on, and it is taken back when it answers."""
         why = f"silent for {self._config.lease:g} s"
         if member.role in ("waiting", "newcomer"):
-            return self._drop(member, "lost", why)
+            self._drop(member, "lost", why)
+            return
         member.frozen, member.role = True, "late"
         self._log_event(member, "lost", why)
 
-    def _drop(self, member: Member, status: Literal["left", "lost"], reason: str, may_return: bool = False) -> None:
+    def _drop(self, member: Member, status: Literal["left", "lost"], why: str, may_return: bool = False) -> GroupStatus:
         del self.members[member.rank]
-        failed = f"dropped from the group: {reason}" if reason else "it has left"
-        member.send(GroupStatus(failed=failed, again=may_return))
+        verdict = GroupStatus(failed=f"dropped from the group: {why}" if why else "it has left", again=may_return)
+        member.send(verdict)
         member.close()
-        self._log_event(member, status, reason)
+        self._log_event(member, status, why)
+        return verdict
 
     def _log_event(self, member: Member, status: Literal["joined", "left", "lost", "ready"], message: str) -> None:
         self._log(MemberEvent(member=member.rank, name=member.hello.name, status=status, message=message))
@@ -353,7 +352,8 @@ class GroupMembership:
 
     def _drop_all(self, judged: list[verdicts.Verdict], may_return: bool = False) -> bool:
         for rank, why in judged:
-            self._drop(self.members[rank], "lost", why, may_return)
+            member = self.members[rank]
+            self._verdicts[member.hello.incarnation] = self._drop(member, "lost", why, may_return)
         return bool(judged)
 
     def _new_epoch(self, members: list[Member]) -> None:
