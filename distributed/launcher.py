@@ -78,7 +78,7 @@ def plan_machines(
     """
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
-    if profile.strategy.strategy != "auto" or len(member_names(machines)) == 1:
+    if profile.strategy.strategy != "auto" or profile.run.layout == "pipeline" or len(member_names(machines)) == 1:
         return PlannedRun(plan_run(profile, machines))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
@@ -291,7 +291,9 @@ class DistributedLauncher:
                 members, links = plan_run(self.profile, machines).members, [link for link, _ in machines]
                 require_data(self.profile, links, members, self._prepare_options.tell)
             self._phases.end("machines: checked")
-            profile = fit(self.profile, memory_budgets(self.profile, machines), self._prepare_options.tell)
+            workers = {"run": self.profile.run.model_copy(update={"workers": len(member_names(machines))})}
+            profile = self.profile.model_copy(update=workers if self.profile.run.layout == "pipeline" else {})
+            profile = fit(profile, memory_budgets(profile, machines), self._prepare_options.tell)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = updated_hosts(self._hosts, [link for link, _ in machines]).only(planned.plan.machines)
             self._phases.end("machines: planned")
@@ -362,6 +364,8 @@ def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, comma
     """
     hosts = load_hosts(path / RUN_HOSTS)
     require_listed(plan, [machine.name for machine in hosts.machines])
+    if plan.is_staged:  # each machine holds a part of the model
+        prepare_options = replace(prepare_options, allow_missing=False)
     machines = prepare(hosts.only(plan.machines), plan.profile.model.task, prepare_options)
     for link, _ in machines:
         link.close()

@@ -74,7 +74,8 @@ class Supervisor:
         self._links = links_of(plan, links)
         """By the machines' names, those that were added later included."""
         self._plan = plan = plan.without_absent_coordinator(starter_of(self._links.values()))
-        self._present = list(dict.fromkeys(m.machine for m in plan.members if m.rank not in plan.absent))
+        present = [name for member in plan.members if member.rank not in plan.absent for name in member.machines]
+        self._present = list(dict.fromkeys(present))
         """Names of the machines that take part from the start."""
         coordinator = self._links.get(plan.coordinator) if plan.has_coordinator else None
         self._coordinator_link = coordinator if coordinator and not coordinator.machine.is_local else None
@@ -217,12 +218,14 @@ class Supervisor:
         assert self._run is not None
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
-        device = plan.all_members[rank].lead
-        link = self._links[device.machine]
+        process = plan.process(rank)
+        device, link = process.device, self._links[process.device.machine]
         assignment = assigned(plan, inputs.links, rank, device.threads)
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
             assignment = replace(assignment, module="training.workers.script_worker", brings=brings, resumes=False)
+        elif not process.is_lead:
+            assignment = replace(assignment, brings="")
         worker = RemoteWorker(
             link,
             assignment,

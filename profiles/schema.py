@@ -309,9 +309,9 @@ class RunSettings(Section):
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     layout: Literal["replicate", "pipeline"] = option(
         "replicate",
-        "what the workers of this machine hold; replicate: each the whole model; pipeline: each some of its blocks, "
-        "through which the micro-batches of one batch pass, for a model that is too large for one GPU; no samples are "
-        "kept to be shown then",
+        "what workers hold, here or on several machines; replicate: each the whole model; pipeline: each some of its "
+        "blocks, through which the micro-batches of one batch pass, for a model that is too large for one GPU; no "
+        "samples are kept to be shown then",
     )
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024

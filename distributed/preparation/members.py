@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink, address_towards
 from distributed.preparation.preflight import Facts, Ready
+from distributed.ssh.forward import LOOPBACK
 from distributed.system import interface_of
 from profiles.schema import Profile
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
@@ -31,15 +32,32 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     machine_names = {machine.name for machine, *_ in taking_part}
     machines = [ready for ready in machines if ready[0].name in machine_names]
     local = plan_local_run(profile, len(taking_part), on_this_machine=False)
+    batch_sizes = [member.batch_size for member in local.members for _ in member.devices]
     members = [
-        member_of(machine, name, rank, profile, local.members[rank].batch_size, facts)
+        member_of(machine, name, rank, profile, batch_sizes[rank], facts)
         for rank, (machine, facts, name) in enumerate(taking_part)
     ]
-    engine = "nccl" if _wants_nccl(profile, taking_part) else "mesh"
+    engine = "nccl" if not local.is_staged and _wants_nccl(profile, taking_part) else "mesh"
     if len(machines) > 1:
         members = [member.on_device(interface=_interface(member.machine, engine, machines)) for member in members]
+    if local.is_staged:
+        members = [_as_one(members, addresses_of(machines))]
     update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines)}
     return local.model_copy(update=update)
+
+
+def _as_one(members: Sequence[MemberPlan], addresses: Mapping[str, str]) -> MemberPlan:
+    """Return the member whose model lies on the devices of all these."""
+    devices = tuple(member.lead.model_copy(update={"addresses": (addresses[member.machine],)}) for member in members)
+    name = "+".join(dict.fromkeys(member.machine for member in members))
+    return members[0].model_copy(update={"name": name, "devices": devices})
+
+
+def addresses_of(machines: Sequence[Ready]) -> dict[str, str]:
+    """Return the literal address at which each machine is dialled by the others, by name."""
+    remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.is_local]
+    here = address_towards(remote_hosts[0]) if remote_hosts else LOOPBACK
+    return {link.name: here if link.machine.is_local else facts.address for link, facts in machines}
 
 
 def member_names(machines: Sequence[Ready]) -> list[str]:

@@ -48,14 +48,13 @@ def require_listed(plan: RunPlan, names: Collection[str]) -> None:
 
 def on_present(plan: RunPlan, machines: Iterable[Ready]) -> RunPlan:
     """Return the plan of an attempt on the machines that are there: the members of all others are absent."""
-    facts_by_name = {link.name: facts for link, facts in machines}
-    members = tuple(
-        member.on_device(through_ssh=not facts_by_name[member.machine].dials_here)
-        if member.machine in facts_by_name
-        else member
-        for member in plan.members
-    )
-    absent = tuple(member.rank for member in members if member.machine not in facts_by_name)
+    dials_here = {link.name: facts.dials_here for link, facts in machines}
+
+    def today(device: DevicePlan) -> DevicePlan:
+        return device.model_copy(update={"through_ssh": not dials_here.get(device.machine, not device.through_ssh)})
+
+    members = tuple(m.model_copy(update={"devices": tuple(map(today, m.devices))}) for m in plan.members)
+    absent = tuple(member.rank for member in members if not dials_here.keys() >= set(member.machines))
     return plan.model_copy(update={"members": members, "absent": absent})
 
 
@@ -81,8 +80,8 @@ def listening_address(links: Sequence[MachineLink]) -> str:
 class MachineRoute:
     """Route of one machine to the engine: turns an address of the engine into the one to dial on that machine now.
 
-    Coordinator and relay are dialled directly where that is possible; the stores of launched scripts listen on
-    loopback only and are reached through an SSH forward.
+    Coordinator and relay are dialled directly where that is possible; the stores of launched scripts and of pipelines
+    listen on loopback only and are reached through an SSH forward.
 
     Args:
         device: the member's device on that machine.
@@ -128,7 +127,7 @@ class MachineRoute:
         if link.machine.is_local and self._coordinator is None:
             return loopback if host in ANY else host
         if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
-            return ""  # a launched script's relay is reachable for all, its store is not
+            return ""  # the relay is reachable for all, a store is not
         if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):
             return self._chosen
         if self._coordinator is not None:

@@ -256,6 +256,23 @@ def test_a_device_that_is_listed_twice_has_two_members_of_different_names() -> N
     assert [member.lead.kind for member in members] == ["cpu", "cuda", "cpu", "cpu"]
 
 
+def test_the_devices_of_all_machines_are_a_pipeline() -> None:
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "layout": "pipeline"})
+    tower = replace(SOUND, torch="2.13.0+cu130", gpus=2, address="10.0.0.5", dials_here=False)
+    machines = [(link("a"), replace(SOUND, address="10.0.0.4")), (link("b", devices=("cuda:0", "cuda:1")), tower)]
+    plan = plan_run(profile, machines)
+    (member,) = plan.members
+    assert (member.name, member.batch_size, plan.engine) == ("a+b", profile.training.batch_size, "mesh")
+    assert [(d.machine, d.kind, d.index, d.addresses, d.through_ssh) for d in member.devices] == [
+        ("a", "auto", 0, ("10.0.0.4",), False),
+        ("b", "cuda", 0, ("10.0.0.5",), True),
+        ("b", "cuda", 1, ("10.0.0.5",), True),
+    ]
+    assert [process.name for process in plan.processes] == ["a-stage-1", "b-stage-2", "b-stage-3"]
+    assert (plan.machines, plan.ranks_on("b"), plan.has_coordinator) == (("a", "b"), (0,), False)
+    assert plan_run(profile, machines[1:]).engine == "mesh"  # which carries the devices of a pipeline
+
+
 def test_every_device_is_a_member() -> None:
     profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": "nccl"})
     machines = [(link("a"), SOUND), (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), SOUND)]

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from distributed.planning.memory.fitting import MemoryBudget, fit_to_budgets
-from profiles.errors import BadInput
+from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.layouts.pipeline_runs import queue_carriers, side_by_side
 from training.layouts.bounds import bounds_of
 from training.layouts.carrier import gather_among
-from training.layouts.parts import join_files
+from training.layouts.parts import _announced, collect_parts, join_files
 from training.records.plan import DevicePlan
 from training.run.local_plan import plan_local_run
 from training.tasks.inputs.model_size import BlockSize, sum_of_blocks
@@ -65,10 +65,9 @@ def test_what_does_not_go_with_a_pipeline_is_refused(options: dict[str, Any], wo
         plan_local_run(profile_of(**options), workers)
 
 
-@pytest.mark.parametrize("elsewhere", [{"simulated": True}, {"on_this_machine": False}])
-def test_a_pipeline_needs_workers_of_this_machine(elsewhere: dict[str, bool]) -> None:
-    with pytest.raises(BadInput, match="layout = pipeline is for workers of this machine"):
-        plan_local_run(profile_of(), 2, **elsewhere)
+def test_a_pipeline_needs_real_workers() -> None:
+    with pytest.raises(BadInput, match="layout = pipeline is for workers that are not simulated"):
+        plan_local_run(profile_of(), 2, simulated=True)
 
 
 def test_blocks_are_as_planned_or_about_equal() -> None:
@@ -86,6 +85,25 @@ def test_every_stage_gets_the_payloads_of_all() -> None:
     gathered = side_by_side([partial(gather_among, carrier, payload) for carrier, payload in
                              zip(queue_carriers(3), payloads)])  # fmt: skip
     assert gathered == [payloads] * 3
+
+
+def test_stages_with_folders_of_their_own_send_their_tensors_to_the_first(tmp_path: Path) -> None:
+    contents = [b"first", bytes(range(256)) * 20_000, b""]  # of which the second travels in two pieces
+    for number, content in enumerate(contents):
+        folder = tmp_path / str(number) / f"stage-{number}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content)
+        (folder / "config.json").write_text("the same")
+    folders = [[tmp_path / str(number) / f"stage-{stage}" for stage in range(3)] for number in range(3)]
+    side_by_side([partial(collect_parts, carrier, one) for carrier, one in zip(queue_carriers(3), folders)])
+    assert [(folder / "model.safetensors").read_bytes() for folder in folders[0]] == contents
+    assert not (tmp_path / "2" / "stage-1").exists()
+
+
+@pytest.mark.parametrize("sizes", ['{"../model.safetensors": 1}', '{"code.py": 1}', '{"a.safetensors": -1}', "[]", "?"])
+def test_a_stage_that_announces_something_else_is_refused(sizes: str) -> None:
+    with pytest.raises(RunFailed, match="it sent something else where the names of its files belongs"):
+        _announced(queue_carriers(2)[0], 1, sizes.encode())
 
 
 def test_tensors_of_several_files_become_one_file(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_killed_stage_is_named_and_the_run_resumed(tmp_path: Path, whole: Reco
     ("job", "message"),
     [
         ("poisoned_job", "the loss of worker-0 is nan in step 4"),
-        ("exhausting_job", "worker-0-stage-2 ran out of memory in its stage: out of memory"),
+        ("exhausting_job", "worker-0-stage-2: ran out of memory in its stage: out of memory"),
     ],
 )
 def test_a_step_that_fails_on_one_stage_ends_the_run(job: str, message: str, tmp_path: Path) -> None:

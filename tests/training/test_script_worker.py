@@ -16,8 +16,8 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.records.plan import DevicePlan, LaunchedScript, MemberPlan, RunPlan
 from training.script.script_start import backend_for
-from training.workers.script_worker import environment, file_stamps, interface_variables, listen_address
-from training.workers.worker import Rendezvous
+from training.workers.script_worker import environment, file_stamps, interface_variables
+from training.workers.worker import Rendezvous, listen_address
 
 JOB = LaunchedScript(script="x.py")
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}

@@ -19,7 +19,7 @@ from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
 from training.layouts.bounds import bounds_of
 from training.layouts.carrier import Carrier, gather_among
-from training.layouts.parts import join_parts
+from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
 from training.layouts.stages.anatomy import examine, meta_copy
 from training.layouts.stages.cut import CutModel, place_stand_ins
@@ -88,10 +88,15 @@ class StagedModel(Layout):
         carrier: to the other stages.
         devices: of the member, in the order of the stages.
         batch_size: of the member.
+        sends_parts: whether each device has a run folder of its own, and sends its part of the trained model to the
+            first one.
     """
 
-    def __init__(self, carrier: Carrier, devices: Sequence[DevicePlan], batch_size: int) -> None:
+    def __init__(
+        self, carrier: Carrier, devices: Sequence[DevicePlan], batch_size: int, sends_parts: bool = False
+    ) -> None:
         self._carrier, self._devices, self._batch_size = carrier, devices, batch_size
+        self._sends_parts = sends_parts
         self.names, self.traffic = carrier.names, carrier.traffic
 
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
@@ -130,10 +135,12 @@ class StagedModel(Layout):
         folder.mkdir(parents=True)
         self._task.save(self.model, folder)
         self.gather(b"saved")
+        if self._sends_parts:
+            collect_parts(self._carrier, folders)
         if self._carrier.stage == 0:
             join_parts(folders, run_dir / "model")
-            shutil.rmtree(run_dir / _PARTS)
         self.gather(b"joined")
+        shutil.rmtree(run_dir / _PARTS, ignore_errors=True)
 
     def close(self) -> None:
         self._carrier.close()
@@ -141,7 +148,7 @@ class StagedModel(Layout):
     def _too_large(self, error: Exception, setting: str = "batch_size") -> RunFailed:
         name, reason = self.names[self._carrier.stage], " ".join(str(error).split())[:200]
         changes = [f"set a smaller {setting}", *(f"set {change}" for change in memory_saving_settings(self._task.name))]
-        return RunFailed(f"{name} ran out of memory in its stage: {reason}", ", ".join(changes), machine=name)
+        return RunFailed(f"ran out of memory in its stage: {reason}", ", ".join(changes), machine=name)
 
 
 class StagedBackward:

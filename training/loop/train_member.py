@@ -96,7 +96,7 @@ def train(
             if keeps and member.keep_last_step() and (reason := control.stop_reason):
                 emit(MemberEvent(status="left", name=name, message=reason))
                 return ExitCode.STOPPED
-            raise RunFailed(f"{name}: {error}", "resume the run from its newest snapshot") from error
+            raise RunFailed(str(error), "resume the run from its newest snapshot", machine=name) from error
         finally:
             exchange.close()
 

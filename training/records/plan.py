@@ -87,6 +87,11 @@ class MemberPlan(BaseModel):
         """Name of the machine of its lead device."""
         return self.lead.machine
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the machines of its devices."""
+        return tuple(dict.fromkeys(device.machine for device in self.devices))
+
     def on_device(self, **changes: Any) -> MemberPlan:
         """Return the member with changed fields of its lead device."""
         return self.model_copy(update={"devices": (DevicePlan(**{**dict(self.lead), **changes}), *self.devices[1:])})
@@ -112,9 +117,9 @@ class ProcessPlan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
-        stage = f"-stage-{self.device_number + 1}" if len(self.member.devices) > 1 else ""
-        return f"{self.member.name}{stage}"
+        """Its name in messages: that of its member, or of the machine that holds this stage."""
+        machine = self.device.machine or self.member.name
+        return f"{machine}-stage-{self.device_number + 1}" if len(self.member.devices) > 1 else self.member.name
 
     @property
     def folder(self) -> str:
@@ -206,7 +211,7 @@ class RunPlan(BaseModel):
 
     @property
     def own_folders(self) -> bool:
-        """Whether every member has a run folder on its machine: then all save the model, and any can deliver it."""
+        """Whether each process has a run folder of its own: then all members save the model, and any can deliver it."""
         return all(self.machines)
 
     @property
@@ -235,12 +240,12 @@ class RunPlan(BaseModel):
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Names of the machines of the planned members, in the order of their first ranks."""
-        return tuple(dict.fromkeys(member.machine for member in self.members))
+        """Names of the machines of the planned members' devices, in the order of their first ranks."""
+        return tuple(dict.fromkeys(device.machine for member in self.members for device in member.devices))
 
     def ranks_on(self, machine: str) -> tuple[int, ...]:
-        """Return the ranks of all members on a machine."""
-        return tuple(member.rank for member in self.all_members if member.machine == machine)
+        """Return the ranks of all members with a device on a machine."""
+        return tuple(member.rank for member in self.all_members if machine in member.machines)
 
     def ranks_of(self, name: str) -> tuple[int, ...]:
         """Return the ranks on the machine of this name, or that of the member of this name; empty: there is none."""
@@ -361,6 +366,7 @@ SCRIPT = "script"
 def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:
     """Return the metadata of a run that starts with ``plan``."""
     profile = plan.profile
+    summary = {"rank", "name", "batch_size"}  # what lists of runs show of a member, and its device
     return RunMetadata(
         run_id=plan.run_id,
         run_type=run_type,
@@ -369,7 +375,7 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         model=profile.model_name or profile.model.model_path,
         dataset=profile.dataset_name or profile.data.dataset_path,
         config=profile.model_dump(mode="json"),
-        hosts=[_summary(member) for member in plan.members],
+        hosts=[{**member.model_dump(include=summary), "device": member.lead.kind} for member in plan.members],
         strategy=SCRIPT if plan.launch else profile.strategy.strategy,
         strategy_reason=reason,
         engine=plan.engine,
@@ -377,11 +383,6 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         command=command,
         folder=os.getcwd(),
     )
-
-
-def _summary(member: MemberPlan) -> dict[str, Any]:
-    """Return what lists of runs show of a member; everything else is in the plan."""
-    return {**member.model_dump(include={"rank", "name", "batch_size"}), "device": member.lead.kind}
 
 
 def read_metadata(path: Path) -> RunMetadata:

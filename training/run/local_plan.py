@@ -47,7 +47,7 @@ def plan_local_run(
     if workers < 1:
         raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
     if profile.run.layout == "pipeline":
-        profile = _as_pipeline(profile, workers, on_this_machine and not simulated)
+        profile = _as_pipeline(profile, workers, simulated)
     text = profile.run.shares
     shares = [float(part) for part in text.split(",")] if text else [1.0] * workers
     if len(shares) != workers:
@@ -94,21 +94,21 @@ def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[Dev
     )
 
 
-def _as_pipeline(profile: Profile, workers: int, is_possible: bool) -> Profile:
+def _as_pipeline(profile: Profile, workers: int, simulated: bool) -> Profile:
     """Return the profile of a run whose workers hold one model together.
 
     Raises:
-        BadInput: a setting does not work with that, or the workers are not processes of this machine.
+        BadInput: a setting does not work with that, or the workers take turns in one process.
     """
     training, strategy = profile.training, profile.strategy
     of_task = inputs_of(profile.model.task).refusal_in_stages(profile)
     reasons = {
-        "is for workers of this machine, which are not simulated": not is_possible,
+        "is for workers that are not simulated": simulated,
         f"needs 2 workers or more, not {workers}": workers < 2,
         f"has one member, no use for {strategy.strategy}": strategy.strategy not in ("auto", "allreduce"),
         "has one member: engine = nccl has nothing to do": strategy.engine == "nccl",
         "has one member: shares divide nothing": bool(profile.run.shares),
-        "has all data on this machine: local_data is of no use": profile.data.local_data,
+        "has one member, whose devices all take the same data: local_data is of no use": profile.data.local_data,
         "leaves no worker with weights of its own: eval_local = on": profile.evaluation.eval_local == "on",
         "needs one loss scale for all stages, not mixed_precision = fp16": training.mixed_precision == "fp16",
         "does not compile blocks yet: compile = on": training.compile == "on",

@@ -1,4 +1,4 @@
-"""The meeting point of a local run's workers: the coordinator, or the rendezvous store of a launched script."""
+"""The meeting point of a run's workers: the coordinator, or the rendezvous store of a script or a pipeline."""
 
 from __future__ import annotations
 
@@ -83,12 +83,13 @@ class MeetingPoint:
         launch, secrets, processes = self._plan.launch, self._folder.secrets, len(self._plan.processes)
         if launch is None and (processes == 1 or self._plan.engine == "simulated"):
             return ""
-        if self._plan.has_coordinator or (launch is not None and len(self._plan.machines) > 1):
-            self._start_coordinator()  # of a launched script: for its relay alone
+        has_relay = self._plan.has_coordinator or len(self._plan.machines) > 1
+        if has_relay:
+            self._start_coordinator()
         else:
             issue_run_certificates(secrets, self._plan.run_id, range(processes), [self._listen])
         if not self._plan.has_coordinator:
-            self._store = StoreServer(self._plan.profile.strategy.coordinator_port)
+            self._store = StoreServer(0 if has_relay else self._plan.profile.strategy.coordinator_port)
             for rank in range(processes):
                 self._store.admit(secrets / f"member-{rank}")
             return f"127.0.0.1:{self._store.port}"
@@ -165,7 +166,7 @@ class MeetingPoint:
 
     def _coordinator_config(self) -> dict[str, Any]:
         secrets, strategy = self._folder.secrets, self._plan.profile.strategy
-        ranks = range(self._plan.world_size + SPARE)
+        ranks = range(len(self._plan.processes) + SPARE)
         issue_run_certificates(secrets, self._plan.run_id, ranks, [self._listen])
         return {
             "run_id": self._plan.run_id,

@@ -20,17 +20,15 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil
-
 from profiles.errors import ExitCode, MusterError, RunFailed, exit_text
 from training.exchange.links.dialling import interface_at
 from training.hardware.machine_load import machine_events
 from training.hardware.resources import count_gpus, whole_cores
 from training.records.bounded_fields import LONGEST_LINE, LONGEST_TEXT
 from training.records.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
-from training.records.plan import LAUNCHED_FILES, DevicePlan, LaunchedScript, RunPlan, read_plan
+from training.records.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
 from training.run.processes import RUN_VARIABLE, end_processes, thread_limits
-from training.workers.worker import Rendezvous, leave, take_over_stdout, worker_arguments
+from training.workers.worker import Rendezvous, leave, listen_address, take_over_stdout, worker_arguments
 
 START = Path(__file__).parents[1] / "script" / "script_start.py"
 _GRACE = 5.0
@@ -96,26 +94,6 @@ def interface_variables(address: str, machines: int) -> dict[str, str]:
         return {}
     between = {"NCCL_SOCKET_IFNAME": f"={interface}"} if machines > 1 else {}
     return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **between}
-
-
-def listen_address(device: DevicePlan) -> str:
-    """Return the literal address on which a rank on this machine listens: that of its interface, if it names one.
-
-    Raises:
-        RunFailed: the configured interface does not exist, or has no address.
-    """
-    interface = device.interface
-    if not interface:
-        return device.addresses[0]
-    interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
-    addresses = sorted(
-        (entry.family, entry.address) for entry in interfaces.get(interface, ()) if entry.family in families
-    )
-    for _, address in addresses:
-        if not address.startswith("fe80"):
-            return str(address)
-    available_names = ", ".join(sorted(interfaces))
-    raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {available_names}")
 
 
 def working_folder(plan: RunPlan, launch: LaunchedScript, run_dir: Path, rank: int) -> Path:

@@ -12,13 +12,16 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
-from profiles.errors import ExitCode, MusterError
+import psutil
+
+from profiles.errors import ExitCode, MusterError, RunFailed
 from training.loop.train_member import prepared, run_to_exit_code, train
 from training.records.events import (
     Emit,
@@ -30,7 +33,7 @@ from training.records.events import (
     StepEvent,
     WarningEvent,
 )
-from training.records.plan import MemberPlan, RunPlan, read_plan
+from training.records.plan import DevicePlan, MemberPlan, RunPlan, read_plan
 from training.run.orders import Command, Control
 from training.run.processes import PhaseTimer
 
@@ -101,11 +104,35 @@ def connect(
     return mesh
 
 
-def join_devices(plan: RunPlan, rank: int, store: str, secrets: Path) -> Layout:
+def listen_address(device: DevicePlan) -> str:
+    """Return the literal address on which the process of a device listens, and is dialled by those of other machines:
+    that of its interface, if it names one.
+
+    Raises:
+        RunFailed: the configured interface does not exist, or has no address.
+    """
+    interface = device.interface
+    if not interface:
+        return device.addresses[0] if device.addresses else "127.0.0.1"
+    interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
+    addresses = sorted(
+        (entry.family, entry.address) for entry in interfaces.get(interface, ()) if entry.family in families
+    )
+    for _, address in addresses:
+        if not address.startswith("fe80"):
+            return str(address)
+    available_names = ", ".join(sorted(interfaces))
+    raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {available_names}")
+
+
+def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path) -> Layout:
     """Connect with the other devices of this process's member; return what this one holds of the model.
 
     Args:
-        store: ``host:port`` of the run's rendezvous store.
+        rendezvous: the run's store, and the relay for machines that cannot dial one another.
+
+    Raises:
+        MusterError: another device is missing, or this one cannot listen.
     """
     from training.exchange.base import STANDSTILL
     from training.exchange.links.listener import Identity, Listener
@@ -115,13 +142,14 @@ def join_devices(plan: RunPlan, rank: int, store: str, secrets: Path) -> Layout:
     from training.layouts.carrier import GroupCarrier
     from training.layouts.staged import StagedModel
 
-    keys, member = secrets / f"member-{rank}", plan.process(rank).member
+    keys, process = secrets / f"member-{rank}", plan.process(rank)
     names = [process.name for process in plan.processes]
-    os.environ["MUSTER_NAMES"] = ",".join(names)  # for the group's messages
-    client = StoreClient(store, read_token(keys), START_DEADLINE)
-    listener = Listener("127.0.0.1", Identity(plan.run_id, rank, keys))
+    os.environ |= {"MUSTER_NAMES": ",".join(names), "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
+    client = StoreClient(rendezvous.address, read_token(keys), START_DEADLINE)
+    listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys))
     group = MusterGroup(client, rank, len(names), timedelta(seconds=STANDSTILL), [], listener)
-    return StagedModel(GroupCarrier(group, range(len(names)), names), member.devices, member.batch_size)
+    carrier, member = GroupCarrier(group, range(len(names)), names), process.member
+    return StagedModel(carrier, member.devices, member.batch_size, sends_parts=plan.own_folders)
 
 
 def run_worker(
@@ -151,7 +179,7 @@ def run_worker(
                 return connect(plan, rank, rendezvous, secrets, device, emit)
 
             def layout() -> Layout | None:
-                return join_devices(plan, rank, initial.address, secrets) if plan.is_staged else None
+                return join_devices(plan, rank, initial, secrets) if plan.is_staged else None
 
             return train(plan, rank, task, join, run_dir, emit, control, layout)
 

@@ -189,20 +189,18 @@ def devices_of(hosts: Hosts, options: PrepareOptions, processes_per_machine: int
     Raises:
         NotReady: some machine cannot take part.
     """
-    from distributed.machine.link import address_towards
+    from distributed.preparation.members import addresses_of
     from distributed.preparation.prepare import prepare, updated_hosts
 
     ready = prepare(hosts, "", options)
-    remote_hosts = [link.host for link, _ in ready if link.host and not link.machine.is_local]
-    devices = []
+    addresses, devices = addresses_of(ready), []
     for link, facts in ready:
         gpus = facts.gpus if "+cpu" not in facts.torch else 0
-        local_address = address_towards(remote_hosts[0]) if remote_hosts else LOOPBACK
         ranks = processes_per_machine or len(link.machine.devices) or max(1, gpus)
         device = DevicePlan(
             machine=link.name,
             interface=link.machine.interface,
-            addresses=(local_address if link.machine.is_local else facts.address,),
+            addresses=(addresses[link.name],),
             coordinator_address=link.machine.coordinator_at,
             through_ssh=not facts.dials_here,
         )

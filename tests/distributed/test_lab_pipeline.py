@@ -1,0 +1,140 @@
+"""A model whose stages lie on several hosts, through the real command line."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.distributed.muster_runs import Muster, ours
+from tests.lab.fixtures import MakeLab
+from tests.lab.lab import Lab
+from tests.lab.processes import signal_all
+from tests.waiting import until
+from training.records.events import ErrorEvent, RequestEvent
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS, SAMPLES, WORDS, WIDTH = 60, 12, 256, 128
+OPTIONS = ("--max-steps", str(STEPS), "--batch-size", str(SAMPLES), "--max-grad-norm", "0.5")
+JOB = """
+import itertools
+import time
+import torch
+from torch import nn
+from training.tasks.custom import CustomJob
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(4, {width})
+        block = lambda: nn.Sequential(nn.LayerNorm({width}), nn.Linear({width}, {width}), nn.Tanh())
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+        self.leave = nn.Linear({width}, 1)
+
+    def forward(self, inputs):
+        hidden = self.enter(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.leave(hidden)
+
+def build():
+    torch.manual_seed(3)
+    inputs = torch.randn(96, {words}, 4)
+    pairs = list(zip(inputs, inputs.sum(2, keepdim=True).sin(), strict=True))
+    return CustomJob(Deep(), pairs, pairs[:12], loss)
+
+micro_batches = itertools.count()
+
+def loss(outputs, wanted):
+    if outputs.requires_grad:
+        step = next(micro_batches) // 6 + 1
+        while step > int(open({gate!r}).read() or 0):
+            time.sleep(0.01)
+    return nn.functional.mse_loss(outputs, wanted)
+"""
+
+
+class Pipeline(Muster):
+    """Trains a model of six blocks; the steps that may pass are counted from a worker's start."""
+
+    def __init__(self, folder: Path, lab: Lab) -> None:
+        super().__init__(folder, lab.hosts_file, gate=lab.folder / "gate")
+        self.job.write_text(JOB.format(width=WIDTH, words=WORDS, gate=str(self.gate)))
+
+    def weights(self, run_id: str) -> dict[str, torch.Tensor]:
+        return safetensors.torch.load_file(self.folder_of(run_id) / "model" / "model.safetensors")
+
+    def whole(self) -> str:
+        """Train the same in one process of this machine; return the run."""
+        words = self.train(*OPTIONS)
+        words[2:4] = ["--local", "1"]
+        self.let_pass(6 * STEPS)
+        done = self.run(*words)
+        assert done.returncode == 0, done.stderr
+        (folder,) = (self.folder / "output").iterdir()
+        return folder.name[:20]
+
+    def until_request(self, run_id: str, action: str) -> None:
+        until(lambda: any(isinstance(e, RequestEvent) and e.action == action for e in self.events(run_id)))
+
+    def goes_on(self, run_id: str, steps: int) -> int:
+        """Resume a run, which then waits after some steps; return the last one."""
+        self.let_pass(steps)
+        newest = max(step for step, _ in self.losses(run_id))
+        resumed = self.run("distributed-train", "--resume", run_id, "--detach")
+        assert resumed.returncode == 0, resumed.stderr
+        self.until_step(run_id, newest + steps)
+        return newest + steps
+
+
+@pytest.fixture
+def make_pipeline(tmp_path: Path, make_lab: MakeLab) -> Iterator[tuple[Lab, Pipeline]]:
+    lab = make_lab("a", "b", "c")
+    muster = Pipeline(tmp_path, lab)
+    yield lab, muster
+    muster.leave_nothing()
+
+
+def test_three_hosts_hold_one_model_through_a_stop_and_a_loss(make_pipeline: tuple[Lab, Pipeline]) -> None:
+    lab, muster = make_pipeline
+    whole = muster.whole()
+    muster.let_pass(3)
+    run_id = muster.detach(*OPTIONS, "--layout", "pipeline", "--snapshot-interval", "20")
+    muster.until_step(run_id, 3)
+    with muster.popen("stop", run_id) as stop:
+        muster.until_request(run_id, "stop")
+        muster.let_pass(STEPS)
+        assert "0 steps lost" in stop.communicate(timeout=120)[0]
+    step = muster.goes_on(run_id, 4)
+    sent = lab["b"].traffic().sent
+    muster.let_pass(14)
+    muster.until_step(run_id, step + 10)
+    sent = lab["b"].traffic().sent - sent
+    activations_and_gradients = 2 * 4 * SAMPLES * WORDS * WIDTH
+    assert sent == pytest.approx(10 * activations_and_gradients, rel=0.02)
+    killed = time.time()
+    signal_all(lab["b"].pids("training.workers.worker"), signal.SIGKILL)
+    ended = muster.wait_for_end(run_id)
+    assert ended.returncode == 1
+    assert re.search(r"b-stage-2\) is lost", ended.stderr) and "distributed-train --resume" in ended.stderr
+    errors = [event for event in muster.events(run_id) if isinstance(event, ErrorEvent)]
+    assert {event.machine for event in errors} == {"a-stage-1", "c-stage-3"}
+    assert max(event.time for event in errors) - killed < 30.0  # 0.03 s on a machine that has time
+    muster.let_pass(STEPS)
+    resumed = muster.run("distributed-train", "--resume", run_id)
+    assert resumed.returncode == 0, resumed.stderr
+    losses, expected = dict(muster.losses(run_id)), dict(muster.losses(whole))
+    assert losses == pytest.approx(expected, rel=1e-6)
+    weights, wanted = muster.weights(run_id), muster.weights(whole)
+    assert weights.keys() == wanted.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, wanted[name], rtol=0, atol=1e-6)
+    until(lambda: [ours(host) for host in lab] == [[], [], []])
+    assert not [path for host in lab for path in host.files.glob(".cache/muster/runs/*")]
