@@ -441,6 +441,20 @@ def test_a_silent_member_that_waited_holds_nobody_up_who_is_done() -> None:
     assert status is not None and status.closed == world.fakes[0].report.full == 2
 
 
+@pytest.mark.parametrize("group", [(), (0, 2)])
+def test_who_has_a_result_waits_for_who_contributed_to_it_and_has_not_said_so_yet(group: tuple[int, ...]) -> None:
+    world = three()
+    seen = []
+    for rank in (0, *(group[1:] or (1, 2))):
+        world.fakes[rank].note(started=2, full=2, begun=((2, group, "this"),))
+        world.say(rank)
+        world.group.tick(BEAT)
+        world.hear(0)
+        status = world.fakes[0].status
+        seen.append(status.closed if status else None)
+    assert seen == ([1, 2] if group else [1, 1, 2])
+
+
 def test_who_does_not_give_a_mesh_up_is_left_behind_and_taken_back() -> None:
     world = three()
     world.kill(1)

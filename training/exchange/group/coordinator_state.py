@@ -163,7 +163,19 @@ def progress_of(members: Collection[Member], orphaned: bool) -> dict[str, int]:
     """
     reports = [member.report for member in members]
     most_results = max((report.full for report in reports), default=0)
-    waiting = (member.report.full for member in members if member.waits and not member.frozen)
+    results = [
+        (number, group or report.members)
+        for report in reports
+        for number, group, _ in report.begun
+        if number <= report.full
+    ]
+
+    def waits(member: Member) -> bool:
+        """Also before its own report says so: whoever has a result says who contributed to it."""
+        full = member.report.full
+        return member.waits or any(number > full and member.rank in ranks for number, ranks in results)
+
+    waiting = (member.report.full for member in members if not member.frozen and waits(member))
     halts = [member.report.halt for member in members if member.role == "live"] if orphaned else []
     return {
         "settled": min((report.full for report in reports), default=0),
