@@ -60,16 +60,17 @@ def test_a_stopped_pipeline_goes_on_where_all_stages_stopped(tmp_path: Path, who
             threading.Thread(target=open_gate, args=(run,)).start()
 
     def open_gate(run: RunController) -> None:
-        until(lambda: run._orders.stop_step < STEPS)  # agreed on in the middle of step 4
+        until(lambda: run._orders.stop_step < STEPS)  # agreed on before step 4, or in the middle of it
         gate.write_text("1000")
 
     first = trained(tmp_path, plan_of(2, **CUSTOM), stop)
-    assert (first.outcome.status, max(first.steps)) == ("cancelled", 4)
+    last_step = max(first.steps)
+    assert first.outcome.status == "cancelled" and last_step in (3, 4)
     checkpoints = first.outcome.run_dir / "checkpoints"
-    assert all((checkpoints / part / "step-00000004").is_dir() for part in ("member-0", "member-0-stage-2"))
+    assert all((checkpoints / part / f"step-{last_step:08}").is_dir() for part in ("member-0", "member-0-stage-2"))
     rest = resumed(first.outcome.run_dir)
     assert rest.outcome.status == "completed", rest.outcome.message
-    assert sorted(rest.steps) == [5]
+    assert sorted(rest.steps) == list(range(last_step + 1, STEPS + 1))
     agree(rest, whole)
     assert_same_weights(rest, whole)
 
