@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
-import soundfile
 
 from profiles.errors import BadInput
 from speech.commands.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
-from speech.microphone import RATE, hear_microphone, recorded
 from speech.whisper.decoding import TimedText
 from speech.whisper.transcription import TranscriptionResult
 
@@ -74,44 +68,3 @@ def test_a_folder_that_takes_no_file_is_refused_before_anything_is_heard(tmp_pat
 def test_others_may_read_the_transcripts(tmp_path: Path) -> None:
     [path] = TranscriptFolder(tmp_path, [HEARD.file], ["txt"], False).write(HEARD)
     assert path.stat().st_mode & 0o777 == 0o644
-
-
-def test_what_a_microphone_hears_is_a_file_for_as_long_as_it_is_needed() -> None:
-    with recorded(0.5, lambda seconds: np.zeros(round(seconds * RATE), np.float32)) as path:
-        assert soundfile.info(path).frames == RATE // 2
-    assert not path.exists()
-
-
-def test_without_a_microphone_a_line_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
-    for error, words in (("ImportError", "sounddevice is not installed"), ("OSError", "PortAudio")):
-        (tmp_path / "sounddevice.py").write_text(f"raise {error}")
-        with pytest.raises(BadInput, match=words), recorded(1.0):
-            pass
-    for seconds, words in ((1.0, "nothing was recorded"), (1e9, "cannot be recorded")):
-        with pytest.raises(BadInput, match=words), recorded(seconds, lambda _: np.zeros(0, np.float32)):
-            pass
-
-
-class FakeStream:
-    def __enter__(self) -> FakeStream:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def read(self, frames: int) -> Any:
-        return np.ones((frames, 1), np.float32), False
-
-
-def test_blocks_of_a_device_are_joined_and_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        PortAudioError = RuntimeError
-        InputStream = staticmethod(lambda **how: FakeStream())
-
-    monkeypatch.setitem(sys.modules, "sounddevice", Library)
-    assert len(hear_microphone(0.3)) == round(0.3 * RATE)
-
-    Library.InputStream = Mock(side_effect=RuntimeError("Error querying device -1"))
-    with pytest.raises(BadInput, match="no microphone can be used here: Error querying device -1"):
-        hear_microphone(0.3)
