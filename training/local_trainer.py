@@ -26,7 +26,7 @@ from training.records.plan import RunPlan
 from training.records.run_files import explain_errors, private_file
 from training.records.run_folder import RunFolder, has_snapshots
 from training.records.runs import find_run, plan_to_resume
-from training.run.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run, with_workers
 from training.run.narration import RunNarrator
 from training.run.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.run.run_controller import RunController
@@ -185,7 +185,8 @@ class LocalTrainer(ObjectTrainer):
 
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
-        workers: how many processes train together; a resumed run has as many as it began with.
+        workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
+            model together (``layout = pipeline``), so many.
         simulate: if not 0, so many members train in one process that takes turns, with the same result.
         cluster: machines whose time a simulated run computes
             (``distributed.planning.simulated.Machines.read(Path("machines.json"))``).
@@ -225,6 +226,7 @@ class LocalTrainer(ObjectTrainer):
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
 
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
+        plan = with_workers(plan, self.workers) if plan.is_staged else plan
         return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), job)
 
     def _carry_out(self, folder: RunFolder, job: CustomJob) -> RunOutcome:

@@ -15,7 +15,7 @@ from training.records.events import Event, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.records.runs import plan_to_resume
-from training.run.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run, with_workers
 from training.run.outcome import RunOutcome
 from training.run.run_controller import RunController
 
@@ -62,8 +62,10 @@ def trained(output: Path, plan: RunPlan, act: Act = lambda run, event: None) -> 
     return Record(RunFolder.create(output, plan, ["test"]), act)
 
 
-def resumed(run_dir: Path) -> Record:
-    return Record(RunFolder.resume(run_dir, plan_to_resume(run_dir), ["test"]))
+def resumed(run_dir: Path, workers: int = 0, act: Act = lambda run, event: None) -> Record:
+    """Resume a run, with another number of workers if it is not 0."""
+    plan = plan_to_resume(run_dir)
+    return Record(RunFolder.resume(run_dir, with_workers(plan, workers) if workers else plan, ["test"]), act)
 
 
 def agree(record: Record, expected: Record) -> None:
@@ -75,7 +77,8 @@ def agree(record: Record, expected: Record) -> None:
 
 
 def weights_in(run_dir: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
+    (file,) = (run_dir / "model").glob("*.safetensors")
+    return safetensors.torch.load_file(file)
 
 
 def assert_same_weights(run: Record, whole: Record) -> None:

@@ -19,7 +19,7 @@ from training.layouts.bounds import bounds_of
 from training.layouts.carrier import gather_among
 from training.layouts.parts import _announced, collect_parts, join_files
 from training.records.plan import DevicePlan
-from training.run.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run, with_workers
 from training.tasks.inputs.model_size import BlockSize, sum_of_blocks
 
 
@@ -127,3 +127,14 @@ def test_memory_is_that_of_the_largest_stage() -> None:
     assert fit_to_budgets(profile_of(**options), size, budgets).tightest is None
     with pytest.raises(BadInput, match="here"):
         fit_to_budgets(profile_of(**options, layout="replicate"), size, budgets)
+
+
+def test_a_run_is_resumed_with_other_workers_if_they_hold_one_model() -> None:
+    plan = plan_local_run(profile_of(), 3)
+    for workers, layout in ((1, "replicate"), (2, "pipeline"), (4, "pipeline")):
+        other = with_workers(plan, workers)
+        assert (len(other.processes), other.profile.run.layout, other.hash()) == (workers, layout, plan.hash())
+    with pytest.raises(BadInput, match="goes on with the workers it began with"):
+        with_workers(plan_local_run(profile_of(layout="replicate"), 2), 3)
+    with pytest.raises(BadInput, match="layout = pipeline .*fp16"):
+        with_workers(plan_local_run(profile_of(layout="replicate", mixed_precision="fp16"), 1), 2)

@@ -160,8 +160,6 @@ def test_a_damaged_snapshot_is_named_and_passed_over(store: SnapshotStore, name:
     assert len(problems) == 1
     assert str(file) in problems[0]
     assert "\n" not in problems[0]
-    with pytest.raises(DamagedSnapshot, match="step-00000020"):
-        store.load(20, "plan")
 
 
 def test_a_missing_step_is_a_damaged_snapshot(store: SnapshotStore) -> None:

@@ -31,7 +31,7 @@ def test_who_says_nonsense_has_no_snapshot(lie: bytes, tmp_path: Path) -> None:
     def body(member: RoomExchange) -> Any:
         if member.rank:
             return member.gather("resume/steps", lie)
-        return agree_on_snapshot(store, member, lambda message: None, "plan")
+        return agree_on_snapshot([store], member, lambda message: None, "plan")
 
     agreed = together(2, body)[0][0]
     assert (agreed.step, agreed.holders, agreed.members) == (4, (0,), (0, 1))
@@ -44,7 +44,7 @@ def _agree(tmp_path: Path, held: list[dict[int, dict[str, Any]]], **more: Any) -
         store = SnapshotStore(tmp_path / str(member.rank), 9)
         for step, state in sorted(held[member.rank].items()):
             store.save(Snapshot(step, {"model/w": torch.ones(1)}, state), "plan")
-        return agree_on_snapshot(store, member, lambda message: None, "plan", **more)
+        return agree_on_snapshot([store], member, lambda message: None, "plan", **more)
 
     agreed = together(len(held), body)[0][0]
     assert isinstance(agreed, Agreed)
@@ -85,14 +85,15 @@ def test_a_pipeline_goes_on_where_each_stage_has_its_part_of_one_snapshot(tmp_pa
     def body(device: RoomExchange) -> tuple[int, list[str]]:
         store, warnings = SnapshotStore(tmp_path / str(device.rank), 9), list[str]()
         for step, state in held[device.rank].items():
-            store.save(Snapshot(step, {"model/w": torch.ones(1)}, state), "plan")
+            part = {"part": [device.rank, 2]}
+            store.save(Snapshot(step, {"model/w": torch.ones(1)}, state | part), "plan")
         if device.rank:
             (tmp_path / "1" / "step-00000008" / "state.safetensors").write_bytes(b"")
 
         def gather(payload: bytes) -> list[bytes]:
             return [*device.gather("parts", payload).values()]
 
-        agreed = agree_on_snapshot(store, SoloExchange(), warnings.append, "plan", gather=gather)
+        agreed = agree_on_snapshot([store], SoloExchange(), warnings.append, "plan", gather=gather)
         return agreed.step, warnings
 
     first, second = together(2, body)[0].values()
@@ -116,7 +117,7 @@ def test_a_snapshot_of_another_run_is_passed_over(tmp_path: Path, alike: bool) -
         store.save(Snapshot(4, {"model/w": torch.ones(1)}, _state(0, 1)), "plan")
         if member.rank:
             store.save(Snapshot(8, {"model/w": torch.ones(1)}, _state(1)), "another")
-        return agree_on_snapshot(store, member, said.append, "plan", alike=alike)
+        return agree_on_snapshot([store], member, said.append, "plan", alike=alike)
 
     agreed = together(2, body)[0][0]
     assert (agreed.step, agreed.all_have_it) == (4, True)
@@ -127,13 +128,13 @@ def test_where_all_snapshots_are_of_another_run_that_is_said(tmp_path: Path) -> 
     store = SnapshotStore(tmp_path, 2)
     store.save(Snapshot(4, {"model/w": torch.ones(1)}, _state(0)), "another")
     with pytest.raises(BadInput, match="was made with different settings"):
-        agree_on_snapshot(store, SoloExchange(), lambda message: None, "plan")
+        agree_on_snapshot([store], SoloExchange(), lambda message: None, "plan")
 
 
 def test_what_machines_that_are_not_there_may_have_is_said(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, 2)
     with pytest.raises(BadInput, match="no machine that is there") as caught:
-        agree_on_snapshot(store, SoloExchange(), lambda message: None, "plan", absent=["c"])
+        agree_on_snapshot([store], SoloExchange(), lambda message: None, "plan", absent=["c"])
     assert "switch c on" in caught.value.hint
 
 

@@ -45,6 +45,8 @@ class Layout(ABC):
     """What this device holds, under the names of the whole model; set by :meth:`build`."""
     names: Sequence[str]
     """Of the member's processes, for messages."""
+    part: tuple[int, int] = (0, 1)
+    """Number of what this device holds among the parts of the model, from 0, and how many parts there are."""
     traffic: Traffic | None = None
     """Of the member's devices among one another; ``None``: there is only one."""
 

@@ -97,7 +97,7 @@ class StagedModel(Layout):
     ) -> None:
         self._carrier, self._devices, self._batch_size = carrier, devices, batch_size
         self._sends_parts = sends_parts
-        self.names, self.traffic = carrier.names, carrier.traffic
+        self.names, self.traffic, self.part = carrier.names, carrier.traffic, (carrier.stage, carrier.stages)
 
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
         self._task, self._profile = task, profile

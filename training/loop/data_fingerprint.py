@@ -66,7 +66,7 @@ class Description(BaseModel):
     shapes: str
     """Hash of the parameters' names and shapes."""
     frozen: Leaf
-    """Fingerprint of the frozen weights."""
+    """Fingerprint of the frozen weights. Like the hash it is of the whole model, however many devices hold it."""
     precision: str = ""
     """Precision of the steps. It may differ between members: their gradients are of the same loss."""
     parts: str = ""
@@ -90,8 +90,14 @@ def describe(
     warn: Callable[[str], None],
     precision: str = "",
     split_fingerprint: str = "",
+    gather: Callable[[bytes], list[bytes]] = lambda payload: [payload],
 ) -> Description:
-    """Return the fingerprint of a task's data and its model."""
+    """Return the fingerprint of a task's data and its model.
+
+    Args:
+        gather: asks the member's devices, see :meth:`training.layouts.base.Layout.gather`: each holds a part of the
+            model.
+    """
     descriptions: dict[str, SplitDescription] = {}
     for split in ["train", *sorted(task.evaluation)]:
         size = len(task.train if split == "train" else task.evaluation[split])
@@ -103,12 +109,34 @@ def describe(
                 "the run cannot be repeated exactly: draw from these three, not from a generator of the data set's own"
             )
         descriptions[split] = SplitDescription(samples=size, table=task.table(split), looks=looks)
-    parameters = dict(model.named_parameters())
-    shapes = [[name, *parameter.shape] for name, parameter in parameters.items()]
-    frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
-    look = _seen(torch.cat(frozen)) if frozen else ""
-    hashed = _digest(json.dumps(shapes).encode())
-    return Description(splits=descriptions, shapes=hashed, frozen=look, precision=precision, parts=split_fingerprint)
+    shapes, frozen = _whole_model(model, gather)
+    return Description(splits=descriptions, shapes=shapes, frozen=frozen, precision=precision, parts=split_fingerprint)
+
+
+def _whole_model(model: nn.Module, gather: Callable[[bytes], list[bytes]]) -> tuple[str, Leaf]:
+    """Return the hash of all parameters' names and shapes, and the fingerprint of the frozen ones."""
+    mine = {name: (list(p.shape), [] if p.requires_grad else _frozen_look(p)) for name, p in model.named_parameters()}
+    whole: dict[str, Any] = {}
+    for part in gather(json.dumps(mine).encode()):
+        whole |= json.loads(part)
+    looks = [look for _, (_, look) in sorted(whole.items()) if look]
+    shapes = json.dumps(sorted((name, shape) for name, (shape, _) in whole.items()))
+    return _digest(shapes.encode()), _pooled(np.array(looks)) if looks else ""
+
+
+def _frozen_look(parameter: nn.Parameter) -> tuple[float, ...]:
+    """Return the number of elements that are compared, and their statistics."""
+    flat = parameter.detach().reshape(-1)[:_FROZEN].float().cpu().numpy()
+    return flat.size, *_statistics(np.nan_to_num(flat))
+
+
+def _pooled(looks: np.ndarray[Any, Any]) -> Leaf:
+    """Return the statistics of all weights together, from those of each."""
+    sizes, means, spreads, projections = looks.T
+    mean = float(np.average(means, weights=sizes))
+    square = float(np.average(spreads**2 + means**2, weights=sizes))
+    projection = float(projections.sum() / math.sqrt(len(looks)))
+    return str(int(sizes.sum())), mean, math.sqrt(max(0.0, square - mean**2)), projection
 
 
 def check_same(
@@ -128,7 +156,7 @@ def check_same(
 def check_devices(
     mine: Description, gather: Callable[[bytes], list[bytes]], names: Sequence[str], warn: Callable[[str], None]
 ) -> None:
-    """Compare the data that the devices of one member read; each holds another part of the model.
+    """Compare the data that the devices of one member read.
 
     Args:
         gather: see :meth:`training.layouts.base.Layout.gather`.
@@ -138,8 +166,7 @@ def check_devices(
     """
     if len(names) == 1:
         return
-    payload = mine.model_copy(update={"shapes": "", "frozen": ""}).model_dump_json().encode()
-    _compare(dict(enumerate(gather(payload))), names.__getitem__, warn)
+    _compare(dict(enumerate(gather(mine.model_dump_json().encode()))), names.__getitem__, warn)
 
 
 def _compare(payloads: Mapping[int, bytes], names: Callable[[int], str], warn: Callable[[str], None]) -> None:

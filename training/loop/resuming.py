@@ -9,15 +9,19 @@ the last round. The others continue from the state of one that holds it.
 
 A machine that was away while the run went on from an earlier step may have snapshots of an abandoned attempt. Every
 snapshot records the attempts that led to it; only those that led to the newest attempt count.
+
+A member of several devices has a snapshot where each of the devices that wrote it has left its part: these may be more,
+or fewer, than it has now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from profiles.errors import BadInput
 from training.exchange.base import Exchange, JoiningState
@@ -26,6 +30,7 @@ from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.loop.position import MOST_ATTEMPTS
 from training.records.bounded_fields import Count, Rank, Step, Text
 from training.run.outcome import NOT_THIS_RUN
+from training.snapshots.member_snapshots import Origin
 from training.snapshots.snapshot_store import OTHER_SETTINGS, SnapshotStore
 
 _STATE = "resume/state"
@@ -41,6 +46,8 @@ class HeldSnapshots(BaseModel):
     """Attempts that led to each snapshot, with the steps at which they began, by step."""
     rounds: dict[Step, Count] = {}
     """Results of the strategy's rounds that each snapshot holds, by step."""
+    parts: dict[Step, tuple[Count, Count]] = {}
+    """Which part of the member's model each snapshot holds, from 0, and of how many, by step."""
     damaged: list[Text] = []
     foreign: list[Text] = []
     """A line about each snapshot that was made with another plan."""
@@ -54,9 +61,14 @@ class HeldSnapshots(BaseModel):
             live={step: state.get("live", []) for step, state in states.items()},
             courses={step: state.get("course", []) for step, state in states.items()},
             rounds={step: rounds_held(state["strategy"]) for step, state in states.items() if "strategy" in state},
+            parts={step: state.get("part", (0, 1)) for step, state in states.items()},
             damaged=problems,
             foreign=list(foreign.values()),
         )
+
+    def origin(self, step: int) -> Origin:
+        """Return what the parts of the snapshot of ``step`` have in common."""
+        return Origin(self.parts[step][1], tuple(self.courses[step]))
 
     def on(self, newest: list[tuple[int, int]]) -> dict[int, set[int]]:
         """Return the ranks that trained at each snapshot that led to the attempts ``newest``, by step."""
@@ -73,6 +85,8 @@ class Agreed:
     holders: tuple[int, ...]
     """Ranks that have the snapshot of this step, with the results of all rounds that any of them has."""
     members: tuple[int, ...]
+    origin: Origin | None
+    """Of this member's snapshot, if it is a holder."""
 
     @property
     def all_have_it(self) -> bool:
@@ -80,7 +94,7 @@ class Agreed:
 
 
 def agree_on_snapshot(
-    store: SnapshotStore,
+    stores: Sequence[SnapshotStore],
     exchange: Exchange,
     warn: Callable[[str], None],
     plan_hash: str,
@@ -93,6 +107,7 @@ def agree_on_snapshot(
     """Return the step to go on at.
 
     Args:
+        stores: the parts of this member's snapshots that this process checks.
         plan_hash: of the run; snapshots of other plans do not count.
         alike: whether the snapshots of all members hold the same.
         absent: names of absent members.
@@ -102,7 +117,8 @@ def agree_on_snapshot(
     Raises:
         BadInput: no member has a sound snapshot.
     """
-    snapshots = _held_by_all_devices(HeldSnapshots.of(store, plan_hash, rounds_held), gather)
+    checked = [HeldSnapshots.of(store, plan_hash, rounds_held) for store in stores]
+    snapshots = _held_by_member(_PARTS.dump_json(checked), gather)
     for problem in (*snapshots.damaged, *snapshots.foreign):
         warn(f"{problem}; it is skipped")
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
@@ -116,7 +132,9 @@ def agree_on_snapshot(
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
     step = max(holders if alike else complete or holders)
     rounds = {rank: gathered[rank].rounds.get(step, 0) for rank in holders[step]}
-    agreed = Agreed(step, tuple(sorted(r for r in rounds if rounds[r] == max(rounds.values()))), tuple(held))
+    newest_holders = sorted(rank for rank in rounds if rounds[rank] == max(rounds.values()))
+    origin = snapshots.origin(step) if exchange.rank in newest_holders else None
+    agreed = Agreed(step, tuple(newest_holders), tuple(held), origin)
     if exchange.rank == agreed.holders[0]:
         without = [rank for rank in agreed.members if rank not in agreed.holders]
         for lack, ranks in (("snapshot", set(without) - set(rounds)), ("last exchange", set(without) & set(rounds))):
@@ -126,16 +144,33 @@ def agree_on_snapshot(
     return agreed
 
 
-def _held_by_all_devices(snapshots: HeldSnapshots, gather: Callable[[bytes], list[bytes]]) -> HeldSnapshots:
-    """Return the snapshots of which each device of the member has its part, and what is wrong with those of any."""
-    held = [_read(payload) for payload in gather(snapshots.model_dump_json().encode())]
-    courses = ({(step, tuple(part.courses.get(step, ()))) for step in part.live} for part in held)
-    update = {
-        "live": {step: snapshots.live[step] for step, _ in set.intersection(*courses)},
-        "damaged": [problem for part in held for problem in part.damaged],
-        "foreign": [problem for part in held for problem in part.foreign],
+_PARTS = TypeAdapter(list[HeldSnapshots])
+
+
+def _held_by_member(checked: bytes, gather: Callable[[bytes], list[bytes]]) -> HeldSnapshots:
+    """Return the snapshots of which all parts are there, and what is wrong with any part.
+
+    Args:
+        checked: what this process has of the parts, as ``_PARTS`` writes it.
+    """
+    held = [part for payload in gather(checked) for part in _PARTS.validate_json(payload)]
+    by_origin: dict[tuple[int, Origin], dict[int, HeldSnapshots]] = defaultdict(dict)
+    for part in held:
+        for step, (number, _) in part.parts.items():
+            by_origin[step, part.origin(step)][number] = part
+    complete = {
+        step: parts[0]
+        for (step, origin), parts in sorted(by_origin.items(), key=lambda item: item[0][1].course)
+        if parts.keys() >= set(range(origin.parts))
     }
-    return snapshots.model_copy(update=update)
+    return HeldSnapshots(
+        live={step: part.live[step] for step, part in complete.items()},
+        courses={step: part.courses[step] for step, part in complete.items()},
+        rounds={step: part.rounds[step] for step, part in complete.items() if step in part.rounds},
+        parts={step: part.parts[step] for step, part in complete.items()},
+        damaged=[problem for part in held for problem in part.damaged],
+        foreign=[problem for part in held for problem in part.foreign],
+    )
 
 
 def _read(payload: bytes) -> HeldSnapshots:

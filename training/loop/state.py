@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from training.strategies.weights import flatten, unflatten_into
 
 _PIECE = 1 << 20
 """Bytes in one gathered payload."""
+_OF_THE_MODEL = {"model", "buffers", "best", "optimizer"}
+"""Groups of a snapshot's tensors that are named after the model's."""
 
 
 def prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -41,13 +44,42 @@ class TrainingState:
         self._model, self._optimizer = model, optimizer
         self._scaler, self._device = precision.scaler, precision.device
 
+    def holds(self, name: str) -> bool:
+        """Whether a tensor of a snapshot belongs to what this device holds of the model, or to no part of it."""
+        group, _, name = name.partition("/")
+        if group == "optimizer":
+            name = name.rpartition("/")[0]
+        return group not in _OF_THE_MODEL or name in self._names
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return {name for name, _ in self._model.named_parameters()} | persistent_buffers(self._model).keys()
+
+    @property
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+
+    @property
+    def _optimized(self) -> list[str]:
+        """The names of the optimizer's parameters, in its order."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        return [names.get(id(parameter), "") for group in self._optimizer.param_groups for parameter in group["params"]]
+
     def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps, with the tensors ``others`` under their names."""
         tensors = self._tensors() | dict(others) | prefixed("rng", rng_state(self._device))
         return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict()})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot, random state included."""
+        """Restore a snapshot, random state included.
+
+        Raises:
+            RunFailed: it lacks a weight that is trained here.
+        """
+        missing = {name for name, _ in self._trained} - tensors_under("model", snapshot.tensors).keys()
+        if missing:
+            message = f"what is here of the snapshot of step {snapshot.step} lacks {min(missing)}"
+            raise RunFailed(message, "resume on the machines that hold all parts of it")
         self.adopt(snapshot)
         restore_rng(tensors_under("rng", snapshot.tensors), self._device)
 
@@ -56,11 +88,11 @@ class TrainingState:
         return JoiningState(self._tensors() | dict(others), {**state, "scaler": self._scaler.state_dict()})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
+        trained = {n: p.detach() for n, p in self._trained}
         return (
             prefixed("model", trained)
             | prefixed("buffers", persistent_buffers(self._model))
-            | prefixed("optimizer", optimizer_tensors(self._optimizer))
+            | prefixed("optimizer", optimizer_tensors(self._optimizer, self._optimized))
         )
 
     @torch.no_grad()
@@ -72,7 +104,7 @@ class TrainingState:
         buffers = persistent_buffers(self._model)
         for name, value in tensors_under("buffers", source.tensors).items():
             buffers[name].copy_(value)
-        load_optimizer(self._optimizer, tensors_under("optimizer", source.tensors))
+        load_optimizer(self._optimizer, tensors_under("optimizer", source.tensors), self._optimized)
         self._scaler.load_state_dict(source.state["scaler"])
 
 

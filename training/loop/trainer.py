@@ -40,7 +40,8 @@ from training.optimization.optimizers import build_optimizer, plain_steps, set_l
 from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
-from training.snapshots.snapshot_store import Snapshot, SnapshotStore
+from training.snapshots.member_snapshots import MemberSnapshots
+from training.snapshots.snapshot_store import Snapshot
 from training.snapshots.snapshot_writer import SnapshotWriter
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
@@ -70,8 +71,8 @@ class Trainer:
         self.rank, self.device = self.member.rank, select_device(process.device.kind, process.device.index)
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
         self.precision = Precision(precision, self.device)
-        folder, keep = run_dir / "checkpoints" / process.folder, self.profile.snapshot.snapshot_keep
-        self.store = SnapshotStore(folder, keep, shared=plan.world_size > 1 or plan.is_staged)
+        self.snapshots = MemberSnapshots(run_dir / "checkpoints", plan, rank)
+        self.store = self.snapshots.own
         self.writer = SnapshotWriter(self.store, self.device, self.member.name, emit, run_dir)
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
@@ -127,8 +128,9 @@ class Trainer:
         ahead = not self.exchange.shares_process
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
         self.backward = self.layout.backward(self.writer.release, self.total_steps)
+        evaluation = self.profile.evaluation.model_copy(update={"eval_showcase": False} if part else {})
         self.evaluator = Evaluator(
-            self.samples, self.model, self.precision, self.exchange, self.profile.evaluation, self.member.batch_size,
+            self.samples, self.model, self.precision, self.exchange, evaluation, self.member.batch_size,
             lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir, self._name_of, self.local,
             answer=self.layout.answer,
         )  # fmt: skip
@@ -142,9 +144,9 @@ class Trainer:
         seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
-        seed, precision, split = self.settings.seed, self.precision.name, self.schedule.fingerprint
-        self.data = describe(self.task, self.model, self.samples, seed, self._warn, precision, split)
-        check_devices(self.data, self.layout.gather, self.layout.names, self._warn)
+        gather, of_run = self.layout.gather, (self.precision.name, self.schedule.fingerprint)
+        self.data = describe(self.task, self.model, self.samples, self.settings.seed, self._warn, *of_run, gather)
+        check_devices(self.data, gather, self.layout.names, self._warn)
         self.shared_data = self.data.without_samples() if self.local else self.data
         arrived = self.local.arrived if self.local else None
         if arrived is not None or self.exchange.is_newcomer:
@@ -153,17 +155,16 @@ class Trainer:
         agreed = None
         if self.plan.resume:
             alike = strategy_class(self.profile.strategy.strategy).has_equal_snapshots(self.profile.strategy)
-            more = self._name_of, alike, list(map(self._name_of, self.plan.absent)), self.strategy.rounds_held
-            gather = self.layout.gather
-            agreed = agree_on_snapshot(self.store, self.exchange, self._warn, self.plan.hash(), *more, gather)
+            more = self._name_of, alike, list(map(self._name_of, self.plan.absent)), self.strategy.rounds_held, gather
+            agreed = agree_on_snapshot(self.snapshots.to_check, self.exchange, self._warn, self.plan.hash(), *more)
         if agreed is None:  # a new run
             sync_weights(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
             self.position.begin(self.plan.attempt)
-        elif self.rank in agreed.holders:
+        elif agreed.origin is not None:
             self.strategy.attach(self.model, self.exchange)
-            self._restore(self.store.load(agreed.step, self.plan.hash()))
+            self._restore(self.snapshots.load(agreed.step, self.plan.hash(), agreed.origin, self.state.holds))
             self.position.begin(self.plan.attempt)
             hand_over(agreed, self.exchange, self._joining)
         else:
@@ -197,8 +198,7 @@ class Trainer:
                 self._snapshot()
 
     def _finish(self) -> ExitCode:
-        report = self.strategy.finish()
-        if report is not None:
+        if (report := self.strategy.finish()) is not None:
             self.emit(self.compression.complete_report(report, self.position.step))
         with self.strategy.consensus():
             synchronise_buffers(self.model, self.exchange, "finish")
@@ -359,8 +359,8 @@ class Trainer:
         if self.position.step != self.store.current:
             check_finite(self.parameters, self.member.name, self.position.step, self.writer.newest_in_words)
             tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
-            state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
-            state["most"] = self.backward.max_micro_batch
+            state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump(),
+                     "most": self.backward.max_micro_batch, "part": self.layout.part}  # fmt: skip
             in_background = not self.exchange.shares_process
             self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
         if wait:
@@ -375,7 +375,8 @@ class Trainer:
         if message := precision_warning(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
-        self.backward.max_micro_batch = int(snapshot.state["most"])
+        if snapshot.state["part"][1] == self.layout.part[1]:
+            self.backward.max_micro_batch = int(snapshot.state["most"])
         self.position.load(snapshot.state, snapshot.tensors, self.plan.absent)
         self.position.cut_short = 0  # by the stop before this start
         self.strategy.load(tensors_under("strategy", snapshot.tensors), snapshot.state["strategy"])

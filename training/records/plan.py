@@ -26,9 +26,7 @@ _UNCOUNTED: dict[str, Any] = {
         "__all__": {
             "shard": True,
             "data": True,
-            "devices": {
-                "__all__": {"machine", "interface", "addresses", "coordinator_address", "through_ssh", "blocks"}
-            },
+            "devices": True,
         }
     },
 }

@@ -47,14 +47,13 @@ def plan_local_run(
     if workers < 1:
         raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
     if profile.run.layout == "pipeline":
-        profile = _as_pipeline(profile, workers, simulated)
+        _check_pipeline(profile, workers, simulated)
     text = profile.run.shares
     shares = [float(part) for part in text.split(",")] if text else [1.0] * workers
     if len(shares) != workers:
         message = f'shares = "{text}" does not fit {counted(workers, "worker")}'
         raise BadInput(message, "set one positive number per worker, or leave it empty")
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
-    threads = profile.training.threads or max(1, whole_cores() // (1 if simulated else workers))
     strategy = profile.strategy
     name = default_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
     rule = scaling_rule_of(profile.training.lr_scaling, name, start_of(profile))
@@ -67,10 +66,7 @@ def plan_local_run(
         check_settings(chosen.strategy)
     if workers > 1 and segment_steps_of(chosen.strategy):
         _check_own_pace(chosen)
-    device_indices = (
-        _device_indices(profile.training.device, workers, count) if on_this_machine and not simulated else [0] * workers
-    )
-    devices = [DevicePlan(kind=profile.training.device, index=index, threads=threads) for index in device_indices]
+    devices = _devices(profile, workers, simulated, count if on_this_machine and not simulated else lambda: 0)
     return RunPlan(
         run_id=new_run_id(),
         profile=chosen,
@@ -94,8 +90,8 @@ def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[Dev
     )
 
 
-def _as_pipeline(profile: Profile, workers: int, simulated: bool) -> Profile:
-    """Return the profile of a run whose workers hold one model together.
+def _check_pipeline(profile: Profile, workers: int, simulated: bool) -> None:
+    """Check a run whose workers hold one model together.
 
     Raises:
         BadInput: a setting does not work with that, or the workers take turns in one process.
@@ -117,8 +113,6 @@ def _as_pipeline(profile: Profile, workers: int, simulated: bool) -> Profile:
     for reason, holds in reasons.items():
         if holds:
             raise BadInput(f"layout = pipeline {reason}", "set layout = replicate", option="layout")
-    evaluation = profile.evaluation.model_copy(update={"eval_showcase": False})
-    return profile.model_copy(update={"evaluation": evaluation})
 
 
 def _check_own_pace(profile: Profile) -> None:
@@ -138,6 +132,31 @@ def own_data(profile: Profile, rank: int, folder: str = "") -> str:
     if not profile.data.local_data or profile.model.model_path == JOB_FACTORY:
         return ""
     return (folder or profile.data.dataset_path).replace("{rank}", str(rank))
+
+
+def with_workers(plan: RunPlan, workers: int, count: Callable[[], int] = count_gpus) -> RunPlan:
+    """Return the plan of a run that is resumed with another number of workers, which hold the one model together.
+
+    Raises:
+        BadInput: it has several members, or is not of workers of this machine; or see :func:`plan_local_run`.
+    """
+    (member, *others), layout = plan.members, "pipeline" if workers > 1 else "replicate"
+    if others or plan.engine != "mesh" or any(device.machine for device in member.devices):
+        message = f"run {plan.run_id} goes on with the workers it began with: only one model that lies on workers of "
+        raise BadInput(f"{message}this machine can be cut otherwise", "leave the number of workers out")
+    run = plan.profile.run.model_copy(update={"layout": layout, "workers": workers})
+    profile = plan.profile.model_copy(update={"run": run})
+    if workers > 1:
+        _check_pipeline(profile, workers, False)
+    devices = (*_devices(profile, workers, False, count),)
+    return plan.model_copy(update={"profile": profile, "members": (member.model_copy(update={"devices": devices}),)})
+
+
+def _devices(profile: Profile, workers: int, shares_process: bool, count: Callable[[], int]) -> list[DevicePlan]:
+    """Return a device for each worker; ``count`` returns the number of GPUs among which they are divided."""
+    threads = profile.training.threads or max(1, whole_cores() // (1 if shares_process else workers))
+    kind = profile.training.device
+    return [DevicePlan(kind=kind, index=index, threads=threads) for index in _device_indices(kind, workers, count)]
 
 
 def _device_indices(device: str, workers: int, count: Callable[[], int]) -> list[int]:

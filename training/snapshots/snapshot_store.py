@@ -19,7 +19,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
@@ -155,19 +154,23 @@ class SnapshotStore:
         """
         return dict(_read_manifest(self._folder(step))["state"])
 
-    def load(self, step: int, plan_hash: str) -> Snapshot:
-        """Return the snapshot of ``step``, its tensors on the CPU.
+    def load(self, step: int, plan_hash: str, wanted: Callable[[str], bool] = lambda name: True) -> Snapshot:
+        """Return the snapshot of ``step``, which :meth:`verified_steps` has checked, its tensors on the CPU.
+
+        Args:
+            wanted: whether a tensor is needed; others are not read.
 
         Raises:
-            DamagedSnapshot: missing, incomplete, or changed since it was written.
+            DamagedSnapshot: missing, or not readable.
             BadInput: it was made with another plan.
         """
         folder = self._folder(step)
-        manifest = _check(folder)
+        manifest = _read_manifest(folder)
         if manifest["plan_hash"] != plan_hash:
             raise BadInput(f"{folder} was made with different settings", OTHER_SETTINGS)
         try:
-            tensors = load_file(folder / _TENSORS)
+            with safetensors.safe_open(folder / _TENSORS, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in filter(wanted, file.keys())}
         except (OSError, safetensors.SafetensorError) as error:
             raise DamagedSnapshot(f"{folder / _TENSORS} cannot be read: {error}", _PASS_OVER) from error
         self.current = step
@@ -293,22 +296,26 @@ def _explain(error: OSError, folder: Path) -> tuple[str, str]:
 _NUMBERS: dict[str, type[bool] | type[int] | type[float]] = {"bool": bool, "int": int, "float": float}
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state of any torch optimizer as ``<parameter number>/<name>``, numbers in it as tensors too.
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Return the state of any torch optimizer as ``<parameter>/<name>``, numbers in it as tensors too.
 
     What an optimizer changes in its groups of parameters is not in it.
+
+    Args:
+        parameters: names of its parameters, in its order; without them their numbers are taken.
 
     Raises:
         RunFailed: its state holds something else, which no snapshot can hold.
     """
     tensors: dict[str, Tensor] = {}
     for index, state in optimizer.state_dict()["state"].items():
+        parameter = parameters[index] if parameters else index
         for name, value in state.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}/{name}"] = value
+                tensors[f"{parameter}/{name}"] = value
             elif isinstance(value, (int, float)):
                 kind = next(name for name, number_type in _NUMBERS.items() if isinstance(value, number_type))
-                tensors[f"{index}/{name}:{kind}"] = torch.tensor(
+                tensors[f"{parameter}/{name}:{kind}"] = torch.tensor(
                     value, dtype=torch.float64 if kind == "float" else None
                 )
             elif value is not None:
@@ -319,18 +326,21 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return tensors
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], parameters: Sequence[str] = ()
+) -> None:
     """Give an optimizer over the same parameters the state of another, bit for bit; its hyper-parameters stay.
 
     Args:
-        optimizer: its parameters are in the same order and have the same shapes.
         tensors: from :func:`optimizer_tensors`.
+        parameters: as there; without them the parameters are in the same order.
     """
     document = optimizer.state_dict()
     document["state"] = {}
+    numbers = {name: number for number, name in enumerate(parameters)}
     for key, tensor in tensors.items():
-        index, name = key.split("/", 1)
+        parameter, _, name = key.rpartition("/")
         name, _, kind = name.partition(":")
-        state = document["state"].setdefault(int(index), {})
+        state = document["state"].setdefault(numbers[parameter] if parameters else int(parameter), {})
         state[name] = _NUMBERS[kind](tensor.item()) if kind else tensor.clone()
     optimizer.load_state_dict(document)

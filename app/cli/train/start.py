@@ -34,7 +34,7 @@ from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.records.run_index import remember
 from training.records.runs import find_run, plan_to_resume
-from training.run.local_plan import plan_local_run
+from training.run.local_plan import plan_local_run, with_workers
 from training.run.processes import BackgroundProcess
 from training.run.run_controller import RunController
 from training.workers.data_findings import check_data, check_data_of, usable_for_data
@@ -224,19 +224,21 @@ def profile_of(request: TrainRequest) -> Profile:
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
-    """Return folder and plan of the run to resume; the plan is unchanged.
+    """Return folder and plan of the run to resume; the plan is unchanged but for the workers that hold one model.
 
     Raises:
         BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
     """
-    changes = {name: value for name, value in request.overrides.items() if name != "output_dir"}
+    changes = request.overrides.keys() - {"output_dir", "workers"}
     path = find_run(Path(request.overrides.get("output_dir", OUTPUT)), request.resume)
     plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
     if request.profile and request.profile != profile:
         raise BadInput(f"run {plan.run_id} is of profile '{profile}', not '{request.profile}'", "leave the profile out")
     if changes:
-        names = ", ".join(changes)
+        names = ", ".join(sorted(changes))
         raise BadInput(f"--resume continues as planned and takes no other {names}", "leave it out, or start a new run")
+    if "workers" in request.overrides:
+        plan = with_workers(plan, int(request.overrides["workers"]))
     approval_step = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
     approve_user_code(
         plan.profile, path / "plan.json", named=request.trust_code, person=request.person, approval_step=approval_step

@@ -1,0 +1,71 @@
+"""Runs that are resumed on other numbers of workers than wrote their snapshots, beside one that was never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.layouts.staged_records import Record, agree, assert_same_weights, plan_of, resumed, trained, weights_in
+from tests.tasks.tiny_tasks import byte_tokenizer
+from training.records.events import Event, StepEvent
+from training.run.run_controller import RunController
+
+pytestmark = pytest.mark.slow
+STEPS = 16
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """A Llama of four blocks with a tied embedding, and what it learns from, two batches a step."""
+    model, text = tmp_path / "llama", tmp_path / "text"
+    text.mkdir()
+    (text / "input.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    byte_tokenizer().save_pretrained(model)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+    config = LlamaConfig(
+        vocab_size=258, max_position_embeddings=32, eos_token_id=256, tie_word_embeddings=True, **shape
+    )
+    LlamaForCausalLM(config).save_pretrained(model)
+    return {
+        "task": "causal_lm", "model_path": model, "dataset_path": text, "block_size": 16, "max_steps": STEPS,
+        "gradient_accumulation": 2, "eval_interval": 0, "snapshot_interval": 0, "eval_before": False,
+    }  # fmt: skip
+
+
+def stop_soon(run: RunController, event: Event) -> None:
+    if isinstance(event, StepEvent):
+        run.request_stop("enough")
+
+
+def along(numbers: tuple[int, ...], output: Path, options: dict[str, Any]) -> list[Record]:
+    """Return the records of a run that is stopped and resumed on these numbers of workers."""
+    records = [trained(output, plan_of(numbers[0], **options), stop_soon)]
+    run_dir = records[0].outcome.run_dir
+    for number in numbers[1:-1]:
+        records.append(resumed(run_dir, number, stop_soon))
+    return [*records, resumed(run_dir, numbers[-1])]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reference", "changed"),
+    [
+        ((3, 2, 1, 3), 1, {}),
+        ((3, 1), 3, {"tuning": "lora", "lora_rank": 2, "lora_dropout": 0}),
+    ],
+)
+def test_a_run_goes_on_with_any_number_of_workers(
+    numbers: tuple[int, ...], reference: int, changed: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    records = along(numbers, tmp_path / "along", options | changed)
+    whole = trained(tmp_path / "whole", plan_of(reference, **options, **changed))
+    for record in records:
+        agree(record, whole)
+    assert [record.outcome.status for record in records] == ["cancelled"] * (len(numbers) - 1) + ["completed"]
+    assert sorted(step for record in records for step in record.steps) == [*range(1, STEPS + 1)]
+    assert_same_weights(records[-1], whole)
+    assert weights_in(records[-1].outcome.run_dir).keys() == weights_in(whole.outcome.run_dir).keys()
