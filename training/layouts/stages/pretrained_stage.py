@@ -57,6 +57,10 @@ def stage_class(architecture: Any, cut: Cut, seed: int = 0) -> Any:
                 if _has_parameter(self, target) and _has_parameter(self, source)
             }
 
+        def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> Any:
+            is_cut = all_submodels and hasattr(self, "constant_weights")
+            return self.all_tied_weights_keys if is_cut else super().get_expanded_tied_weights_keys(all_submodels)
+
         def initialize_weights(self) -> None:
             with _drawn_by_name(self, seed):
                 super().initialize_weights()
