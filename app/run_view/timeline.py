@@ -152,10 +152,8 @@ def entry_text(entry: TimelineEntry, names: Callable[[int], str]) -> str:
 
 def _names(text: str, name: str) -> bool:
     """Whether a text names a machine, or one of those of a member; one letter counts only where it is no other word."""
-    if "+" in name:
-        return any(_names(text, part) for part in name.split("+"))
     if len(name) > 1:
-        return name in text
+        return name in text or ("+" in name and any(_names(text, part) for part in name.split("+")))
     return text.startswith((f"{name}: ", f"{name} is ", f"{name} lost", f"{name} ended")) or f"machine {name}" in text
 
 
