@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from profiles.errors import BadInput
 from profiles.schema import ModelSettings
 from speech.whisper.encoder import encode_window
 from speech.whisper.model import LORA_TARGETS
@@ -33,8 +35,8 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
-def adapted(model: nn.Module) -> nn.Module:
-    settings = ModelSettings(model_path="base", lora_rank=4, lora_dropout=0.2, lora_target_modules="q_proj, v_proj")
+def adapted(model: nn.Module, targets: str = "q_proj, v_proj") -> nn.Module:
+    settings = ModelSettings(model_path="base", lora_rank=4, lora_dropout=0.2, lora_target_modules=targets)
     model.name_or_path = settings.model_path
     model = add_lora(model, settings, ())
     redraw_adapters(model, seed=3)
@@ -94,6 +96,31 @@ def test_adapters_are_drawn_and_trained_as_in_the_whole_model(family: str) -> No
     for part in parts:
         assert all(torch.equal(weight, weights[name]) for name, weight in part.module.named_parameters())
     compare(whole, parts, batch(settings), seed=5)
+
+
+@pytest.mark.parametrize("targets", ["q_proj, lm_head", "lm_head"])
+def test_the_adapters_of_a_head_are_on_its_stage_alone(targets: str) -> None:
+    settings = config("llama")
+    whole, *parts = (
+        part
+        for cut in ((0, BLOCKS), (0, 3, 6, 8))
+        for part in prepared(settings, cut, partial(adapted, targets=targets))
+    )
+    compare(whole, parts, batch(settings), seed=5)
+    names = [{name for name, p in part.module.named_parameters() if p.requires_grad} for part in (whole, *parts)]
+    assert names[0] == set().union(*names[1:])
+    assert sum(any("lm_head" in name for name in part) for part in names[1:]) == 1
+
+
+@pytest.mark.parametrize("cut", [(0, BLOCKS), (0, 3, 8)])
+def test_adapters_that_cannot_be_merged_are_refused(cut: tuple[int, ...]) -> None:
+    with pytest.raises(BadInput, match="lm_head has the weight of the embedding, so its adapters cannot be merged"):
+        prepared(config("llama-tied"), cut, partial(adapted, targets="lm_head"))
+
+
+def test_a_target_that_no_stage_has_is_refused_with_the_layers_of_all() -> None:
+    with pytest.raises(BadInput, match="no layer 'heads' in the model; it has: .*lm_head"):
+        prepared(config("llama"), (0, 3, 8), partial(adapted, targets="heads"))
 
 
 def test_a_stage_without_adapters_is_frozen() -> None:

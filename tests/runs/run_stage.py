@@ -69,8 +69,8 @@ class Script:
 class Stage:
     """A run of scripted workers; what they say is merged by :meth:`take`."""
 
-    def __init__(self, folder: Path, workers: int = 3, strategy: str = "allreduce") -> None:
-        options = {"task": "custom", "model_path": "nowhere:build", "strategy": strategy, "engine": "mesh"}
+    def __init__(self, folder: Path, workers: int = 3, strategy: str = "allreduce", **more: Any) -> None:
+        options = {"task": "custom", "model_path": "nowhere:build", "strategy": strategy, "engine": "mesh", **more}
         plan = plan_local_run(profile_from_options("scripted", options), workers)
         self.workers = [Script() for _ in range(workers)]
         self.coordinator = Script()

@@ -95,6 +95,15 @@ def test_members_with_a_pace_of_their_own_leave_steps_out_and_never_go_back(tmp_
     assert any(isinstance(event, SnapshotEvent) for event in stage.events)
 
 
+def test_a_warning_of_any_stage_is_seen_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, layout="pipeline")
+    with stage.folder:
+        for source, message in ((1, "a"), (0, "a"), (2, "a"), (2, "b"), (0, "c"), (0, "c"), (1, "c"), (1, "c")):
+            stage.take(source, WarningEvent(message=message))
+        stage.run.kill()
+    assert warnings(stage) == ["a", "b", "c", "c"]
+
+
 def test_who_joins_again_goes_on_where_the_others_are_and_never_back(stage: Stage) -> None:
     stage.take(0, step(200))
     for said in (step(5), MemberEvent(status="joined"), step(200), step(201), MemberEvent(status="joined"), step(7)):

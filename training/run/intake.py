@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from profiles.quantities import bytes_text
@@ -135,6 +135,8 @@ class EventIntake:
         self._give_up = give_up
         self._inbox = Inbox()
         self._sources: dict[int, _SourceState] = {}
+        self._warnings: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+        """How often each device of a member has given a warning, by member and message."""
         self._step = 0
         self._segment_steps = segment_steps_of(members.plan.profile.strategy)
         self.may_pause = False
@@ -187,10 +189,22 @@ class EventIntake:
             if source == COORDINATOR:
                 return self._of_coordinator(event)
             event = self._of_member(source, event)
+            if isinstance(event, WarningEvent):
+                return event if self._is_first_to_warn(source, event.message) else None
             return event if isinstance(event, _OF_EVERY_DEVICE) or self._members.speaks(source) else None
         except ValueError as error:
             self._record_strike(source, line, str(error))
             return None
+
+    def _is_first_to_warn(self, source: int, message: str) -> bool:
+        """Whether no other device of the member has given a warning as often as this one: each is to be seen once."""
+        if not self._members.plan.is_staged:
+            return True
+        if len(self._warnings) > _MOST_NAMES:
+            self._warnings.clear()
+        counts = self._warnings[self._members.plan.process(source).member.rank, message]
+        counts[source] += 1
+        return all(count < counts[source] for device, count in counts.items() if device != source)
 
     def _of_coordinator(self, event: Event) -> Event:
         if isinstance(event, MemberEvent):

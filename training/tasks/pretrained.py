@@ -190,26 +190,28 @@ def recompute_activations(model: Any) -> None:
 def add_lora(
     model: PreTrainedModel, settings: ModelSettings, all_linear: tuple[str, ...], exclude: str | None = None
 ) -> PeftModel:
-    """Freeze ``model`` and add adapters to it; none to a stage whose layers all are excluded.
+    """Freeze ``model`` and add adapters to it; none to a stage that has none of these layers.
 
     Args:
         all_linear: targets of ``lora_target_modules = all-linear``; empty: every linear layer but the output.
         exclude: regular expression of full module names that get no adapter.
 
     Raises:
-        BadInput: a target is not a linear layer of the model; the message lists the layers.
+        BadInput: a target is not a linear layer of the model, and the message lists the layers; or its adapters could
+            not be merged.
     """
     targets = requested = _lora_targets(model, settings.lora_target_modules, all_linear)
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    excluded = {name for name in layers if exclude and re.fullmatch(exclude, name)}
-    if excluded and not any(name.rpartition(".")[2] in targets for name in layers if name not in excluded):
-        targets, excluded = DUMMY_TARGET_MODULES, set()
+    if isinstance(requested, list):
+        _refuse_tied(model, requested, settings)
+        chosen = (name for name in _linear_layers(model) if name.rpartition(".")[2] in requested)
+        # whole names, as a stage has modules of other kinds where another one has the layers
+        targets = [name for name in chosen if not (exclude and re.fullmatch(exclude, name))] or DUMMY_TARGET_MODULES
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=targets,
-        exclude_modules=exclude if excluded else None,  # peft warns where it excludes nothing
+        exclude_modules=None if isinstance(requested, list) else exclude,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         bias="none",
     )
@@ -230,17 +232,33 @@ def read_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         return cast(PreTrainedModel, PeftModel.from_pretrained(model, str(folder)).merge_and_unload())
 
 
+def _refuse_tied(model: PreTrainedModel, targets: list[str], settings: ModelSettings) -> None:
+    """Raise BadInput if a target's weight is the embedding's too: merged, its adapters would be lost or change both."""
+    tied = {weight.split(".")[-2] for weight in (model.all_tied_weights_keys or {}) if "." in weight}
+    if settings.lora_merge and (shared := sorted(tied.intersection(targets))):
+        message = f"lora_target_modules: {shared[0]} has the weight of the embedding, so its adapters cannot be merged"
+        raise BadInput(message, f"leave {shared[0]} out, or set lora_merge = false")
+
+
+def layer_names(model: nn.Module) -> list[str]:
+    """Return the last names of all linear layers of a model."""
+    return sorted({name.rpartition(".")[2] for name in _linear_layers(model)})
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+
+
 def _lora_targets(model: nn.Module, setting: str, all_linear: tuple[str, ...]) -> list[str] | str:
     if setting.strip() == "all-linear":
         return list(all_linear) or "all-linear"
     names = [name.strip() for name in setting.split(",") if name.strip()]
-    linear = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
-    layer_names = sorted({name.rpartition(".")[2] for name in linear})
+    known_layers = getattr(model, "layers_of_all_stages", None) or layer_names(model)
     for name in names or [""]:
-        if name not in layer_names:
-            hint = hint_for(name, layer_names, "choose among them, or 'all-linear'")
+        if name not in known_layers:
+            hint = hint_for(name, known_layers, "choose among them, or 'all-linear'")
             raise BadInput(
-                f"lora_target_modules: no layer {name!r} in the model; it has: {', '.join(layer_names)}", hint
+                f"lora_target_modules: no layer {name!r} in the model; it has: {', '.join(known_layers)}", hint
             )
     return names
 

@@ -21,6 +21,7 @@ from training.layouts.stages.anatomy import Anatomy, examine
 from training.layouts.stages.cut import place_stand_ins
 from training.layouts.stages.stage import Cut
 from training.numerics.randomness import preserved_generators, seed_with
+from training.tasks.pretrained import layer_names
 from training.tasks.text.packing import unpacked
 
 _LENGTH = 8
@@ -49,6 +50,7 @@ def stage_class(architecture: Any, cut: Cut, seed: int = 0) -> Any:
             with torch.device("meta"):
                 super().__init__(config, *args, **kwargs)
             self.constant_weights = [name for name, weight in self.named_parameters() if not weight.requires_grad]
+            self.layers_of_all_stages = layer_names(self)
             anatomy = examine(self, _run_on_meta)
             place_stand_ins(self, cut, anatomy)
             self.all_tied_weights_keys: dict[str, str] = {
