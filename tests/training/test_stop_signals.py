@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import pytest
 
+from tests.waiting import until
 from training.run.stopping import StopSignals
 
 
@@ -28,3 +30,18 @@ def test_only_a_second_press_is_a_kill(times: list[float], done: str) -> None:
     for _ in times:
         stop(signal.SIGINT, None)
     assert run.done == done.split()
+
+
+def test_a_press_while_something_is_printed_is_obeyed_and_said_afterwards() -> None:
+    printing, said = threading.Lock(), list[str]()
+
+    def say(text: str) -> None:
+        with printing:
+            said.append(text)
+
+    run, stop = Run(), StopSignals(say)
+    stop.watch(run)
+    with printing:
+        stop(signal.SIGINT, None)
+    assert run.done == ["stop"]
+    until(lambda: said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
 import signal
@@ -288,8 +289,14 @@ class StopSignals:
     def _act(self, run: Stoppable) -> None:
         if self._asked > 1:
             return run.kill()
-        self._say(STOPPING)
+        say_beside(self._say, STOPPING)
         run.request_stop("stopped by the user")
+
+
+def say_beside(say: Callable[[str], None], text: str) -> None:
+    """Say something from a signal's handler, in a thread: the interrupted code may be printing, and a stream takes no
+    second call of one thread. (``threading.Thread`` would take a lock that the interrupted code may hold.)"""
+    _thread.start_new_thread(say, (text,))
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ from training.records.plan import DevicePlan, LaunchedScript, MemberPlan, RunPla
 from training.records.run_folder import RunFolder, new_run_id
 from training.records.run_index import remember
 from training.run.processes import BackgroundProcess, end_processes
-from training.run.stopping import ONE_PRESS
+from training.run.stopping import ONE_PRESS, say_beside
 from training.strategies.registry import default_strategy
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
         if time.monotonic() - press_times[-1] > ONE_PRESS:
             leave_request(path, "stop" if len(press_times) == 1 else "kill")
             press_times.append(time.monotonic())
-            say(STOPPING_SCRIPT if len(press_times) == 2 else "ending at once")
+            say_beside(say, STOPPING_SCRIPT if len(press_times) == 2 else "ending at once")
 
     with heard_by(stop), shown_logs(path, as_json), PlainProgress(title_of(follower.plan)) as progress:
         for event in follower.events():
