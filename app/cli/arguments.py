@@ -48,6 +48,9 @@ Details = Annotated[
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
+LiveRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path; default: the live one.")
+]
 AnyRun = Annotated[
     str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path; default: the newest run.")
 ]

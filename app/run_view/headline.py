@@ -222,7 +222,7 @@ def remarks_on(state: RunState) -> tuple[str, ...]:
     shares = {name: load.others_percent or 0.0 for name, load in loads if load.slowed_by_others}
     if shares:  # members on one machine all report the same load
         busiest = max(shares, key=lambda name: shares[name])
-        remarks.append(f"other programs use {shares[busiest]:.0f} % of {machine_text(busiest)}")
+        remarks.append(f"other programs use {shares[busiest]:.0f} % of the processors of {machine_text(busiest)}")
     if data := data_text(state):
         remarks.append(data)
     return tuple(remarks)

@@ -207,7 +207,7 @@ class PlanVsActual:
 
     def __str__(self) -> str:
         time = self.prediction.time
-        fewer = f", with {share_text(1 - self.samples)} fewer samples" if self.samples < MET_FROM else ""
+        fewer = f" on {share_text(1 - self.samples)} fewer samples than planned" if self.samples < MET_FROM else ""
         why = "" if self.is_met else f": {'; '.join(self.reasons or ('no recorded figure tells why',))}"
         note = ""
         if time.alone and time.fixed_steps:

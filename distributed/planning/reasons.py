@@ -278,7 +278,7 @@ WORDS = {
     "faster-in-clear": "{subject} over engine nccl would be {open:.2f} instead of {useful:.2f} times as fast; its "
     "training traffic is not encrypted, so it is used only if you ask for it: --set engine=nccl",
     "coordinator-on-battery": "{subject} holds the run together and runs on battery: plug it in",
-    "owns-none": "{subject} trains, but does not merge weights, because its {other} is slow",
+    "owns-none": "{subject} trains, and leaves merging the weights to the others, because its {other} is slow",
     "owns-less": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is slow",
     "owns-more": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is fast",
     "direct": "{source} and {other} exchange directly",

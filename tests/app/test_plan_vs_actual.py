@@ -121,7 +121,9 @@ def test_a_lost_machine_is_why() -> None:
     events += [lost, step(11, time=16.75, wait=6.0), *(step(n, time=n + 5.75) for n in range(12, 21))]
     found = kept(reduce_events(events))
     assert found.reasons == ("air was away for 10 of 20 steps, and the others waited 5.75 s for it",)
-    assert str(found).startswith("trained 0:26 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away")
+    assert str(found).startswith(
+        "trained 0:26 (0:20 promised; pc alone 0:32) on 25 % fewer samples than planned: air was away"
+    )
 
 
 def test_a_promise_that_is_kept_with_fewer_samples_says_so() -> None:
@@ -131,7 +133,8 @@ def test_a_promise_that_is_kept_with_fewer_samples_says_so() -> None:
     events += [step(n, member=rank) for n in range(1, 11) for rank in (0, 1)]
     found = kept(reduce_events([*events, lost, *(step(n) for n in range(11, 21))]))
     assert str(found) == (
-        "trained 0:20 (0:20 promised; pc alone 0:32), with 25 % fewer samples: air was away for 10 of 20 steps"
+        "trained 0:20 (0:20 promised; pc alone 0:32) on 25 % fewer samples than planned: "
+        "air was away for 10 of 20 steps"
     )
 
 

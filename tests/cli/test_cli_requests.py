@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.cli.runs.ask import answer_to
+from app.cli.runs.ask import answer_to, find_live_run
 from app.cli.runs.attach import leave
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
@@ -88,6 +88,21 @@ def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.
     folder = write_demo_run(tmp_path, machines=1)
     assert main(["ask", str(folder), "pause"]) == 2
     assert "no process is running" in capsys.readouterr().err
+
+
+def test_stop_without_a_run_takes_the_live_one_and_never_guesses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [write_run(tmp_path, [], name=name) for name in ("ended", "first", "second")]
+    assert main(["stop", "--output", str(tmp_path)]) == 2
+    assert "no run is going on" in capsys.readouterr().err
+    with RunFolder.take_over(runs[1]):
+        assert find_live_run(tmp_path) == runs[1]
+        with RunFolder.take_over(runs[2]):
+            assert main(["stop", "--output", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "2 runs are going on" in error
+    assert all(run.name in error for run in runs[1:]) and runs[0].name not in error
 
 
 def test_who_adds_a_machine_to_a_paused_run_is_told_why_it_waits(

@@ -64,7 +64,7 @@ def test_who_is_gone_has_neither() -> None:
 
 def test_other_programs_that_take_the_processors_are_said() -> None:
     state = going(load(0, others_percent=63.4), load(1, others_percent=63.4).model_copy(update={"cpu_percent": 99.0}))
-    assert "other programs use 63 % of air" in headline(view_of(state, BEGAN + 4)).details
+    assert "other programs use 63 % of the processors of air" in headline(view_of(state, BEGAN + 4)).details
 
 
 def test_heat_that_slows_and_a_battery_are_said() -> None:

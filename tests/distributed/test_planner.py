@@ -262,7 +262,7 @@ def test_a_slow_link_owns_little_and_the_plan_says_so() -> None:
     best = best_of(planning)
     assert [member.shard for member in best.members] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0], abs=0.03)
     (reason,) = [reason for reason in planning.reasons if reason.code == "owns-less"]
-    assert "d trains, but does not merge weights, because its link is slow" in sentence(reason)
+    assert "d trains, and leaves merging the weights to the others, because its link is slow" in sentence(reason)
     assert planning.settings is not None
     assert [member.shard for member in planning.settings.members][3] < 0.2
 

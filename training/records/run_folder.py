@@ -79,6 +79,8 @@ class RunFolder:
     def __init__(self, path: Path, metadata: RunMetadata) -> None:
         self.path = path
         self._metadata = metadata
+        self.taken_over = False
+        """Whether another process started the run, in the background."""
         self._folder_lock = FolderLock(path)
         self._log: EventLog | None = None
         self._guard = threading.RLock()
@@ -166,6 +168,7 @@ class RunFolder:
         """
         folder = cls.open(path)
         folder._hold()
+        folder.taken_over = True
         return folder
 
     @property

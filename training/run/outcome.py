@@ -14,7 +14,6 @@ from typing import Any
 from profiles.errors import ExitCode, MusterError, RunFailed, counted
 from training.records.attempts import Attempts, attempts_after, counted_attempts, seconds_in
 from training.records.events import (
-    ENGINE,
     ErrorEvent,
     EvaluationEvent,
     Event,
@@ -22,7 +21,6 @@ from training.records.events import (
     RunEvent,
     SnapshotEvent,
     StepEvent,
-    TimingEvent,
 )
 from training.records.plan import FINAL, FinalStatus
 from training.records.run_files import explain
@@ -134,8 +132,8 @@ def write_end(
     """Write how an attempt ended into the folder of its run, which the caller holds; return the run's figures.
 
     If the attempt never began to train, the metadata of a resumed run are restored; the folder of a new run whose input
-    cannot be used is closed and removed, unless its workers had connected: whoever started it in the background was
-    told so, and finds the cause there.
+    cannot be used is closed and removed, unless another process started it: whoever looks for the run finds the cause
+    there.
 
     Args:
         record: records the event of the run's end.
@@ -146,7 +144,7 @@ def write_end(
     """
     begun = folder.metadata.status != "starting"
     is_new = folder.metadata.earlier is None
-    if code == ExitCode.BAD_INPUT and is_new and not begun and not _workers_connected(folder):
+    if code == ExitCode.BAD_INPUT and is_new and not begun and not folder.taken_over:
         folder.close()
         remove_unused(folder.path)
         return {}
@@ -156,10 +154,6 @@ def write_end(
     else:
         folder.put_back()
     return folder.metadata.metrics
-
-
-def _workers_connected(folder: RunFolder) -> bool:
-    return any(isinstance(event, TimingEvent) and event.part == ENGINE for event in folder.events())
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from app.cli.approval import approve_hosts
-from app.cli.arguments import OUTPUT, Json, Output, RunReference
+from app.cli.arguments import OUTPUT, Json, LiveRun, Output, RunReference
 from app.cli.runs.attach import stopping
 from app.cli.terminal import answer, somebody
-from app.console import command_about, say, show_line, visible
+from app.console import command_about, command_line, say, show_line, visible
 from app.report import leftovers_text
 from app.run_view.view import read_view
 from distributed.hosts.file import RUN_HOSTS, Machine, load_hosts, typed_machine
@@ -24,7 +24,7 @@ from training.records.event_log import follow_events
 from training.records.events import RequestEvent, RunEvent, SnapshotEvent
 from training.records.run_files import is_live
 from training.records.run_folder import RunFolder
-from training.records.runs import find_run
+from training.records.runs import find_run, list_all_runs
 from training.run.outcome import newest_snapshots
 from training.run.processes import end_processes
 
@@ -107,7 +107,7 @@ def answer_to(path: Path, identity: str) -> RequestEvent:
 
 
 def stop(
-    run: RunReference,
+    run: LiveRun = "",
     kill: Annotated[bool, typer.Option("--kill", help="End at once, without a snapshot.")] = False,
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -115,20 +115,20 @@ def stop(
     """Stop a run and show, for each machine, that nothing of it is left running.
 
     Raises:
-        BadInput: no such run, or one on this machine that has ended.
+        BadInput: no such run, or one on this machine that has ended; no run was named, and not exactly one is live.
         NotReady: machines that could not be asked.
     """
     from distributed.cleaning.clean import leftovers
 
     moments = {"asked": time.time()}
-    path = find_run(output, run)
+    path = find_run(output, run) if run else find_live_run(output)
     action: Action = "kill" if kill else "stop"
     distributed = (path / RUN_HOSTS).is_file()
     if not distributed:
         _refuse_ended(path)
     if is_live(path):
         leave_request(path, action)
-        say(stopping(path, action))
+        say(stopping(path, action) if run else f"{path.name}: {stopping(path, action)}")
 
     def ended() -> None:
         _wait_until_gone(path)
@@ -148,6 +148,20 @@ def stop(
         leftovers_by_machine = {"this machine": end_processes(RunFolder.open(path).metadata.run_id)}
     moments["proved"] = time.time()
     return _tell_leftovers(path, leftovers_by_machine, moments, as_json)
+
+
+def find_live_run(output_dir: Path) -> Path:
+    """Return the folder of the run that is going on, wherever it was started.
+
+    Raises:
+        BadInput: none is, or several are.
+    """
+    live = [run.path for run in list_all_runs(output_dir) if run.live]
+    if len(live) == 1:
+        return live[0]
+    if live:
+        raise BadInput(f"{len(live)} runs are going on", f"name one: {', '.join(path.name for path in live)}")
+    raise BadInput("no run is going on", f"see how they ended: {command_line('runs', 'list')}")
 
 
 def note_unheard(path: Path, snapshots: list[SnapshotEvent]) -> None:

@@ -144,18 +144,8 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
 
     Args:
         since: number of the last event before it was started.
-
-    Raises:
-        BadInput: its input could not be used; a run of which nothing began keeps no folder.
     """
-    try:
-        ended = _ended_at_once(path, since)
-    except BadInput:
-        if path.is_dir():
-            raise
-        hint = "start it once more without --detach, which says why"
-        raise BadInput("the run ended before it began: its input cannot be used", hint) from None
-    if ended is not None:
+    if (ended := _ended_at_once(path, since)) is not None:
         return tell(ended, as_json)
     run_id = RunFolder.open(path).metadata.run_id
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
