@@ -154,7 +154,8 @@ def _names(text: str, name: str) -> bool:
     """Whether a text names a machine, or one of those of a member; one letter counts only where it is no other word."""
     if len(name) > 1:
         return name in text or ("+" in name and any(_names(text, part) for part in name.split("+")))
-    return text.startswith((f"{name}: ", f"{name} is ", f"{name} lost", f"{name} ended")) or f"machine {name}" in text
+    beginnings = tuple(f"{name}{follows}" for follows in (": ", " is ", " lost", " ended", "-stage-"))
+    return text.startswith(beginnings) or f"machine {name}" in text
 
 
 def run_sentence(status: str, reason: str = "") -> str:

@@ -34,6 +34,16 @@ class Capture:
             except TimeoutError:
                 continue
 
+    def holds(self, data: bytes) -> bool:
+        """Return whether a frame has these bytes.
+
+        Raises:
+            ValueError: nothing was captured.
+        """
+        if not self._frames:
+            raise ValueError("nothing was captured")
+        return any(data in frame for frame in list(self._frames))
+
     def streams(self, source: str, port: int) -> list[bytes]:
         """Return the bytes of each TCP connection from ``source`` to ``port``, oldest first, up to its first gap."""
         pieces: dict[int, dict[int, bytes]] = {}

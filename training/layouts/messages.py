@@ -18,7 +18,8 @@ from training.layouts.orders import Kind, Work
 
 Tensors = tuple[torch.Tensor, ...]
 
-_MAGIC = b"MPL1"
+MAGIC = b"MPL1"
+"""Begins every header."""
 _KINDS: tuple[Kind, ...] = ("forward", "backward")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MAX_TENSORS, _MAX_DIMENSIONS = 4, 4
@@ -78,7 +79,7 @@ def pack_header(work: Work, headers: Sequence[TensorHeader]) -> torch.Tensor:
             f"{_MAX_TENSORS} tensors of floating-point numbers, of {_MAX_DIMENSIONS} dimensions, can travel",
             "set layout = replicate",
         )
-    data = _HEAD.pack(_MAGIC, _KINDS.index(work.kind), len(headers), work.micro_batch)
+    data = _HEAD.pack(MAGIC, _KINDS.index(work.kind), len(headers), work.micro_batch)
     for header in headers:
         sizes = (*header.shape, *[0] * (_MAX_DIMENSIONS - len(header.shape)))
         dtypes = _DTYPES.index(header.dtype), _DTYPES.index(header.wire)
@@ -94,7 +95,7 @@ def parse_header(data: torch.Tensor, expected: Work) -> list[TensorHeader]:
     """
     header = data.numpy().tobytes()
     magic, kind, count, micro_batch = _HEAD.unpack_from(header)
-    if magic != _MAGIC or kind >= len(_KINDS) or count > _MAX_TENSORS:
+    if magic != MAGIC or kind >= len(_KINDS) or count > _MAX_TENSORS:
         raise ValueError("no message of a pipeline")
     if (work := Work(_KINDS[kind], micro_batch)) != expected:
         raise ValueError(f"the {work.kind} of micro-batch {work.micro_batch + 1}")
