@@ -1,8 +1,8 @@
 """Read speech data sets: recordings with transcripts, by split.
 
-Three layouts are supported: a folder with ``train.csv`` / ``validation.csv`` / ``test.csv``, a folder of audio with
-``metadata.csv`` or ``metadata.jsonl`` as in Hugging Face's audiofolder, and a Hugging Face data set by name (``name``
-or ``name:configuration``).
+Three layouts are supported: a folder with ``train.csv`` / ``validation.csv`` / ``test.csv`` (or a single table of any
+name, which is taken for the training data), a folder of audio with ``metadata.csv`` or ``metadata.jsonl`` as in Hugging
+Face's audiofolder, and a Hugging Face data set by name (``name`` or ``name:configuration``).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _CLIP_COLUMNS = ("id", "language", "duration")
 _LABEL = program("pseudo-label", "MODEL FOLDER --into DATASET")
 LABEL_HINT = f"set pseudo_share = 0, or write it with: {_LABEL}"
 _REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
+_MISSING = f"remove the line, or let 'prepare' make a data set without such lines; {SEARCHED}"
 _MIN_MILLISECONDS = 100.0  # of a clip, whose duration in seconds would be implausible
 _MAX_LISTED = 10  # remarks on patches that are logged individually
 
@@ -262,14 +263,14 @@ def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
 
 def has_tables(folder: Path) -> bool:
     """Whether a folder holds the tables of a data set."""
-    return bool(_tables_in(folder) or _metadata(folder) or _inner_tables(folder))
+    return bool(_tables_in(folder) or _metadata(folder) or _inner_tables(folder) or _only_table(folder))
 
 
 def _read_folder(folder: Path, text_column: str) -> dict[str, _TableClips]:
     tables, metadata = _tables_in(folder), _metadata(folder)
     if not tables and metadata is not None:
         return _by_first_folder(_table(metadata, text_column), folder)
-    tables = tables or _inner_tables(folder)
+    tables = tables or _inner_tables(folder) or _only_table(folder)
     if not tables:
         raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", _missing_tables_hint(folder))
     return {split: _table(path, text_column) for split, path in tables.items()}
@@ -280,9 +281,7 @@ def _missing_tables_hint(folder: Path) -> str:
     hint = "write train.csv with the columns id, audio_path, text"
     spreadsheets = [path for path in sorted(without_hidden(folder.glob("*"))) if path.suffix.lower() in _SPREADSHEETS]
     if spreadsheets:
-        hint = (
-            f"{spreadsheets[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
-        )
+        hint = f"{spreadsheets[0].name} is there: {hint.replace('write', 'save it as')} (in a spreadsheet: 'CSV UTF-8')"
     if spreadsheets and spreadsheets[0].suffix.lower() in (".csv", ".tsv"):
         hint += f", or name it: --dataset {shlex.quote(str(spreadsheets[0]))}"
     command = program("prepare", shlex.quote(str(folder)), "--out NEW")
@@ -295,6 +294,12 @@ def _tables_in(folder: Path) -> dict[str, Path]:
 
 def _inner_tables(folder: Path) -> dict[str, Path]:
     return by_split(lambda name: _metadata(folder / name))
+
+
+def _only_table(folder: Path) -> dict[str, Path]:
+    """Return the table in a folder that holds a single one, under whatever name, as training data."""
+    paths = [file for file in without_hidden(folder.glob("*.[ct]sv")) if file.name != PSEUDO]
+    return {"train": paths[0]} if len(paths) == 1 else {}
 
 
 def _metadata(folder: Path) -> Path | None:
@@ -390,5 +395,5 @@ def _check_complete(clips: Sequence[Clip], table: _TableClips) -> None:
             if not clip.text and not says_silence(clip.columns):
                 raise BadInput(f"{clip.location}, column {table.text}: empty", _REPAIR)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
-                raise BadInput(f"{clip.location}, column {table.audio}: {clip.audio.path} is not there", SEARCHED)
+                raise BadInput(f"{clip.location}, column {table.audio}: {clip.audio.path} is not there", _MISSING)
     table.faults.raise_any()

@@ -155,7 +155,7 @@ def _lines(table: Path) -> int:
 def _columns(path: Path) -> list[str]:
     tables = [path] if path.is_file() else [file for end in _TABLES for file in sorted(path.glob(f"*{end}"))]
     names = {name for names in SPLITS.values() for name in names} | {"metadata"}
-    tables = [table for table in tables if path.is_file() or table.stem in names]
+    tables = [table for table in tables if table.stem in names] or tables
     return list(read_table(tables[0]).columns) if tables else []
 
 

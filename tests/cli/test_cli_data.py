@@ -63,7 +63,7 @@ def test_what_was_moved_is_told_before_a_run_goes_on(table: Path) -> None:
     distributed_train(TrainRequest("whisper-tiny-lora", request), stopped)
     (run,) = Path("output").iterdir()
     before = sorted(path.name for path in run.iterdir())
-    table.rename("speech/elsewhere.csv")
+    table.rename("speech/elsewhere.old")
     again = FakeRun(training())
     with pytest.raises(BadInput, match="neither train.csv nor metadata.csv"):
         distributed_train(TrainRequest(resume=run.name[:20]), again)

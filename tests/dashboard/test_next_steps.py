@@ -11,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from app.dashboard.dialogs.model_process import ModelProcess
+from app.run_view.tables.showcase import rows
 from app.screens.app import WizardApp
 from app.wizard.state.state import Step
 from profiles.errors import BadInput
@@ -77,6 +78,11 @@ def show(shown: HearingDialog, *keys: str, until: str) -> str:
 
     run(WizardApp(cast(Any, at(Step.LINKS)), clock=fixed_clock), drive, (120, 32))
     return screens[0]
+
+
+def test_of_what_the_user_says_no_word_is_called_wrong() -> None:
+    recorded = Sample(id="", before="Open it", after="")
+    assert rows("speech", recorded) == [("before", [("Open it", "")]), ("after", [("(nothing)", "")])]
 
 
 def in_order(screen: str, *words: str) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
+from speech.data.patches import PSEUDO
 from speech.data.speech_clips import Clip, FileSource, hold_out
 from speech.data.speech_dataset import read_speech, read_with_validation, split_to_evaluate
 
@@ -155,6 +156,24 @@ def test_a_held_out_recording_that_is_trained_on_is_told(tmp_path: Path, caplog:
 def test_folder_without_a_table(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"neither train.csv nor metadata.csv"):
         read_speech(str(tmp_path))
+
+
+def test_the_only_table_of_a_folder_is_its_training_data(tmp_path: Path) -> None:
+    rows = write_clips(tmp_path, 2)
+    write_csv(tmp_path / "my transcripts.csv", rows)
+    (tmp_path / PSEUDO).touch()
+    assert [clip.id for clip in read_speech(str(tmp_path))["train"]] == [row[0] for row in rows]
+    write_csv(tmp_path / "another.csv", rows)
+    with pytest.raises(BadInput, match="neither train.csv nor metadata.csv") as refused:
+        read_speech(str(tmp_path))
+    assert "another.csv is there" in refused.value.hint
+
+
+def test_a_line_without_its_recording_is_told_with_what_leaves_it_out(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", [*write_clips(tmp_path, 1), ("b", "b.wav", "two")])
+    with pytest.raises(BadInput, match="b.wav is not there") as refused:
+        read_speech(str(tmp_path))
+    assert "let 'prepare' make a data set without such lines" in refused.value.hint
 
 
 @given(st.sets(st.text(), min_size=2, max_size=60))

@@ -282,6 +282,7 @@ def test_what_to_do_with_a_folder_without_a_table_can_be_pasted(tmp_path: Path) 
     folder = tmp_path / "my recordings"
     folder.mkdir()
     table_of(folder, "", "my words.csv")
+    table_of(folder, "", "older words.csv")
     with pytest.raises(BadInput) as refused:
         read_speech(str(folder))
     assert f"--dataset '{folder / 'my words.csv'}'" in refused.value.hint

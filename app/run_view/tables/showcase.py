@@ -42,6 +42,8 @@ def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
     """Return a model's output in pieces; that of a speech model word by word, aligned with the reference."""
     if kind != "speech" or text == UNTRAINED:
         return [(text, "")]
+    if not sample.id:  # nobody wrote what was said
+        return [(text or "(nothing)", "")]
     words: list[TextPiece] = []
     for expected, heard in aligned_texts(sample.reference, text):
         if expected == heard:
@@ -55,7 +57,7 @@ def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
 def rows(kind: str, sample: Sample) -> list[tuple[str, list[TextPiece]]]:
     """Return the labelled texts of a sample: reference, prompt, before, after."""
     labelled: list[tuple[str, list[TextPiece]]] = (
-        [("said", [(sample.reference or "(nothing)", "")])] if kind == "speech" else []
+        [("said", [(sample.reference or "(nothing)", "")])] if kind == "speech" and sample.id else []
     )
     if kind == "text":
         labelled.append(("prompt", [(sample.prompt, "")]))

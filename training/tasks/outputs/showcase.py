@@ -54,6 +54,7 @@ class Sample(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Name
+    """Empty: recorded by the user, without a reference."""
     why: Name = ""
     """Part of the rule by which it was chosen."""
     prompt: Text = ""
