@@ -24,7 +24,7 @@ from distributed.planning.documents.document import (
     job_of,
 )
 from distributed.planning.feedback import corrections, write_planning
-from distributed.planning.memory.fitting import fit
+from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.members import member_names, plan_run, starter_of
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
@@ -78,7 +78,10 @@ def plan_machines(
     """
     if options.planning is not None:
         return apply_planning(options.planning, profile, machines)
-    if profile.strategy.strategy != "auto" or profile.run.layout == "pipeline" or len(member_names(machines)) == 1:
+    is_chosen = profile.strategy.strategy != "auto" or profile.run.layout == "pipeline"
+    if is_divided(profile):
+        plan_run(profile, machines)  # refuses what a pipeline cannot have, before anything is measured
+    elif is_chosen or len(member_names(machines)) == 1:
         return PlannedRun(plan_run(profile, machines))
     planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
@@ -107,6 +110,8 @@ def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Prof
     figures = measured.figures
     cluster = figures.cluster
     job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
+    if is_divided(profile):
+        return planner.with_hashes(plan_layout(cluster, job, profile), cluster, profile)
     learnt_corrections, candidates = corrections(cluster, job), coordinators(cluster, machines)
     planning = planner.plan(cluster, job, candidates, learnt_corrections)
     if (chosen := planning.settings) is not None:
@@ -224,10 +229,11 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         reasons = "; ".join(sentence(reason) for reason in planning.reasons[1:4])
         raise BadInput(f"nothing fits these machines: {reasons or 'no machine can train this'}", "take a smaller model")
     chosen = {member.name: member for member in planning.settings.members}
-    if unknown := sorted(chosen.keys() - member_names(machines)):
+    names = planning.best.choice.members if planning.best is not None else tuple(chosen)
+    if unknown := sorted(set(names) - {*member_names(machines)}):
         hint = f"make it again with: {program('plan', 'PROFILE --out FILE')}"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
-    plan = plan_run(planning.overlay(profile), machines, chosen)
+    plan = plan_run(planning.overlay(profile), machines, names)
     engine = planning.settings.engine if plan.world_size > 1 else plan.engine
     plan = plan.model_copy(update={"engine": engine})
     if plan.in_clear and "nccl" not in (profile.strategy.engine, planning.job.engine):
@@ -237,10 +243,29 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     for link, _ in machines:
         if link.name not in links:
             link.close()
-    members = tuple(_as_chosen(member, chosen[member.name], links[member.machine]) for member in plan.members)
+    if plan.is_staged:
+        members = (_as_cut(plan.members[0], chosen.popitem()[1], names, machines),)
+    else:
+        members = tuple(_as_chosen(member, chosen[member.name], links[member.machine]) for member in plan.members)
     requested = planning.settings.coordinator
     coordinator = requested if requested in links else starter_of(links.values())
     return PlannedRun(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)
+
+
+def _as_cut(
+    member: MemberPlan, chosen: MemberPlan, names: Sequence[str], machines: Sequence[Ready]
+) -> MemberPlan:
+    """Return a member of several devices with these in the planned order, each with its blocks.
+
+    Args:
+        names: those of the devices in that order.
+    """
+    by_name = dict(zip((name for name in member_names(machines) if name in names), member.devices, strict=True))
+    devices = tuple(
+        by_name[name].model_copy(update={"blocks": planned.blocks, "ahead": planned.ahead})
+        for name, planned in zip(names, chosen.devices, strict=True)
+    )
+    return member.model_copy(update={"name": chosen.name, "devices": devices})
 
 
 def _as_chosen(member: MemberPlan, chosen: MemberPlan, link: MachineLink) -> MemberPlan:
@@ -291,9 +316,7 @@ class DistributedLauncher:
                 members, links = plan_run(self.profile, machines).members, [link for link, _ in machines]
                 require_data(self.profile, links, members, self._prepare_options.tell)
             self._phases.end("machines: checked")
-            workers = {"run": self.profile.run.model_copy(update={"workers": len(member_names(machines))})}
-            profile = self.profile.model_copy(update=workers if self.profile.run.layout == "pipeline" else {})
-            profile = fit(profile, memory_budgets(profile, machines), self._prepare_options.tell)
+            profile = fit_or_divide(self.profile, memory_budgets(self.profile, machines), self._prepare_options.tell)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = updated_hosts(self._hosts, [link for link, _ in machines]).only(planned.plan.machines)
             self._phases.end("machines: planned")

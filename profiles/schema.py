@@ -307,11 +307,11 @@ class RunSettings(Section):
         kind="path",
     )
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
-    layout: Literal["replicate", "pipeline"] = option(
-        "replicate",
-        "what workers hold, here or on several machines; replicate: each the whole model; pipeline: each some of its "
-        "blocks, through which the micro-batches of one batch pass, for a model that is too large for one GPU; no "
-        "samples are kept to be shown then",
+    layout: Literal["auto", "replicate", "pipeline"] = option(
+        "auto",
+        "what each device holds; replicate: the whole model; pipeline: some of its blocks, through which the "
+        "micro-batches of one batch pass, for a model that no device holds (no samples are kept to be shown then); "
+        "auto: pipeline where no other setting makes the model fit",
     )
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024

@@ -193,9 +193,10 @@ def figures_of(
         if len(latest_by_kind) > 16 or number > _MOST_LINES:
             break
     failure = latest_by_kind.get("failure") or latest_by_kind.get("error") or {}
+    blocks = latest_by_kind.get("blocks", {}).get("seconds", ())
     if failure and not measurements:
         raise SshError(name, f"could not run the task ({failure.get('message', '')})", str(failure.get("hint", "")))
-    if not measurements or "facts" not in latest_by_kind or "workload" not in latest_by_kind:
+    if not (measurements or blocks) or "facts" not in latest_by_kind or "workload" not in latest_by_kind:
         raise SshError(name, "the short run there ended without figures", "try the task on that machine")
     facts, model = latest_by_kind["facts"], latest_by_kind["workload"]
     tuning = inputs.plan.profile.model.tuning
@@ -206,6 +207,7 @@ def figures_of(
             machine=placement.member.machine,
             identity=placement.facts.machine_key,
             measurements=tuple(Measurement(**measurement) for measurement in measurements),
+            blocks=blocks,
             evaluation=latest_by_kind.get("evaluation", {}).get("seconds", 0.0),
             **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
         )

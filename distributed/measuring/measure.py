@@ -41,7 +41,7 @@ from distributed.measuring.machine_figures import (
 )
 from distributed.planning.documents.cluster import Cluster, ClusterMachine, Link, MeasurementCache
 from distributed.planning.documents.document import Figures, Workload
-from distributed.planning.memory.fitting import fit
+from distributed.planning.layouts.divided_plan import fit_or_divide
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Ready, check, memory_budgets, ready
@@ -154,7 +154,7 @@ def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trus
     """
     machines = ready(check(hosts, profile.model.task, trust))
     try:
-        return measure_ready(machines, fit(profile, memory_budgets(profile, machines), options.tell), options)
+        return measure_ready(machines, fit_or_divide(profile, memory_budgets(profile, machines), options.tell), options)
     finally:
         for link, _ in machines:
             link.close()
@@ -315,11 +315,19 @@ def current_speeds(
     return [speeds[placement.member.name] for placement in placements if placement.member.name in speeds], problems
 
 
+def plan_to_measure(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
+    """Return the plan of the short runs: each device is a member, also where all of them will hold one model."""
+    alone = {"run": profile.run.model_copy(update={"layout": "replicate"})}
+    plan = plan_run(profile.model_copy(update=alone), machines)
+    run = plan.profile.run.model_copy(update={"layout": profile.run.layout})
+    return plan.model_copy(update={"profile": plan.profile.model_copy(update={"run": run})})
+
+
 @dataclass(frozen=True)
 class Stages:
     """The stages of :func:`measure_ready`: machines receive the task while links are measured, then run it."""
 
-    plan: Callable[[Profile, Sequence[Ready]], RunPlan] = plan_run
+    plan: Callable[[Profile, Sequence[Ready]], RunPlan] = plan_to_measure
     links: Callable[..., tuple[list[PairFigures], AllInterfaces]] = current_links
     speeds: Callable[..., tuple[list[SpeedFigures], list[MusterError]]] = current_speeds
 
@@ -349,6 +357,8 @@ def _placement_key(placement: Placement, inputs: Inputs) -> dict[str, Any]:
     member, device = placement.member, placement.member.lead
     work = (member.batch_size, member.data, device.kind, device.index, device.threads)
     text = repr([sorted(profile.items()), sorted(trees.items()), work])
+    if inputs.plan.profile.run.layout == "pipeline":
+        text += "by blocks"
     return {
         "identity": placement.facts.machine_key,
         "torch": placement.facts.torch,

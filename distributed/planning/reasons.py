@@ -319,6 +319,7 @@ WORDS = {
     "refused": "{subject} was not considered: it {other}",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",
     "nothing-fits": "the job fits none of these machines",
+    "layout-layers": "{other}",
     "layout-fits": "{subject} holds the whole model, which is faster than dividing it",
     "layout-not-needed": "not needed: {subject} holds the whole model, which is faster",
     "layout-too-large": "no machine holds the whole model: {subject} comes closest, where it needs {needed_text}, and "

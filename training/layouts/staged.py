@@ -17,7 +17,7 @@ from training.data.batches import StepBatches
 from training.exchange.base import Traffic
 from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
-from training.layouts.bounds import bounds_of
+from training.layouts.bounds import bounds_of, micro_batch_size
 from training.layouts.carrier import Carrier, gather_among
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
@@ -34,8 +34,6 @@ from training.tasks.base import Answer, Batch, Task
 
 _PARTS = "model.parts"
 """Folder of the stages' parts of the model, within a run folder."""
-_IN_FLIGHT = 2
-"""Micro-batches for each stage into which a step is divided, if it has as many samples."""
 
 
 class StageBuilder:
@@ -45,6 +43,7 @@ class StageBuilder:
         self._devices, self._number, self._seed = devices, number, seed
 
     def reader(self, auto: Any, config: Any) -> Any:
+        auto = auto.architecture if isinstance(auto, _StageReader) else auto  # of a stage that was made before
         architecture = architecture_of(auto, config) if hasattr(auto, "_model_mapping") else auto
         cut = self._cut(_block_count(config))
         probe(architecture, config, cut.bounds)
@@ -72,11 +71,11 @@ class _StageReader:
     """Reads one stage where a transformers class reads the whole model."""
 
     def __init__(self, architecture: Any, cut: Cut, seed: int) -> None:
-        self._architecture, self._cut, self._seed = architecture, cut, seed
+        self.architecture, self._cut, self._seed = architecture, cut, seed
         self.from_pretrained = stage_class(architecture, cut, seed).from_pretrained
 
     def from_config(self, config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
-        return build_stage(self._architecture, config, self._cut, self._seed).to(dtype)
+        return build_stage(self.architecture, config, self._cut, self._seed).to(dtype)
 
     __call__ = from_config
 
@@ -99,16 +98,20 @@ class StagedModel(Layout):
         self._sends_parts = sends_parts
         self.names, self.traffic, self.part = carrier.names, carrier.traffic, (carrier.stage, carrier.stages)
 
+    @property
+    def _device(self) -> DevicePlan:
+        return self._devices[self._carrier.stage]
+
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
         self._task, self._profile = task, profile
         stage = task.build_stage(StageBuilder(self._devices, self._carrier.stage, profile.training.seed))
         self.model = prepare_model(stage, profile.model, precision)
-        self._pipeline = Pipeline(CutModel(self.model, task.loss), self._carrier, precision)
+        self._pipeline = Pipeline(CutModel(self.model, task.loss), self._carrier, precision, extra=self._device.ahead)
         return self.model
 
     def backward(self, release: Callable[[], None], total_steps: int) -> StepBackward:
-        samples = self._batch_size * self._profile.training.gradient_accumulation
-        size = min(self._batch_size, -(-samples // (_IN_FLIGHT * len(self._devices))))
+        accumulation = self._profile.training.gradient_accumulation
+        size = micro_batch_size(self._batch_size, accumulation, len(self._devices))
         return StagedBackward(self._pipeline, self._carrier.traffic, size, self._too_large)
 
     def trained_weights(self) -> int:

@@ -56,6 +56,9 @@ class DevicePlan(BaseModel):
     blocks: tuple[int, int] | None = None
     """First block of its stage, and the first of the next one, where its member has several devices; ``None``: about
     as many as each of the others."""
+    ahead: int = Field(default=0, ge=0)
+    """Micro-batches that its stage runs further ahead over slow links, see
+    :func:`training.layouts.orders.micro_batches_under_way`."""
 
 
 class MemberPlan(BaseModel):

@@ -9,6 +9,8 @@ nothing is saved. Standard output: one JSON object a line, in this order unless 
     {"kind": "measurement", "batch": ..., "seconds": ..., "spread": ..., "error": ..., "peak": ..., "others": ...}
                                               once a batch size; a very slow machine has one
     {"kind": "evaluation", "seconds": ...}    of one sample; only if the run evaluates
+    {"kind": "blocks", "seconds": [...]}      instead of the last two, where the model lies on several devices: of
+                                              one sample in each block
     {"kind": "failure", "message": ..., "hint": ...}                     as the last line
 
 The exit code is 0 in either case: the last line reports a failure, and the machine keeps no folder of it.
@@ -46,6 +48,7 @@ from training.run.orders import Control
 from training.strategies.registry import default_strategy
 from training.tasks.base import GroupPosition, Task
 from training.tasks.registry import task_from_profile
+from training.trial.block_times import block_times
 from training.workers.worker import take_over_stdout, worker_arguments
 
 WARM_UP, LEAST_STEPS = 2, 6
@@ -276,9 +279,13 @@ def workload(model: nn.Module, samples: int, task: Task) -> dict[str, Any]:
         "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "total": sum(parameter.numel() for parameter in parameters),
         "layers": blocks(model) or _DEFAULT_LAYERS,
-        "samples": samples,
-        "evaluated": {split: len(data) for split, data in task.evaluation.items()} | dict(task.evaluation_sizes),
+        **_samples(task, samples),
     }
+
+
+def _samples(task: Task, samples: int) -> dict[str, Any]:
+    evaluated = {split: len(data) for split, data in task.evaluation.items()} | dict(task.evaluation_sizes)
+    return {"samples": samples, "evaluated": evaluated}
 
 
 def blocks(model: nn.Module) -> int:
@@ -326,6 +333,8 @@ def carry_out(
         max(SAMPLES, 2 * sizes[-1]),
     )
     tell(machine_facts)
+    if profile.run.layout == "pipeline":
+        return _measure_blocks(task, profile, device, samples, tell)
     for number, batch in enumerate(sizes):
         trainer, seconds = measured(plan, task, batch, device, tell)
         if not number:
@@ -337,6 +346,15 @@ def carry_out(
                 tell(evaluation(trainer))
             break
         del trainer
+
+
+def _measure_blocks(task: Task, profile: Profile, device: torch.device, samples: int, tell: Tell) -> None:
+    """Measure the model block by block, and report its figures."""
+    tell({"kind": "progress", "phase": "blocks of the model", "done": 0, "total": None})
+    times = block_times(task, profile, device)
+    counts = {"trainable": times.trainable, "total": times.total, "layers": len(times.seconds)}
+    tell({"kind": "workload", **counts, **_samples(task, samples)})
+    tell({"kind": "blocks", "seconds": times.seconds})
 
 
 def main(wait: Callable[[], object] = lambda: None) -> NoReturn:

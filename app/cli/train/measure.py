@@ -243,7 +243,8 @@ def plan(
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
     from distributed.planning.cables import cable_reasons
     from distributed.planning.documents.document import Figures, job_of
-    from distributed.planning.memory.fitting import MemoryBudget, fit
+    from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
+    from distributed.planning.memory.fitting import MemoryBudget
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import with_hashes
 
@@ -252,9 +253,12 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
     budgets = [
         MemoryBudget(machine.name, machine.memory_total, machine.device, bf16=machine.bf16) for machine in members
     ]
-    profile = fit(profile, budgets, say)
+    profile = fit_or_divide(profile, budgets, say)
     job = job_of(profile, recorded.workload, plan_options.preference, plan_options.max_loss_increase)
     cluster, missing = _subset(recorded.cluster, hosts) if hosts is not None else (recorded.cluster, ())
+    if is_divided(profile):
+        planning = with_hashes(plan_layout(cluster, job, profile), cluster, profile)
+        return planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
     planning = with_hashes(make_plan(cluster, job), cluster, profile)
     cables = cable_reasons(cluster, planning, lambda wired: make_plan(wired, job))
     return planning.model_copy(update={"reasons": (*planning.reasons, *missing, *cables)})
@@ -263,7 +267,7 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
 def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, options: PrepareOptions) -> Planning:
     """Prepare the machines and measure what is unknown or outdated, as a run does before it starts."""
     from distributed.launcher import propose
-    from distributed.planning.memory.fitting import fit
+    from distributed.planning.layouts.divided_plan import fit_or_divide
     from distributed.preparation.preflight import memory_budgets
     from distributed.preparation.prepare import prepare
     from training.workers.data_findings import check_data
@@ -271,7 +275,7 @@ def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, op
     check_data(profile)
     machines = prepare(hosts, profile.model.task, options)
     try:
-        profile = fit(profile, memory_budgets(profile, machines), options.tell)
+        profile = fit_or_divide(profile, memory_budgets(profile, machines), options.tell)
         return propose(machines, profile, plan_options, options.tell)[0]
     finally:
         for link, _ in machines:

@@ -23,7 +23,7 @@ from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
-from distributed.planning.memory.fitting import fit
+from distributed.planning.layouts.divided_plan import fit_or_divide
 from distributed.planning.prediction import Predictor, known_costs, sync_schedule_of
 from distributed.planning.reasons import IN_USE, in_use, plain_reasons, sentence, settings_of
 from distributed.planning.run_time import quality_text, run_time
@@ -96,7 +96,7 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     """
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
-    profile = fit(profile, memory_budgets(profile, machines), tell)
+    profile = fit_or_divide(profile, memory_budgets(profile, machines), tell)
     plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
     must_measure = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age

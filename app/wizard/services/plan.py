@@ -24,7 +24,7 @@ from app.wizard.state.ways import rhythm_text
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import PlannedRun
 from distributed.planning.documents.document import Planning
-from distributed.planning.memory.fitting import fit
+from distributed.planning.layouts.divided_plan import fit_or_divide
 from distributed.planning.reasons import in_use
 from distributed.planning.run_time import together_text
 from distributed.preparation.preflight import memory_budgets
@@ -216,7 +216,7 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
     lines: list[str] = []
     if isinstance(forecast, Forecast):
         planned = forecast.planned(
-            saved.planning, fit(profile, memory_budgets(profile, forecast.machines), lines.append)
+            saved.planning, fit_or_divide(profile, memory_budgets(profile, forecast.machines), lines.append)
         )
     return Choices(saved, profile, planned, tuple(lines))
 

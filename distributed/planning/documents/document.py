@@ -192,6 +192,9 @@ class Choice(Document):
     """Steps between exchanges, H."""
     delay: Annotated[int, Field(ge=0)] = 0
     """Steps that an exchange overlaps."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """What each of the members holds, where these are the devices of one member: its first block, and the first one of
+    the next device. Empty: each holds the whole model."""
 
     @property
     def alone(self) -> bool:
@@ -199,7 +202,9 @@ class Choice(Document):
 
     @property
     def name(self) -> str:
-        """Strategy and codec: ``diloco mxfp4``, or ``alone``."""
+        """Strategy and codec: ``diloco mxfp4``, or ``alone``, or ``pipeline``."""
+        if self.blocks:
+            return "pipeline"
         return "alone" if self.alone else f"{self.strategy} {self.codec}"
 
     @property

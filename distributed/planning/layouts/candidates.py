@@ -84,7 +84,7 @@ def _too_large(job: LayoutJob) -> LayoutCandidate:
 
     def missing(machine: ClusterMachine) -> tuple[int, int, str]:
         on_gpu, bf16 = machine.device == "cuda", machine.bf16
-        need = min(need_of(s.profile, job.size, alone=True, on_gpu=on_gpu, bf16=bf16).total for s in job.stagings)
+        need = min(need_of(s.profile, job.size, alone=True, on_gpu=on_gpu, bf16=bf16).total for s in job.stagings())
         return need - budget_of(machine).usable, need, machine.name
 
     lacking, need, name = min(map(missing, job.devices))
@@ -112,7 +112,8 @@ def _pipelines(job: LayoutJob) -> Iterator[LayoutCandidate]:
 def _pipeline(job: LayoutJob, members: int, stages: int) -> LayoutCandidate:
     """Return the fastest pipeline with the first way to train that fits: as the profile says, with adapters, or with
     their base in 8 bits."""
-    for _, group in groupby(job.stagings, key=lambda s: (s.profile.model.tuning, s.profile.model.base_precision)):
+    stagings = job.stagings(stages)
+    for _, group in groupby(stagings, key=lambda s: (s.profile.model.tuning, s.profile.model.base_precision)):
         best: LayoutCandidate | None = None
         for _, alike in groupby(group, key=lambda staged: (staged.profile.model, staged.profile.training)):
             by_evaluation = list(alike)  # which takes no part in a step's time: the largest first
@@ -122,7 +123,7 @@ def _pipeline(job: LayoutJob, members: int, stages: int) -> LayoutCandidate:
                 best = next((f for f in forecasts if f.fits), None) or _forecast(job, by_evaluation[-1], *planned)
         if best is not None:
             return best
-    is_linked = any(chain.is_linked for chain in _chains(job, job.stagings[0], members, stages))
+    is_linked = any(chain.is_linked for chain in _chains(job, stagings[0], members, stages))
     devices = f"{counted(members, 'member')} of {counted(stages, 'device')}"
     return refusal("pipeline", "layout-no-memory" if is_linked else "layout-no-link", devices)
 

@@ -12,11 +12,13 @@ from distributed.planning.documents.cluster import Cluster, ClusterMachine
 from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
 from distributed.planning.layouts.pipeline_step import shard_bytes, tensor_bytes
-from distributed.planning.layouts.stage_devices import FP32_BYTES, WIRE_BYTES, budget_of
+from distributed.planning.layouts.stage_devices import FP32_BYTES, budget_of
 from distributed.planning.memory.memory_model import need_of
 
 INSIDE_MBIT = 48_000.0
 """Rate between two devices of one machine, which is not measured: 6 of the 7.9 GB/s of PCIe 3.0 x8."""
+_WIRE_BYTES = 2
+"""Bytes of a number on the way: bf16."""
 _MOST_SENDING = 0.3
 """Largest share of its compute that a step may take to send."""
 
@@ -24,7 +26,7 @@ _MOST_SENDING = 0.3
 def sharded(job: LayoutJob) -> LayoutCandidate:
     """Return the layout in which each device holds a part of every weight, and gathers the others to compute."""
     passes = job.profile.training.gradient_accumulation
-    return _divided(job, "shard", lambda count: shard_bytes(job.size.parameters, count, WIRE_BYTES, passes))
+    return _divided(job, "shard", lambda count: shard_bytes(job.size.parameters, count, _WIRE_BYTES, passes))
 
 
 def tensor(job: LayoutJob) -> LayoutCandidate:
@@ -32,7 +34,7 @@ def tensor(job: LayoutJob) -> LayoutCandidate:
     training = job.profile.training
     hidden = max((block.boundary for block in job.size.blocks), default=0)
     numbers = training.batch_size * training.gradient_accumulation * hidden
-    return _divided(job, "tensor", lambda count: tensor_bytes(numbers, job.size.layers, count, WIRE_BYTES))
+    return _divided(job, "tensor", lambda count: tensor_bytes(numbers, job.size.layers, count, _WIRE_BYTES))
 
 
 def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> LayoutCandidate:
@@ -53,7 +55,7 @@ def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> La
         rate = _slowest_mbit(job.cluster, devices)
         if layout == "tensor" or not rate:
             return refusal(layout, "layout-outside", layout, names)
-    staged = job.stagings[0]
+    staged = job.stagings()[0]
     seconds = [sum(staged.seconds(machine)) for machine in devices]
     compute = staged.micro_batches / sum(1 / each for each in seconds) if all(seconds) else 0.0
     sending = transfer_seconds(sent(len(devices)), rate)

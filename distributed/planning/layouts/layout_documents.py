@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
@@ -88,23 +88,27 @@ class LayoutJob:
     cluster: Cluster
     interval: int = 1
     """Steps between two exchanges of the members."""
-    measured: Mapping[str, Sequence[float]] | None = None
-    """See :class:`~distributed.planning.layouts.stage_devices.StagedJob`."""
     with_8_bits: Callable[[], bool] = has_8_bits
     """Whether the frozen weights can be held in 8 bits."""
 
-    @cached_property
-    def stagings(self) -> list[StagedJob]:
-        """The job as it is, and with options changed to need less memory, in the order in which they are tried."""
-        stage_size = cache(self.size.stage)
+    def stagings(self, stages: int = 0) -> list[StagedJob]:
+        """Return the job as it is, and with options changed to need less memory, in the order in which they are tried.
+
+        Args:
+            stages: see :class:`~distributed.planning.layouts.stage_devices.StagedJob`.
+        """
+        measured = {machine.name: machine.blocks for machine in self.cluster.machines if machine.blocks}
         return [
-            StagedJob(profile, self.size, self.profile, self.measured or {}, stage_size)
+            StagedJob(profile, self.size, self.profile, measured, self._stage_size, stages)
             for profile in memory_saving_profiles(self.profile, self.with_8_bits)
         ]
+
+    @cached_property
+    def _stage_size(self) -> Callable[[int, int], ModelSize]:
+        return cache(self.size.stage)
 
     @property
     def devices(self) -> list[ClusterMachine]:
         """The devices that train and of which it is known how fast, those with the most memory first."""
-        measured = self.measured or {}
-        training = [m for m in self.cluster.machines if m.trains and (m.speed > 0 or m.name in measured)]
+        training = [m for m in self.cluster.machines if m.trains and (m.speed > 0 or m.blocks)]
         return sorted(training, key=lambda machine: (-budget_of(machine).usable, machine.name))

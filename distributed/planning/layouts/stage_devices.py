@@ -12,11 +12,11 @@ from distributed.planning.layouts.cut import Boundary, StageDevice
 from distributed.planning.memory.fitting import MemoryBudget
 from distributed.planning.memory.memory_model import LORA_DIVISOR, need_of
 from profiles.schema import Profile
+from training.layouts.bounds import micro_batch_size
 from training.tasks.inputs.model_size import ModelSize
 
 FP32_BYTES = 4
-WIRE_BYTES = 2
-"""Bytes of a number between two stages: bf16."""
+"""Bytes of a number, in memory and between two stages."""
 _MESSAGES = 4
 """Tensors of each boundary that a stage holds in main memory, while they are sent or received ahead
 (:mod:`training.layouts.relay`)."""
@@ -24,7 +24,7 @@ _MESSAGES = 4
 
 @dataclass(frozen=True)
 class StagedJob:
-    """A job whose model is divided into stages: a step is ``gradient_accumulation`` micro-batches of ``batch_size``."""
+    """A job whose model is divided into stages."""
 
     profile: Profile
     size: ModelSize
@@ -37,14 +37,35 @@ class StagedJob:
 
     stage_size: Callable[[int, int], ModelSize]
     """Returns the size of a stage (:meth:`~training.tasks.inputs.model_size.ModelSize.stage`)."""
+    stages: int = 0
+    """Of a member; 0: it is divided otherwise, and a step is ``gradient_accumulation`` batches."""
 
-    @property
+    @cached_property
     def batch(self) -> int:
-        return self.profile.training.batch_size
+        """Samples of a micro-batch."""
+        training = self.profile.training
+        if not self.stages:
+            return training.batch_size
+        return micro_batch_size(training.batch_size, training.gradient_accumulation, self.stages)
 
     @property
     def micro_batches(self) -> int:
-        return self.profile.training.gradient_accumulation
+        """Of each member in a step."""
+        training = self.profile.training
+        return -(-training.batch_size * training.gradient_accumulation // self.batch)
+
+    @cached_property
+    def _profile_in_stages(self) -> Profile:
+        """The profile with the micro-batches that pass through the stages."""
+        training, evaluation = self.profile.training, self.profile.evaluation
+        in_stages = {"batch_size": self.batch, "gradient_accumulation": self.micro_batches}
+        evaluated = {"eval_batch_size": evaluation.eval_batch_size or training.batch_size}
+        return self.profile.model_copy(
+            update={
+                "training": training.model_copy(update=in_stages),
+                "evaluation": evaluation.model_copy(update=evaluated),
+            }
+        )
 
     def work(self, profile: Profile) -> list[float]:
         """Return the multiplications of forward and backward of a sample in each block.
@@ -73,7 +94,7 @@ class StagedJob:
     def boundaries(self) -> tuple[Boundary, ...]:
         """Return the bytes of a micro-batch that cross behind each block. A frozen encoder gets no gradients back."""
         frozen = self.profile.model.freeze_encoder
-        number = WIRE_BYTES * self.batch
+        number = FP32_BYTES * self.batch
         return tuple(
             Boundary(number * block.boundary, number * (block.boundary - (block.encoded if frozen else 0)))
             for block in self.size.blocks
@@ -108,9 +129,9 @@ class StagedJob:
 
     def _need(self, on_gpu: bool, bf16: bool, start: int, end: int, under_way: int, alone: bool) -> int:
         stage = self.stage_size(start, end)
-        need = need_of(self.profile, stage, alone, on_gpu=on_gpu, bf16=bf16, under_way=under_way)
+        need = need_of(self._profile_in_stages, stage, alone, on_gpu=on_gpu, bf16=bf16, under_way=under_way)
         crossing = (self.size.blocks[start - 1].boundary if start else 0) + self.size.blocks[end - 1].boundary
-        messages = 0 if on_gpu else _MESSAGES * WIRE_BYTES * self.batch * crossing
+        messages = 0 if on_gpu else _MESSAGES * FP32_BYTES * self.batch * crossing
         frozen = stage.encoder if self.profile.model.freeze_encoder else 0
         summing = FP32_BYTES * (stage.parameters - frozen + self._copies_of_tied(start, end, on_gpu))
         return need.total + max(messages, summing - need.step if self.tied else 0)

@@ -1,0 +1,170 @@
+"""The plan of a model that no machine holds: when a model is divided, and the planner's document for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from distributed.planning.documents.cluster import Cluster
+from distributed.planning.documents.document import (
+    Candidate,
+    Choice,
+    Job,
+    MemberForecast,
+    Planning,
+    Reason,
+    Settings,
+)
+from distributed.planning.layouts.candidates import layout_candidates
+from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob
+from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.layouts.bounds import stages_text
+from training.records.plan import DevicePlan, MemberPlan
+from training.strategies.registry import default_strategy
+from training.tasks.inputs.model_size import ModelSize
+from training.tasks.registry import inputs_of, size_for
+
+
+def is_divided(profile: Profile) -> bool:
+    """Whether the planner cuts the model of a profile: it is to be a pipeline, and its blocks are known."""
+    return profile.run.layout == "pipeline" and _has_blocks(size_for(profile))
+
+
+def _has_blocks(size: ModelSize | None) -> bool:
+    return size is not None and bool(size.blocks)
+
+
+def fit_or_divide(
+    profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None] = lambda line: None
+) -> Profile:
+    """Return the profile fitted to all memory budgets; where no setting fits, one whose model is divided among them.
+
+    With a layout other than ``auto`` the profile decides. A model that one of the machines holds is not divided: that
+    machine alone is faster.
+
+    Args:
+        report: is called with a line about what was changed.
+
+    Raises:
+        BadInput: the model cannot fit; says why it is not divided either.
+    """
+    if is_divided(profile):
+        return profile  # the planner fits each stage to its device
+    try:
+        return fit(profile, budgets, report)
+    except BadInput as error:
+        if profile.run.layout != "auto" or sum(budget.members for budget in budgets) < 2:
+            raise
+        if why := _why_whole(profile, budgets):
+            raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}") from None
+        report(f"{error.problem}: the model is divided")
+        return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": "pipeline"})})
+
+
+def _why_whole(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
+    """Return why a model that does not fit all machines is not divided among them; empty if it is."""
+    size = size_for(profile)
+    if size is None or not size.blocks:
+        return "its blocks are not known"
+    if refusal := inputs_of(profile.model.task).refusal_in_stages(profile):
+        return f"a pipeline {refusal}"
+    for budget in budgets:
+        try:
+            fit_to_budgets(profile, size, [budget], alone=True)
+        except BadInput:
+            continue
+        return f"{budget.name} holds the whole model, and trains it faster without the others"
+    return ""
+
+
+def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
+    """Plan a run of one member whose devices hold the model together.
+
+    Args:
+        cluster: with the times of the blocks, or with measured steps of a model that was held whole.
+
+    Raises:
+        BadInput: no device was measured, or another model.
+    """
+    size = size_for(profile)
+    assert size is not None  # a model without known blocks is not divided by a plan
+    for machine in cluster.machines:
+        if machine.blocks and len(machine.blocks) != len(size.blocks):
+            counts = f"{len(machine.blocks)} blocks, and this one has {len(size.blocks)}"
+            raise BadInput(f"the model measured on {machine.name} has {counts}", "measure this profile")
+    candidates = layout_candidates(LayoutJob(profile, size, cluster))
+    taken = [each for each in candidates if each.layout == "pipeline" and each.accepted and len(each.members) == 1]
+    refused = [each.reason for each in candidates if not each.accepted]
+    fitting = [each for each in taken if each.fits]
+    if not fitting:
+        return Planning(job=job, ranking=(), chosen=None, reasons=(Reason.of("nothing-fits"), *refused))
+    best = fitting[0]
+    candidate = _candidate(best, job, cluster)
+    return Planning(
+        job=job,
+        ranking=(candidate,),
+        chosen=0,
+        settings=_settings(best, candidate, cluster, profile),
+        reasons=(_divided_reason(candidate), best.reason, *refused),
+    )
+
+
+def _divided_reason(candidate: Candidate) -> Reason:
+    return Reason.of("layout-layers", other=stages_text(candidate.choice.members, candidate.choice.blocks))
+
+
+def _candidate(layout: LayoutCandidate, job: Job, cluster: Cluster) -> Candidate:
+    """Return a pipeline of one member as the other documents of a plan show it."""
+    (stages,) = layout.members
+    samples = job.global_batch_of(1)
+    compute = [stage.seconds * layout.micro_batches for stage in stages]
+    members = tuple(
+        MemberForecast(
+            name=stage.name,
+            micro_batch=layout.micro_batch,
+            seconds=seconds,
+            busy=seconds,
+            memory=stage.memory,
+            memory_free=stage.memory_usable,
+            bytes_per_hour=0.0,
+        )
+        for stage, seconds in zip(stages, compute, strict=True)
+    )
+    return Candidate(
+        choice=Choice(
+            strategy=default_strategy(),
+            codec="fp32",
+            engine="mesh",
+            members=tuple(stage.name for stage in stages),
+            blocks=tuple((stage.start, stage.end) for stage in stages),
+        ),
+        step=layout.step,
+        samples_per_second=samples / layout.step if layout.step else 0.0,
+        speed_up=1.0,
+        useful_speed_up=1.0,
+        members=members,
+        accumulation=layout.micro_batches,
+        global_batch=samples,
+        steps=job.steps_of(1),
+        compute=max(compute),
+        exposed=layout.step - max(compute),
+        reasons=(layout.reason,),
+    )
+
+
+def _settings(layout: LayoutCandidate, candidate: Candidate, cluster: Cluster, profile: Profile) -> Settings:
+    changed = {name: after for name, (_, after) in layout.options.items()}
+    devices = tuple(
+        DevicePlan(machine=cluster.machine(name).machine_name, blocks=blocks, ahead=layout.extra)
+        for name, blocks in zip(candidate.choice.members, candidate.choice.blocks, strict=True)
+    )
+    name = "+".join(dict.fromkeys(device.machine for device in devices))
+    batch_size = int(changed.get("batch_size", profile.training.batch_size))
+    member = MemberPlan(rank=0, name=name, batch_size=batch_size, devices=devices)
+    return Settings(
+        options={"layout": "pipeline", **changed},
+        members=(member,),
+        engine="mesh",
+        left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*candidate.choice.members})),
+    )
