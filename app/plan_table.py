@@ -11,7 +11,7 @@ from app.wizard.state.ways import EXACT, SINGLE, label_of_run
 from distributed.planning.cables import CABLES
 from distributed.planning.documents.document import Candidate, Choice, Planning
 from distributed.planning.reasons import LEFT_OUT_CODES, ROUTE_CODES, in_use, sentence
-from distributed.planning.run_time import run_time, together_text
+from distributed.planning.run_time import plan_stages_text, run_time, together_text
 from profiles.errors import counted
 from profiles.installation import program
 from profiles.quantities import bytes_text, memory_text, time_text
@@ -35,7 +35,8 @@ def candidate_text(candidate: Candidate) -> str:
 
 def choice_text(choice: Choice) -> str:
     """Return ``desk, pc and studio, merging every 50 steps``, or ``studio alone``, without the strategy's name."""
-    return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
+    members = together_text(choice.members, choice.blocks)
+    return members if choice.alone or choice.blocks else f"{members}, {_rhythm(choice)}"
 
 
 def doubt_lines(planning: Planning | None) -> Iterator[str]:
@@ -46,6 +47,8 @@ def doubt_lines(planning: Planning | None) -> Iterator[str]:
 
 def way_text(plan: RunPlan) -> str:
     """Return how the members of a plan train together, in a sentence."""
+    if plan.is_staged:
+        return f"{plan_stages_text(plan)}; each micro-batch passes through all of them."
     if plan.world_size == 1:
         return f"{SINGLE}: nothing is exchanged."
     label, interval = label_of_run(plan), sync_schedule_of(plan.profile.strategy).interval
@@ -116,7 +119,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         yield from explanation_lines(planning)
         return
     time = run_time(planning, best) if best.predicted else None
-    lines = [] if best.choice.alone else [f"Machines: {choice_text(best.choice)}."]
+    lines = [] if best.choice.alone else [f"{'' if best.choice.blocks else 'Machines: '}{choice_text(best.choice)}."]
     lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
     if best.choice.alone and time is not None:
         lines.append(sentence(planning.reasons[0]))

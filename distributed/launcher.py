@@ -26,7 +26,7 @@ from distributed.planning.documents.document import (
 from distributed.planning.feedback import corrections, write_planning
 from distributed.planning.layouts.divided_plan import fit_or_divide, is_divided, plan_layout
 from distributed.planning.reasons import sentence, why_in_words
-from distributed.preparation.members import member_names, plan_run, starter_of
+from distributed.preparation.members import as_cut, member_names, plan_run, starter_of
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
 from distributed.run.run_machines import on_present, require_listed, rollback_warning
@@ -243,29 +243,15 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     for link, _ in machines:
         if link.name not in links:
             link.close()
-    if plan.is_staged:
-        members = (_as_cut(plan.members[0], chosen.popitem()[1], names, machines),)
-    else:
-        members = tuple(_as_chosen(member, chosen[member.name], links[member.machine]) for member in plan.members)
+    members = tuple(
+        as_cut(member, planning.settings.members[0], names, machines)
+        if plan.is_staged
+        else _as_chosen(member, chosen[member.name], links[member.machine])
+        for member in plan.members
+    )
     requested = planning.settings.coordinator
     coordinator = requested if requested in links else starter_of(links.values())
     return PlannedRun(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)
-
-
-def _as_cut(
-    member: MemberPlan, chosen: MemberPlan, names: Sequence[str], machines: Sequence[Ready]
-) -> MemberPlan:
-    """Return a member of several devices with these in the planned order, each with its blocks.
-
-    Args:
-        names: those of the devices in that order.
-    """
-    by_name = dict(zip((name for name in member_names(machines) if name in names), member.devices, strict=True))
-    devices = tuple(
-        by_name[name].model_copy(update={"blocks": planned.blocks, "ahead": planned.ahead})
-        for name, planned in zip(names, chosen.devices, strict=True)
-    )
-    return member.model_copy(update={"name": chosen.name, "devices": devices})
 
 
 def _as_chosen(member: MemberPlan, chosen: MemberPlan, link: MachineLink) -> MemberPlan:

@@ -203,7 +203,7 @@ def _unknown(ranked: CandidateRow) -> str:
 
 def _about(ranked: CandidateRow, detailed: bool) -> list[Content]:
     candidate, choice = ranked.candidate, ranked.choice
-    members = f"{together_text(choice.members)}{', not encrypted' if choice.engine == 'nccl' else ''}"
+    members = f"{together_text(choice.members, choice.blocks)}{', not encrypted' if choice.engine == 'nccl' else ''}"
     lines = [literal(", ".join(filter(None, (members, rhythm_text(ranked)))))]
     lines += [muted(text) for text in list(about(ranked))[1:]]  # the first one stands above the table
     if detailed and candidate.step:

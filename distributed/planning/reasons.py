@@ -319,7 +319,6 @@ WORDS = {
     "refused": "{subject} was not considered: it {other}",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",
     "nothing-fits": "the job fits none of these machines",
-    "layout-layers": "{other}",
     "layout-fits": "{subject} holds the whole model, which is faster than dividing it",
     "layout-not-needed": "not needed: {subject} holds the whole model, which is faster",
     "layout-too-large": "no machine holds the whole model: {subject} comes closest, where it needs {needed_text}, and "
@@ -381,7 +380,7 @@ _PREFERRED = {
 def plain_reasons(planning: Planning) -> tuple[str, ...]:
     """Return why the chosen candidate plan was chosen, in one plain sentence, and why machines are left out of it."""
     best = planning.best
-    if best is None or not best.predicted or best.choice.alone:
+    if best is None or not best.predicted or best.choice.alone or best.choice.blocks:
         return tuple(sentence(reason) for reason in planning.reasons[:1])
     waiting = f"{share_text(best.waiting)} of the time"
     interval = best.choice.interval

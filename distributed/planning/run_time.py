@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from distributed.planning.documents.document import Candidate, Planning
 from profiles.errors import counted
 from profiles.quantities import duration_text, machine_text
+from training.records.plan import RunPlan
 
 FIXED_STEPS = "max_steps is fixed: more machines see more samples in the same number of steps, and do not end sooner"
 _NOTICEABLE_RATIO = 0.95
@@ -125,8 +126,36 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
     return " ".join(words)
 
 
-def together_text(members: Sequence[str]) -> str:
-    """Return the members as text: ``desk alone``, ``desk and anna``, ``12 machines``."""
+def stages_text(names: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
+    """Return which layers lie where: ``The model is divided over a, b and c: layers 1-12, 13-20, 21-28``.
+
+    Args:
+        names: of the devices.
+        blocks: of each of them, the first one from 0 and the first one of the next device; empty: not known.
+    """
+    *others, last = names
+    over = f"The model is divided over {', '.join(others)} and {last}"
+    ranges = ", ".join(f"{start + 1}-{end}" if end > start + 1 else str(end) for start, end in blocks)
+    return f"{over}: layers {ranges}" if ranges else f"{over}, in about equal parts"
+
+
+def plan_stages_text(plan: RunPlan) -> str:
+    """Return which layers of a plan's first member lie where."""
+    member = plan.members[0]
+    is_one_each = all(member.machines) and len(member.machines) == len(member.devices)
+    processes = [process for process in plan.processes if process.member is member]
+    names = [process.device.machine if is_one_each else process.name for process in processes]
+    return stages_text(names, [device.blocks for device in member.devices if device.blocks])
+
+
+def together_text(members: Sequence[str], blocks: Sequence[tuple[int, int]] = ()) -> str:
+    """Return the members as text: ``desk alone``, ``desk and anna``, ``12 machines``.
+
+    Args:
+        blocks: of a divided model, see :class:`~distributed.planning.documents.document.Choice`.
+    """
+    if blocks:
+        return stages_text(members, blocks)
     if len(members) == 1:
         return f"{machine_text(members[0])} alone"
     if len(members) > 3:

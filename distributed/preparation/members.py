@@ -53,6 +53,20 @@ def _as_one(members: Sequence[MemberPlan], addresses: Mapping[str, str]) -> Memb
     return members[0].model_copy(update={"name": name, "devices": devices})
 
 
+def as_cut(member: MemberPlan, chosen: MemberPlan, names: Sequence[str], machines: Sequence[Ready]) -> MemberPlan:
+    """Return a member of several devices with these in the planned order, each with its blocks.
+
+    Args:
+        names: those of the devices in that order.
+    """
+    by_name = dict(zip((name for name in member_names(machines) if name in names), member.devices, strict=True))
+    devices = tuple(
+        by_name[name].model_copy(update={"blocks": planned.blocks, "ahead": planned.ahead})
+        for name, planned in zip(names, chosen.devices, strict=True)
+    )
+    return member.model_copy(update={"name": chosen.name, "devices": devices})
+
+
 def addresses_of(machines: Sequence[Ready]) -> dict[str, str]:
     """Return the literal address at which each machine is dialled by the others, by name."""
     remote_hosts = [link.host for link, _ in machines if link.host and not link.machine.is_local]

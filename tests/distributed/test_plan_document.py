@@ -18,11 +18,14 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import apply_planning, with_best_paths
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.measure import MeasurementResult
+from distributed.planning.documents.document import Candidate, Choice, Planning, Settings
 from distributed.planning.planner import plan as plan_for
+from distributed.planning.run_time import plan_stages_text
 from distributed.preparation.prepare import updated_hosts
 from distributed.run.run_machines import links_of, on_present, record_added_machine
 from distributed.supervisor import Supervisor
 from profiles.errors import BadInput
+from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.distributed.test_preflight import SOUND
 from training.records.plan import DevicePlan, MemberPlan, RunPlan, read_plan
@@ -149,6 +152,21 @@ def test_what_the_planner_chose_reaches_its_member_in_any_order_of_the_hosts() -
     assert by_name[0] == by_name[1] and [plan.members[0].machine for plan in orders] == ["a", "b"]
     chosen = {name: (member.batch_size, member.lead.kind, member.lead.index) for name, member in by_name[0].items()}
     assert chosen == {"a": (14, "auto", 0), "b:cuda:0": (7, "cuda", 0), "b:cuda:1": (3, "cuda", 1)}
+
+
+@pytest.mark.parametrize("order", ["abc", "bca"])
+def test_a_divided_model_lies_on_the_machines_as_planned_in_any_order_of_the_hosts(order: str) -> None:
+    names, blocks = ("c", "a", "b"), ((0, 3), (3, 4), (4, 9))
+    choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=names, blocks=blocks)
+    devices = tuple(DevicePlan(machine=name, blocks=ends, ahead=2) for name, ends in zip(names, blocks, strict=True))
+    member = MemberPlan(rank=0, name="c+a+b", batch_size=8, devices=devices)
+    settings = Settings(options={"layout": "pipeline"}, members=(member,), engine="mesh")
+    planning = Planning(job=job(), ranking=(Candidate(choice=choice),), chosen=0, settings=settings)
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a:b"})
+    plan = apply_planning(planning, profile, [(link, SOUND) for link in links([*order])]).plan
+    (placed,) = plan.members
+    assert [(d.machine, d.blocks, d.ahead) for d in placed.devices] == [("c", (0, 3), 2), ("a", (3, 4), 2), ("b", (4, 9), 2)]
+    assert plan_stages_text(plan) == "The model is divided over c, a and b: layers 1-3, 4, 5-9"
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])

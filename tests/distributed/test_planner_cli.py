@@ -142,3 +142,56 @@ def test_the_example_in_the_docs_can_be_planned(tmp_path: Path, capsys: Capture)
     (tmp_path / "figures.json").write_text(example[1])
     assert run("demo-scratch", "--figures", tmp_path / "figures.json", "--explain") == 0
     assert "over" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------ divided models
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 3072, "num_hidden_layers": 28,
+    "vocab_size": 128_256, "intermediate_size": 8192, "num_attention_heads": 24, "num_key_value_heads": 8,
+    "max_position_embeddings": 512, "tie_word_embeddings": True,
+}  # fmt: skip
+WHOLE = ("--set", "tuning=full", "--set", "task=causal_lm", "--set", "eval_batch_size=1", "--set", "batch_size=8")
+
+
+def divided(folder: Path, *gigabytes: int, linked: bool = True, **fields: Any) -> tuple[str | Path, ...]:
+    """Return the arguments of a plan for a 3 B language model, all of whose weights are trained, on such machines."""
+    model = folder / "llama"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    machines = [
+        machine("abc"[index], 0, memory_total=size * 10**9, blocks=(0.1 + 0.1 * index,) * 28, **fields)
+        for index, size in enumerate(gigabytes)
+    ]
+    home = joined(machines)
+    home = home if linked else home.model_copy(update={"links": ()})
+    workload = Workload(trainable=3_212_749_824, total=3_212_749_824, layers=28, samples=1000)
+    return ("demo-scratch", "--figures", written(folder, home, workload), "--set", f"model_path={model}", *WHOLE)
+
+
+def test_a_model_that_no_machine_holds_is_divided(tmp_path: Path, capsys: Capture) -> None:
+    assert run(*divided(tmp_path, 40, 40, 40), "--out", tmp_path / "plan.json") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^The model is divided over \w, \w and \w: layers 1-\d+, \d+-\d+, \d+-28", out, re.MULTILINE)
+    settings = Planning.read(tmp_path / "plan.json").settings
+    assert settings is not None and settings.options["layout"] == "pipeline"
+    (member,) = settings.members
+    ends = [device.blocks for device in member.devices]
+    assert ends[0] is not None and ends[0][0] == 0 and ends[-1] is not None and ends[-1][1] == 28
+    layers = {d.machine: d.blocks[1] - d.blocks[0] for d in member.devices if d.blocks is not None}
+    assert layers["a"] > layers["c"]  # which takes three times as long for a block
+
+
+def test_without_links_a_line_says_why_the_model_is_not_divided(tmp_path: Path, capsys: Capture) -> None:
+    assert run(*divided(tmp_path, 40, 40, 40, linked=False)) == 3
+    assert "would need links that were not measured" in capsys.readouterr().out
+
+
+def test_a_model_that_one_machine_holds_is_not_divided(tmp_path: Path, capsys: Capture) -> None:
+    assert run(*divided(tmp_path, 20, 128)) == 2
+    assert "b holds the whole model, and trains it faster without the others" in capsys.readouterr().err
+
+
+def test_a_pipeline_by_hand_takes_the_planners_cut(tmp_path: Path, capsys: Capture) -> None:
+    assert run(*divided(tmp_path, 128, 128), "--set", "layout=pipeline") == 0
+    assert "The model is divided over" in capsys.readouterr().out

@@ -11,6 +11,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from distributed.planning.layouts.divided_plan import fit_locally
+from distributed.planning.memory import fitting
 from distributed.planning.memory.fitting import MemoryBudget, fit_to_budgets
 from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
@@ -138,3 +140,16 @@ def test_a_run_is_resumed_with_other_workers_if_they_hold_one_model() -> None:
         with_workers(plan_local_run(profile_of(layout="replicate"), 2), 3)
     with pytest.raises(BadInput, match="layout = pipeline .*fp16"):
         with_workers(plan_local_run(profile_of(layout="replicate", mixed_precision="fp16"), 1), 2)
+
+
+def test_workers_that_cannot_hold_a_model_each_hold_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = BlockSize(100_000_000, 100_000_000, 100_000_000, 1_000_000, 1000)
+    size, lines = sum_of_blocks([block] * 8, outputs=0, evaluation=0), list[str]()
+    monkeypatch.setattr(fitting, "size_for", lambda profile: size)
+    budgets = [MemoryBudget("here", 9 << 30, "cuda")]
+    profile = profile_of(fit_memory="off", workers=2, batch_size=1, layout="auto")
+    assert fit_locally(profile, budgets, lines.append).run.layout == "pipeline"
+    assert lines[-1].endswith("the model is divided over 2 workers")
+    with pytest.raises(BadInput, match="here"):
+        fit_locally(profile, [MemoryBudget("here", 3 << 30, "cuda")], lines.append)
+    assert fit_locally(profile, [MemoryBudget("here", 40 << 30, "cuda")], lines.append).run.layout == "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed.planning.documents.cluster import ClusterMachine, Measurement
+from distributed.planning.documents.cluster import Cluster, ClusterMachine, Measurement
 from distributed.planning.layouts.layout_documents import LayoutJob
 from distributed.planning.layouts.stage_devices import StagedJob
 from profiles.files.resolve import profile_from_options
@@ -12,6 +12,7 @@ from speech.inputs.model_size import whisper_size
 from tests.speech.test_whisper_stages import LARGE
 
 SIZE = whisper_size(LARGE)
+ONE = Cluster(machines=(ClusterMachine(name="a"),))
 
 
 def staged(**options: object) -> StagedJob:
@@ -21,7 +22,7 @@ def staged(**options: object) -> StagedJob:
 
 def test_a_boundary_of_the_decoder_carries_what_was_heard_as_well() -> None:
     boundaries = staged().boundaries()
-    heard, tokens = 4 * 8 * 1500 * 1280, 2 * 8 * 448 * 1280
+    heard, tokens = 4 * 8 * 1500 * 1280, 4 * 8 * 448 * 1280
     assert boundaries[10] == boundaries[31] == (heard, heard)
     assert boundaries[40] == (heard + tokens, heard + tokens)
     assert boundaries[63] == (0, 0)
@@ -56,6 +57,6 @@ def test_a_stage_with_one_end_of_the_embedding_holds_copies_while_it_is_summed()
 
 
 def test_the_job_is_tried_with_options_that_need_less_memory() -> None:
-    job = LayoutJob(profile_from_options("mine", {"tuning": "full"}), SIZE, None, with_8_bits=lambda: False)  # type: ignore[arg-type]
+    job = LayoutJob(profile_from_options("mine", {"tuning": "full"}), SIZE, ONE, with_8_bits=lambda: False)
     assert {s.profile.model.gradient_checkpointing for s in job.stagings()} == {False, True}
     assert {s.batch for s in job.stagings()} == {8, 4, 2, 1}

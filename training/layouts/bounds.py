@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from profiles.errors import BadInput, counted
 from training.records.plan import DevicePlan
 
-
 _IN_FLIGHT = 2
 """Micro-batches for each stage into which a step is divided, if it has as many samples."""
 
@@ -15,19 +14,6 @@ _IN_FLIGHT = 2
 def micro_batch_size(batch_size: int, accumulation: int, stages: int) -> int:
     """Return the samples of the micro-batches that pass through a pipeline: at most a member's batch."""
     return min(batch_size, -(-batch_size * accumulation // (_IN_FLIGHT * stages)))
-
-
-def stages_text(names: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
-    """Return which layers lie where: ``the model is divided over a, b and c: layers 1-12, 13-20, 21-28``.
-
-    Args:
-        names: of the devices.
-        blocks: of each of them, the first one from 0 and the first one of the next device; empty: not known.
-    """
-    *others, last = names
-    over = f"the model is divided over {', '.join(others)} and {last}"
-    ranges = ", ".join(f"{start + 1}-{end}" if end > start + 1 else str(end) for start, end in blocks)
-    return f"{over}: layers {ranges}" if ranges else f"{over} in about equal parts"
 
 
 def bounds_of(devices: Sequence[DevicePlan], blocks: int) -> tuple[int, ...]:

@@ -30,8 +30,7 @@ _UNCOUNTED: dict[str, Any] = {
         }
     },
 }
-"""Fields that do not affect the result: names, folders, addresses, the engine of the exchanges, and where a model is
-cut."""
+"""Fields that do not affect the result: names, folders, addresses, the engine of exchanges, where a model is cut."""
 
 
 class DevicePlan(BaseModel):
@@ -57,8 +56,7 @@ class DevicePlan(BaseModel):
     """First block of its stage, and the first of the next one, where its member has several devices; ``None``: about
     as many as each of the others."""
     ahead: int = Field(default=0, ge=0)
-    """Micro-batches that its stage runs further ahead over slow links, see
-    :func:`training.layouts.orders.micro_batches_under_way`."""
+    """``extra`` of its stage, see :func:`training.layouts.orders.micro_batches_under_way`."""
 
 
 class MemberPlan(BaseModel):

@@ -123,7 +123,8 @@ def _first_batch(task: Task, profile: Profile, device: torch.device, count: int)
     read_batch = samples.training_batch(range(min(count, len(task.train))), 0)
     if read_batch is None:
         raise RunFailed(f"none of the first {count} samples can be read", "repair or remove them")
-    return move(read_batch[1], device)
+    batch: Batch = move(read_batch[1], device)
+    return batch
 
 
 def _measured(stage: CutModel, batch: Batch, boundary: _Boundary, precision: Precision) -> _OneBlock:

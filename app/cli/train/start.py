@@ -20,6 +20,7 @@ from app.report import title_of
 from app.run_view.run_state import reduce_events
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
+from distributed.planning.layouts.divided_plan import fit_locally
 from distributed.planning.memory.fitting import fit
 from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import local_memory_budgets
@@ -197,7 +198,8 @@ def plan_of(request: TrainRequest) -> RunPlan:
         )
     machines = Machines.read(Path(run.cluster)) if run.cluster else None
     simulated = run.simulate or (len(machines.names) if machines else 0)
-    fitting = fit(profile, local_memory_budgets(profile, 1 if simulated else run.workers), say)
+    budgets = local_memory_budgets(profile, 1 if simulated else run.workers)
+    fitting = fit(profile, budgets, say) if simulated else fit_locally(profile, budgets, say)
     plan = plan_local_run(fitting, simulated or run.workers, simulated=simulated > 0)
     plan = machines.with_clock(plan) if machines else plan
     check_data_of(plan)

@@ -157,7 +157,9 @@ def plain_way_words(candidate: CandidateRow) -> str:
     if candidate.problem:
         return candidate.problem
     takes = duration_text(candidate.seconds) if candidate.seconds else "not measured"
-    return ", ".join(filter(None, (together_text(candidate.choice.members), takes, rhythm_text(candidate))))
+    return ", ".join(
+        filter(None, (together_text(candidate.choice.members, candidate.choice.blocks), takes, rhythm_text(candidate)))
+    )
 
 
 def way_words(candidate: CandidateRow) -> str:

@@ -265,9 +265,10 @@ def _time(request: PlanRequest) -> tuple[str, ...]:
 
 def way_in_words(chosen: CandidateRow | None, request: PlanRequest) -> str:
     """Return a short description of which machines train and how often they synchronise."""
-    members = chosen.choice.members if chosen is not None else (request.machines[0].name,)
-    rhythm = rhythm_text(chosen) if chosen is not None else ""
-    return ", ".join(filter(None, (together_text(members), rhythm)))
+    if chosen is None:
+        return together_text((request.machines[0].name,))
+    members = together_text(chosen.choice.members, chosen.choice.blocks)
+    return ", ".join(filter(None, (members, rhythm_text(chosen))))
 
 
 def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
@@ -284,7 +285,7 @@ def _changes(request: PlanRequest, saved: Saving, size: int, stay: bool) -> Iter
     settings = saved.planning.settings if saved.planning is not None else None
     for key, machine in entries_of(request.machines).items():
         name = machine.name
-        if settings is not None and all(member.machine != name for member in settings.members):
+        if settings is not None and all(name not in member.machines for member in settings.members):
             yield MachineChange(f"out:{key}", name, "nothing: it is not part of the chosen strategy", "~")
         elif not machine.is_local:
             folder = machine.project_path or "~/.cache/muster"

@@ -12,7 +12,7 @@ from profiles.errors import BadInput, counted
 if TYPE_CHECKING:  # pydantic, which the first screen does without
     from training.records.plan import RunPlan
 
-FAST, EXACT, BOTH, SINGLE = "Fast", "Exact", "Fast and exact", "One machine"
+FAST, EXACT, BOTH, SINGLE, DIVIDED = "Fast", "Exact", "Fast and exact", "One machine", "Divided model"
 _ALIKE = 1.05
 """Speed ratio below which predictions cannot tell two candidate plans apart."""
 
@@ -28,11 +28,15 @@ def offered(candidates: Sequence[CandidateRow], chosen: CandidateRow | None) -> 
 
 def label_of(candidate: CandidateRow, candidates: Sequence[CandidateRow]) -> str:
     """Return ``Fast``, ``Exact``, ``One machine``, or the strategy name of any other candidate plan."""
+    if candidate.choice.blocks:
+        return DIVIDED
     return SINGLE if candidate.choice.alone else _labels(candidates).get(candidate.index, candidate.choice.name)
 
 
 def label_of_run(plan: RunPlan) -> str:
     """Return the label of a run's way to train; the strategy's name where nothing is known of what it exchanges."""
+    if plan.is_staged:
+        return DIVIDED
     if plan.world_size == 1:
         return SINGLE
     from training.strategies.registry import cost_model  # all strategies, which the set-up's first screen does without
@@ -58,6 +62,7 @@ def _labels(candidates: Sequence[CandidateRow]) -> dict[int, str]:
     labels |= {} if exact is None else {exact.index: EXACT}
     if fastest is not None:
         labels[fastest.index] = BOTH if fastest is exact else FAST
+    labels |= {way.index: DIVIDED for way in candidates if way.choice.blocks}
     singles = [way for way in candidates if way.choice.alone]
     single = next((way for way in singles if way.recommended), max(singles, key=_speed, default=None))
     return labels | ({} if single is None else {single.index: SINGLE})
@@ -84,7 +89,7 @@ def advised(candidates: Sequence[CandidateRow], preference: str) -> CandidateRow
 
 def rhythm_text(candidate: CandidateRow) -> str:
     """Return how often the machines synchronise; empty for a single machine."""
-    if candidate.choice.alone:
+    if candidate.choice.alone or candidate.choice.blocks:
         return ""
     return f"merging every {counted(candidate.interval, 'step')}" if candidate.interval > 1 else "merging in every step"
 

@@ -46,12 +46,13 @@ def layout_candidates(job: LayoutJob) -> list[LayoutCandidate]:
     """
     if not job.devices:
         raise BadInput("no machine of these was measured", "measure them first")
-    if whole := [candidate for machine in job.devices if (candidate := _whole(job, machine)) is not None]:
+    whole = [] if job.divides else [each for machine in job.devices if (each := _whole(job, machine)) is not None]
+    if whole:
         fitting = min(whole, key=lambda candidate: len(candidate.options))
         others: tuple[Layout, ...] = ("pipeline", "shard", "tensor")
         return [fitting, *(refusal(layout, "layout-not-needed", fitting.reason.subject) for layout in others)]
     candidates = [*_pipelines(job), sharded(job), tensor(job)]
-    return [*sorted(candidates, key=_order), _too_large(job)]
+    return [*sorted(candidates, key=_order), *([] if job.divides else [_too_large(job)])]
 
 
 def _order(candidate: LayoutCandidate) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import (
@@ -17,9 +18,8 @@ from distributed.planning.documents.document import (
 from distributed.planning.layouts.candidates import layout_candidates
 from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob
 from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.layouts.bounds import stages_text
 from training.records.plan import DevicePlan, MemberPlan
 from training.strategies.registry import default_strategy
 from training.tasks.inputs.model_size import ModelSize
@@ -59,7 +59,30 @@ def fit_or_divide(
         if why := _why_whole(profile, budgets):
             raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}") from None
         report(f"{error.problem}: the model is divided")
-        return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": "pipeline"})})
+        return _as_pipeline(profile)
+
+
+def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile:
+    """Return the profile fitted to the workers of this machine: where each cannot hold the model, all together.
+
+    Raises:
+        BadInput: they cannot either.
+    """
+    try:
+        return fit(profile, budgets, report)
+    except BadInput as error:
+        if profile.run.layout != "auto" or profile.run.workers < 2:
+            raise
+        divided = _as_pipeline(profile)
+        with suppress(BadInput):
+            fitted = fit(divided, budgets, report)
+            report(f"{error.problem}: the model is divided over {counted(profile.run.workers, 'worker')}")
+            return fitted
+        raise
+
+
+def _as_pipeline(profile: Profile) -> Profile:
+    return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": "pipeline"})})
 
 
 def _why_whole(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
@@ -93,11 +116,12 @@ def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
         if machine.blocks and len(machine.blocks) != len(size.blocks):
             counts = f"{len(machine.blocks)} blocks, and this one has {len(size.blocks)}"
             raise BadInput(f"the model measured on {machine.name} has {counts}", "measure this profile")
-    candidates = layout_candidates(LayoutJob(profile, size, cluster))
+    candidates = layout_candidates(LayoutJob(profile, size, cluster, divides=True))
     taken = [each for each in candidates if each.layout == "pipeline" and each.accepted and len(each.members) == 1]
     refused = [each.reason for each in candidates if not each.accepted]
     fitting = [each for each in taken if each.fits]
-    if not fitting:
+    if not fitting:  # the lines about the layouts that a person could not choose would tell nothing
+        refused = [each.reason for each in candidates if each.layout == "pipeline"]
         return Planning(job=job, ranking=(), chosen=None, reasons=(Reason.of("nothing-fits"), *refused))
     best = fitting[0]
     candidate = _candidate(best, job, cluster)
@@ -106,12 +130,8 @@ def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
         ranking=(candidate,),
         chosen=0,
         settings=_settings(best, candidate, cluster, profile),
-        reasons=(_divided_reason(candidate), best.reason, *refused),
+        reasons=(best.reason, *refused),
     )
-
-
-def _divided_reason(candidate: Candidate) -> Reason:
-    return Reason.of("layout-layers", other=stages_text(candidate.choice.members, candidate.choice.blocks))
 
 
 def _candidate(layout: LayoutCandidate, job: Job, cluster: Cluster) -> Candidate:

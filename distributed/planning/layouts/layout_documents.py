@@ -88,6 +88,8 @@ class LayoutJob:
     cluster: Cluster
     interval: int = 1
     """Steps between two exchanges of the members."""
+    divides: bool = False
+    """Whether the model is divided even if a machine holds it."""
     with_8_bits: Callable[[], bool] = has_8_bits
     """Whether the frozen weights can be held in 8 bits."""
 
