@@ -165,7 +165,11 @@ def test_a_divided_model_lies_on_the_machines_as_planned_in_any_order_of_the_hos
     profile = profile_from_options("p", {"task": "custom", "model_path": "a:b"})
     plan = apply_planning(planning, profile, [(link, SOUND) for link in links([*order])]).plan
     (placed,) = plan.members
-    assert [(d.machine, d.blocks, d.ahead) for d in placed.devices] == [("c", (0, 3), 2), ("a", (3, 4), 2), ("b", (4, 9), 2)]
+    assert [(d.machine, d.blocks, d.ahead) for d in placed.devices] == [
+        ("c", (0, 3), 2),
+        ("a", (3, 4), 2),
+        ("b", (4, 9), 2),
+    ]
     assert plan_stages_text(plan) == "The model is divided over c, a and b: layers 1-3, 4, 5-9"
 
 
