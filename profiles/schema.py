@@ -310,8 +310,8 @@ class RunSettings(Section):
     layout: Literal["auto", "replicate", "pipeline"] = option(
         "auto",
         "what each device holds; replicate: the whole model; pipeline: some of its blocks, through which the "
-        "micro-batches of one batch pass, for a model that no device holds (no samples are kept to be shown then); "
-        "auto: pipeline where no other setting makes the model fit",
+        "micro-batches of one batch pass, for a model that no device holds; auto: pipeline where no other setting "
+        "makes the model fit",
     )
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024

@@ -18,6 +18,8 @@ from training.records.runs import plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.outcome import RunOutcome
 from training.run.run_controller import RunController
+from training.tasks.outputs.predictions import FOLDER
+from training.tasks.outputs.showcase import NAME, read_showcase
 
 STEPS = 5
 TRAINING: dict[str, Any] = {
@@ -79,6 +81,15 @@ def agree(record: Record, expected: Record) -> None:
 def weights_in(run_dir: Path) -> dict[str, torch.Tensor]:
     (file,) = (run_dir / "model").glob("*.safetensors")
     return safetensors.torch.load_file(file)
+
+
+def assert_same_showcase(run: Record, whole: Record) -> None:
+    shown, expected = (read_showcase(record.outcome.run_dir / FOLDER / NAME) for record in (run, whole))
+    assert shown is not None and expected is not None and shown.samples
+    for sample, other in zip(shown.samples, expected.samples, strict=True):
+        losses = [(entry.first or 0.0, entry.last or 0.0) for entry in (sample, other)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        assert (sample.before, sample.after) == (other.before, other.after)
 
 
 def assert_same_weights(run: Record, whole: Record) -> None:

@@ -12,7 +12,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from tests.layouts.staged_records import STEPS, Record, agree, assert_same_weights, plan_of, resumed, trained
+from tests.layouts.staged_records import (
+    STEPS,
+    Record,
+    agree,
+    assert_same_showcase,
+    assert_same_weights,
+    plan_of,
+    resumed,
+    trained,
+)
 from tests.tasks.tiny_tasks import byte_tokenizer
 from tests.waiting import until
 from training.records.events import EvaluationEvent, Event, MemberEvent, StepEvent
@@ -42,6 +51,7 @@ def test_two_stages_train_as_one_process(tmp_path: Path, whole: Record) -> None:
     evaluations, expected = ([event.loss for event in record.of(EvaluationEvent)] for record in (run, whole))
     assert evaluations == pytest.approx(expected, rel=1e-6)
     assert_same_weights(run, whole)
+    assert_same_showcase(run, whole)
 
 
 @pytest.fixture
@@ -129,6 +139,7 @@ def test_a_llama_in_two_stages_becomes_an_ordinary_model_folder(tmp_path: Path) 
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, expected)
     assert_same_weights(run, expected)
+    assert_same_showcase(run, expected)
     folder, wanted = (record.outcome.run_dir / "model" for record in (run, expected))
     assert {file.name for file in folder.iterdir()} == {file.name for file in wanted.iterdir()}
     assert (folder / "config.json").read_text() == (wanted / "config.json").read_text()

@@ -17,6 +17,7 @@ from training.hardware.device import Precision
 from training.optimization.backward import MakeBatches
 from training.strategies.base import Strategy
 from training.tasks.base import Answer, Batch, Task
+from training.tasks.outputs.showcase import SampleOutput
 
 
 class StepBackward(Protocol):
@@ -81,6 +82,14 @@ class Layout(ABC):
     @abstractmethod
     def answer(self, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
         """Return the sums and texts of :meth:`training.tasks.base.Task.answer`, the same on all devices.
+
+        Raises:
+            ExchangeError: a device is lost.
+        """
+
+    @abstractmethod
+    def sample_output(self, batch: Batch) -> SampleOutput:
+        """Return the result of :meth:`training.tasks.base.Task.sample_output`, the same on all devices.
 
         Raises:
             ExchangeError: a device is lost.

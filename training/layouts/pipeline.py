@@ -112,11 +112,15 @@ class Pipeline:
             ExchangeError: a device is lost.
             RunFailed: a device sent something else than what belongs there.
         """
-        losses = self._relay.evaluate(
-            len(batches), lambda index, arrived: self._forward(batches[index], arrived, seed=None)
-        )
+        losses = self.results(batches)
         means = self._sum_over_stages(losses, len(batches)).tolist()
         return {"loss_sum": math.fsum(map(math.prod, zip(means, weights))), "weight": math.fsum(weights)}
+
+    def results(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Return what the last stage computes for some batches; empty on the others."""
+        return self._relay.evaluate(
+            len(batches), lambda index, arrived: self._forward(batches[index], arrived, seed=None)
+        )
 
     def _forward(self, batch: Batch, arrived: Tensors, seed: int | None) -> Tensors | torch.Tensor:
         try:

@@ -19,6 +19,7 @@ from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
 from training.layouts.bounds import bounds_of, micro_batch_size
 from training.layouts.carrier import Carrier, gather_among
+from training.layouts.decode import generating
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
 from training.layouts.stages.anatomy import examine, meta_copy
@@ -31,6 +32,7 @@ from training.optimization.backward import MakeBatches
 from training.records.plan import DevicePlan
 from training.strategies.base import Strategy
 from training.tasks.base import Answer, Batch, Task
+from training.tasks.outputs.showcase import SampleOutput
 
 _PARTS = "model.parts"
 """Folder of the stages' parts of the model, within a run folder."""
@@ -103,7 +105,7 @@ class StagedModel(Layout):
         return self._devices[self._carrier.stage]
 
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
-        self._task, self._profile = task, profile
+        self._task, self._profile, self._precision = task, profile, precision
         stage = task.build_stage(StageBuilder(self._devices, self._carrier.stage, profile.training.seed))
         self.model = prepare_model(stage, profile.model, precision)
         self._pipeline = Pipeline(CutModel(self.model, task.loss), self._carrier, precision, extra=self._device.ahead)
@@ -127,6 +129,12 @@ class StagedModel(Layout):
             if is_out_of_memory(error):
                 raise self._too_large(error, "eval_batch_size") from error
             raise
+
+    def sample_output(self, batch: Batch) -> SampleOutput:
+        if type(self._task).sample_output is Task.sample_output:  # a loss, as in an evaluation
+            return SampleOutput(loss=self._task.metrics(self.answer(batch, False)[0]).get("loss"))
+        with generating(self.model, self._carrier, self._precision):
+            return self._task.sample_output(self.model, batch)
 
     def gather(self, payload: bytes) -> list[bytes]:
         return gather_among(self._carrier, payload)

@@ -15,6 +15,7 @@ from training.model.saved_model import save_model
 from training.optimization.backward import Backward
 from training.strategies.weights import trainable
 from training.tasks.base import Answer, Batch, Task
+from training.tasks.outputs.showcase import SampleOutput
 
 
 class WholeModel(Layout):
@@ -39,6 +40,9 @@ class WholeModel(Layout):
 
     def answer(self, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
         return self._task.answer(self.model, batch, generate)
+
+    def sample_output(self, batch: Batch) -> SampleOutput:
+        return self._task.sample_output(self.model, batch)
 
     def gather(self, payload: bytes) -> list[bytes]:
         return [payload]

@@ -21,11 +21,12 @@ from training.data.sample_order import evaluation_slice
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
 from training.hardware.device import Precision, evaluating, is_out_of_memory, move, release_memory, sample_too_large
+from training.layouts.base import Layout
 from training.loop.local_data import LocalSchedule
 from training.loop.showcase_sampling import ShowcaseSampler
 from training.records.bounded_fields import LONGEST_TEXT, harmless
 from training.records.events import EvaluationEvent
-from training.tasks.base import Answer, Batch
+from training.tasks.base import Answer
 from training.tasks.outputs.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
@@ -38,7 +39,6 @@ _SLOW_SAMPLE = 5.0
 """Seconds of one sample from which on a batch would take too long to be measured."""
 _MAX_PAYLOAD = 4_000_000
 """Bytes of answers that one member sends, some 50,000 short texts; further ones are left out of the file."""
-AnswerBatch = Callable[[Batch, bool], tuple[dict[str, float], list[Answer]]]
 _ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
 
 
@@ -56,7 +56,7 @@ class Evaluator:
         local: which samples each member has, where data stay on their machines: then each member evaluates its own
             samples, and the model's answers are not saved.
         round_size: largest number of samples that a member evaluates in one round.
-        answer: returns the sums and texts of a batch, given whether to generate; default: those of the task.
+        layout: what this process holds of the model; default: all of it.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Evaluator:
         names: Callable[[int], str] = "member {}".format,
         local: LocalSchedule | None = None,
         round_size: int = ROUND_SIZE,
-        answer: AnswerBatch | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self._local, self._round_size = local, round_size
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
-        self._answer = answer or functools.partial(self._task.answer, model)
+        self._answer = layout.answer if layout else functools.partial(self._task.answer, model)
         self._batch_size = settings.eval_batch_size or batch_size
         self._stops, self._warn, self._names = stops, warn, names
         self._stopped: set[int] = set()
@@ -86,7 +86,7 @@ class Evaluator:
         self._folder = run_dir / FOLDER if run_dir is not None and keeps else None
         self._showcase: ShowcaseSampler | None = None
         if settings.eval_showcase and run_dir is not None and local is None:
-            self._showcase = ShowcaseSampler(samples, model, precision, run_dir / FOLDER, stops, warn)
+            self._showcase = ShowcaseSampler(samples, model, precision, run_dir / FOLDER, stops, warn, layout=layout)
         self._answers: list[Answer] = []
         self._left_out: set[int] = set()
 

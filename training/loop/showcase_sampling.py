@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +16,7 @@ from torch import nn
 from profiles.errors import BadInput, where_it_failed
 from training.data.batches import Samples
 from training.hardware.device import Precision, evaluating, is_out_of_memory, move, release_memory
+from training.layouts.base import Layout
 from training.records.run_files import explain
 from training.tasks.base import Answer, Batch
 from training.tasks.outputs.predictions import BEFORE, Prediction, read_predictions
@@ -39,6 +42,7 @@ class ShowcaseSampler:
         stops: asked between two samples whether this member is to stop.
         warn: called with the reason if nothing is shown.
         seconds: see :data:`SECONDS`.
+        layout: what this process holds of the model; default: all of it. Of several devices the first one writes.
     """
 
     def __init__(
@@ -50,7 +54,11 @@ class ShowcaseSampler:
         stops: Callable[[], bool],
         warn: Callable[[str], None],
         seconds: float = SECONDS,
+        layout: Layout | None = None,
     ) -> None:
+        self._layout = layout
+        self._sample_output = layout.sample_output if layout else partial(samples.task.sample_output, model)
+        self._is_lead = layout is None or layout.part[0] == 0
         self._samples, self._task, self._model, self._precision = samples, samples.task, model, precision
         self._folder, self._stops, self._warn = folder, stops, warn
         self._seconds, self._gives_up = seconds, False
@@ -74,7 +82,9 @@ class ShowcaseSampler:
             return
         try:
             self._look(split, step)
-        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything, and the run goes on without
+        except Exception as error:
+            if self._layout and self._layout.part[1] > 1:
+                raise  # the other devices wait for what this one was to compute
             self._gives_up = True
             if is_out_of_memory(error):
                 release_memory(self._precision.device)
@@ -86,6 +96,8 @@ class ShowcaseSampler:
         indices = {f"sample {index}": index for index in (size * number // count for number in range(count))}
         if not step:
             shown = self._shown(split, indices)
+            if not self._is_lead:
+                return
             entries = [
                 {"id": name, "prompt": sample.prompt, "exact_prompt": sample.exact_prompt,
                  "reference": sample.reference, "before": sample.generated, "first": sample.loss}
@@ -100,11 +112,22 @@ class ShowcaseSampler:
             }
             Showcase.model_validate(document).write(self._folder / FIRST)
             return
-        initial = read_showcase(self._folder / FIRST)
-        if initial is None or initial.split != split:  # the run does not evaluate before its first step
+        initial = read_showcase(self._folder / FIRST) if self._is_lead else None
+        if initial is not None and initial.split != split:
+            initial = None
+        names = [sample.id for sample in initial.samples if sample.id in indices] if initial else []
+        known_indices = {name: indices[name] for name in self._as_lead(names)}
+        if not known_indices:  # the run does not evaluate before its first step
             return
-        known_indices = {sample.id: indices[sample.id] for sample in initial.samples if sample.id in indices}
-        self._write(showcase_of_items(initial, step, self._shown(split, known_indices)), split, known_indices)
+        shown = self._shown(split, known_indices)
+        if initial is not None:
+            self._write(showcase_of_items(initial, step, shown), split, known_indices)
+
+    def _as_lead(self, names: list[str]) -> list[str]:
+        """Return the names that the first device gives."""
+        return (
+            cast(list[str], json.loads(self._layout.gather(json.dumps(names).encode())[0])) if self._layout else names
+        )
 
     @torch.no_grad()
     def _shown(self, split: str, indices: dict[str, int]) -> dict[str, SampleOutput]:
@@ -116,12 +139,11 @@ class ShowcaseSampler:
                 if counted_batch is None:
                     continue
                 with self._precision.autocast():
-                    sample = self._task.sample_output(
-                        self._model, cast(Batch, move(counted_batch[1], self._precision.device))
-                    )
+                    sample = self._sample_output(cast(Batch, move(counted_batch[1], self._precision.device)))
                 caption = "" if sample.reference else self._samples.probe(split, index, self._task.caption)
                 shown[name] = sample._replace(reference=caption) if caption else sample
-                if time.monotonic() > end or self._stops():
+                is_late = time.monotonic() > end
+                if (self._layout.any(is_late) if self._layout else is_late) or self._stops():
                     break
         return shown
 

@@ -128,11 +128,10 @@ class Trainer:
         ahead = not self.exchange.shares_process
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
         self.backward = self.layout.backward(self.writer.release, self.total_steps)
-        evaluation = self.profile.evaluation.model_copy(update={"eval_showcase": False} if part else {})
         self.evaluator = Evaluator(
-            self.samples, self.model, self.precision, self.exchange, evaluation, self.member.batch_size,
+            self.samples, self.model, self.precision, self.exchange, self.profile.evaluation, self.member.batch_size,
             lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir, self._name_of, self.local,
-            answer=self.layout.answer,
+            layout=self.layout,
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
         self.last_step = LastStep(self.model, self.device, kind)
