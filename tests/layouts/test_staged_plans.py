@@ -136,6 +136,7 @@ def test_a_run_is_resumed_with_other_workers_if_they_hold_one_model() -> None:
     for workers, layout in ((1, "replicate"), (2, "pipeline"), (4, "pipeline")):
         other = with_workers(plan, workers)
         assert (len(other.processes), other.profile.run.layout, other.hash()) == (workers, layout, plan.hash())
+    assert with_workers(plan, 3) is plan
     with pytest.raises(BadInput, match="goes on with the workers it began with"):
         with_workers(plan_local_run(profile_of(layout="replicate"), 2), 3)
     with pytest.raises(BadInput, match="layout = pipeline .*fp16"):

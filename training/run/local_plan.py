@@ -140,6 +140,8 @@ def with_workers(plan: RunPlan, workers: int, count: Callable[[], int] = count_g
     Raises:
         BadInput: it has several members, or is not of workers of this machine; or see :func:`plan_local_run`.
     """
+    if workers == len(plan.processes):
+        return plan
     (member, *others), layout = plan.members, "pipeline" if workers > 1 else "replicate"
     if others or plan.engine != "mesh" or any(device.machine for device in member.devices):
         message = f"run {plan.run_id} goes on with the workers it began with: only one model that lies on workers of "
