@@ -22,6 +22,7 @@ from training.layouts.carrier import gather_among
 from training.layouts.parts import _announced, collect_parts, join_files
 from training.records.plan import DevicePlan
 from training.run.local_plan import plan_local_run, with_workers
+from training.snapshots.member_snapshots import MemberSnapshots
 from training.tasks.inputs.model_size import BlockSize, sum_of_blocks
 
 
@@ -154,3 +155,16 @@ def test_workers_that_cannot_hold_a_model_each_hold_it_together(monkeypatch: pyt
     with pytest.raises(BadInput, match="here"):
         fit_locally(profile, [MemoryBudget("here", 3 << 30, "cuda")], lines.append)
     assert fit_locally(profile, [MemoryBudget("here", 40 << 30, "cuda")], lines.append).run.layout == "auto"
+
+
+@pytest.mark.parametrize("machine", ["", "desktop"])
+def test_each_part_of_a_snapshot_is_checked_by_one_process(machine: str, tmp_path: Path) -> None:
+    plan = plan_local_run(profile_of(), 3)
+    devices = tuple(DevicePlan(machine=machine) for _ in range(3))
+    plan = plan.model_copy(update={"members": (plan.members[0].model_copy(update={"devices": devices}),)})
+    folders = [tmp_path / (str(process.rank) if machine else "") for process in plan.processes]  # one on each machine
+    for process, folder in zip(plan.processes, folders):
+        (folder / process.folder).mkdir(parents=True)
+    stores = [MemberSnapshots(folder, plan, rank).to_check for rank, folder in enumerate(folders)]
+    checked = [store.directory for parts in stores for store in parts if store.directory.exists()]
+    assert sorted(checked) == sorted(folder / process.folder for process, folder in zip(plan.processes, folders))

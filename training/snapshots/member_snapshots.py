@@ -30,7 +30,7 @@ class Origin(NamedTuple):
 
 
 class MemberSnapshots:
-    """What lies on this machine of the snapshots of a member.
+    """What lies in this run folder of the snapshots of a member.
 
     Args:
         checkpoints: folder of the run's snapshots.
@@ -42,17 +42,17 @@ class MemberSnapshots:
         self.own = SnapshotStore(checkpoints / process.folder, keep, shared=plan.world_size > 1 or plan.is_staged)
         """Of this process: the only part that it writes."""
         self._checkpoints, self._first_folder = checkpoints, f"member-{process.member.rank}"
-        machines = [device.machine for device in process.member.devices]
-        self._turn = machines[: process.device_number].count(process.device.machine)
-        self._turns = machines.count(process.device.machine)
+        self._turn, self._turns = process.device_number, len(process.member.devices)
+        if plan.own_folders:
+            self._turn, self._turns = 0, 1
 
     @property
     def to_check(self) -> list[SnapshotStore]:
-        """The parts that this process checks; the member's other processes on this machine check the others."""
+        """The parts that this process checks; the member's other processes with this run folder check the others."""
         return self._stores[self._turn :: self._turns]
 
     def load(self, step: int, plan_hash: str, origin: Origin, wanted: Callable[[str], bool]) -> Snapshot:
-        """Return what is wanted of the snapshot of ``step``, from all its parts on this machine.
+        """Return what is wanted of the snapshot of ``step``, from all its parts in this run folder.
 
         Args:
             wanted: whether a tensor is needed, see :meth:`SnapshotStore.load`.
