@@ -15,6 +15,7 @@ from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard.state import actions
+from app.wizard.state.observations import origin_of
 from app.wizard.state.records import Access, AccessNeed, ItemStatus, MachineRow
 from app.wizard.state.state import Step, WizardState
 
@@ -63,8 +64,7 @@ class MachinesScreen(StepScreen):
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
         lines += [_path(path) for path in row.paths if not row.here]
-        sources = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
-        about = ", ".join(filter(None, (row.system, sources)))
+        about = ", ".join(filter(None, (row.system, origin_of(row))))
         lines += [muted(about)] if about and not row.here else []
         if row.fingerprint and not row.here:
             lines.append(muted(f"host key {row.fingerprint}"))

@@ -259,7 +259,7 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
     if host.note:
         return problem, host.note
     if host.hostname.endswith(".local"):
-        return problem, "is it on and in this network? Its IP address in place of the name works without mDNS"
+        return problem, "is it on and in this network? If so, give its IP address in place of the name"
     return problem, "check the spelling, or give its IP address in place of the name"
 
 

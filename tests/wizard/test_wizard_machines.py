@@ -16,8 +16,8 @@ from app.wizard.services.machines import HERE_KEY, Naming, ThisComputer, hosts_o
 from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.dependencies import apply, begin
-from app.wizard.state.observations import sighted
-from app.wizard.state.records import DiscoveredMachines, ItemStatus, KnownProfile
+from app.wizard.state.observations import origin_of, sighted
+from app.wizard.state.records import DiscoveredMachines, ItemStatus, KnownProfile, MachineRow
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Problem, Reachability, SightingOrigin
@@ -161,3 +161,16 @@ def test_a_key_that_is_known_under_another_name_is_not_asked_for_again(
     shown = [HostKeyInfo("x", "198.18.2.12", key.get_name(), key.asbytes()) for key in keys]
     assert [trust_in(())(key) for key in shown] == [True, False]
     assert trust_in((shown[1].fingerprint,))(shown[1])
+
+
+@pytest.mark.parametrize(
+    ("found_by", "origin"),
+    [
+        ((), ""),
+        ((SightingOrigin.TYPED.value,), "added by you"),
+        (("Bonjour", "hosts file"), "found by Bonjour and hosts file"),
+        ((SightingOrigin.TYPED.value, "Bonjour"), "found by Bonjour, added by you"),
+    ],
+)
+def test_how_a_machine_came_into_the_list(found_by: tuple[str, ...], origin: str) -> None:
+    assert origin_of(MachineRow("pi", "pi", entry=Machine(name="pi"), found_by=found_by)) == origin

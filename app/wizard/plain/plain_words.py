@@ -8,6 +8,7 @@ from app.console import command_line
 from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.dependencies import MEASURES, is_unsaved
 from app.wizard.state.launch_records import LaunchProgress
+from app.wizard.state.observations import origin_of
 from app.wizard.state.records import (
     Access,
     Assessment,
@@ -56,7 +57,7 @@ def machine_lines(state: WizardState) -> Iterator[str]:
 
 def _about(row: MachineRow) -> Iterator[str]:
     yield from (text for text in (row.chip, row.memory, row.system) if text)
-    yield f"found by {', '.join(row.found_by)}" if row.found_by else ""
+    yield origin_of(row)
     online = [path for path in row.paths if path.online] or list(row.paths)
     if online and not row.here:
         details = f" and {counted(len(online) - 1, 'more path')}" if len(online) > 1 else ""

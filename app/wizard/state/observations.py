@@ -251,3 +251,10 @@ def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
     trusted = tuple((now.get(key, key), fingerprint) for key, fingerprint in answers.trusted)
     users = tuple((now.get(key, key), user) for key, user in answers.users)
     return state.answering(picked=moved(answers.picked), skipped=moved(answers.skipped), trusted=trusted, users=users)
+
+
+def origin_of(row: MachineRow) -> str:
+    """Return how a machine came into the list, in words."""
+    finders = [finder for finder in row.found_by if finder != SightingOrigin.TYPED.value]
+    found = f"found by {' and '.join(finders)}" if finders else ""
+    return ", ".join(filter(None, (found, "added by you" if len(finders) < len(row.found_by) else "")))
