@@ -76,6 +76,24 @@ def looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or is_file
 
 
+def check_model_path(path: str) -> bool:
+    """Return whether ``path`` is a local folder (otherwise it is a hub name).
+
+    Raises:
+        BadInput: empty, a file, or neither an existing folder nor a possible hub name.
+    """
+    if not path:
+        raise BadInput("no model was given", "set model_path to a hub name or a folder")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise BadInput(f"model {path}: no config.json in this folder", "name the folder of a saved model")
+        return True
+    if folder.exists() or not _HUB_NAME.fullmatch(path):
+        raise BadInput(f"model {path}: no such folder", "check model_path")
+    return False
+
+
 def is_pointer(path: Path) -> bool:
     """Whether a file is a pointer of Git LFS."""
     try:

@@ -15,7 +15,8 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 from transformers.utils.hub import cached_file
 
 from profiles.errors import BadInput
-from training.tasks.pretrained import check_model_path, read_checked, read_weights
+from profiles.locations import check_model_path
+from training.tasks.pretrained import read_checked, read_weights
 
 _WEIGHTS = (".safetensors", ".bin")
 _ENCODER_FIELDS = (

@@ -73,6 +73,25 @@ def test_without_a_stand_in_it_is_an_error(world: Path, monkeypatch: pytest.Monk
         usable_profile("whisper-tiny-lora", {"model": NAME, "dataset": str(world)})
 
 
+@pytest.mark.parametrize(
+    ("name", "problem", "hint"),
+    [
+        ("empty", "no config.json in this folder", "name the folder of a saved model"),
+        ("./nowhere", "no such folder", "check model_path"),
+        ("whisper-small", r"\[model:whisper-small\], not of a model", "write --model whisper-small"),
+    ],
+)
+@pytest.mark.parametrize("profile", ["demo", "whisper-tiny-lora"])
+def test_a_model_that_cannot_be_one_is_refused_before_anything_starts(
+    world: Path, monkeypatch: pytest.MonkeyPatch, profile: str, name: str, problem: str, hint: str
+) -> None:
+    monkeypatch.chdir(world)
+    (world / "empty").mkdir()
+    with pytest.raises(BadInput, match=problem) as caught:
+        usable_profile(profile, {"model_path": name, "dataset": str(world)})
+    assert caught.value.hint == hint
+
+
 def test_offline_nothing_is_asked_for(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = script(world, monkeypatch, 1)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -101,7 +120,8 @@ def test_no_file_of_a_profile_can_name_a_script(world: Path) -> None:
     config.write_text(f"[profile:mine]\nmodel_path = {world}/make.py\ndataset_path = {world}\n")
     (world / "make.py").write_text(f"open({str(world / 'ran')!r}, 'w')")
     assert local_folder(str(world / "make.py")) == str(world / "make.py")
-    usable_profile("mine", config=config)
+    with pytest.raises(BadInput, match="no such folder"):
+        usable_profile("mine", config=config)
     assert not (world / "ran").exists()
 
 

@@ -122,6 +122,7 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(
     tmp_path: Path, free: int, total: int, words: str, device: str
 ) -> None:
     header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     profile = resolved(JobAnswers("demo", (("model_path", str(tmp_path)), ("fit_memory", "off")))).profile
     memory = {"free": free * 2**30, "total": total * 2**30}
@@ -159,3 +160,14 @@ def test_the_demo_fine_tunes_where_its_model_is_there(
     job = job_of(DEMO)
     assert (job.model, job.dataset, job.assessment.cause) == ("whisper-tiny-en", "spoken-commands", "")
     assert resolved(DEMO).value("model_path") == "openai/whisper-tiny.en"  # the saved profile may travel
+
+
+def test_a_profile_whose_model_is_gone_says_so_and_takes_another(tmp_path: Path) -> None:
+    config = tmp_path / "config.ini"
+    config.write_text(f"[profile:mine]\ntask = whisper\nmodel_path = ./gone\ndataset_path = {tmp_path}\n")
+    form = job_of(JobAnswers("mine"), config)
+    assert form.assessment.status == ItemStatus.FAILED and "no such folder" in form.assessment.cause
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text("{}")
+    other = job_of(JobAnswers("mine", (("model_path", str(tmp_path / "here")),)), config)
+    assert other.assessment.status == ItemStatus.OK

@@ -48,6 +48,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("tiny", "voices"):
         (tmp_path / name).mkdir()
+    (tmp_path / "tiny" / "config.json").touch()
     (tmp_path / "config.ini").write_text(CONFIG)
     return tmp_path / "config.ini"
 

@@ -28,13 +28,12 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from profiles.errors import BadInput
-from profiles.locations import is_pointer, pointer_error
+from profiles.locations import check_model_path, is_pointer, pointer_error
 from profiles.options import hint_for
 from profiles.schema import ModelSettings
 
 T = TypeVar("T")
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _HOW_TO_OPEN = """\
 # Adapter
@@ -46,24 +45,6 @@ This folder holds LoRA adapters for `{base}`, not a whole model. Open it with
 
 or train with `lora_merge = true` to get a folder that opens by itself.
 """
-
-
-def check_model_path(path: str) -> bool:
-    """Return whether ``path`` is a local folder (otherwise it is a hub name).
-
-    Raises:
-        BadInput: empty, a file, or neither an existing folder nor a possible hub name.
-    """
-    if not path:
-        raise BadInput("no model was given", "set model_path to a hub name or a folder")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-            raise BadInput(f"model {path}: no config.json in this folder", "name the folder of a saved model")
-        return True
-    if folder.exists() or not _HUB_NAME.fullmatch(path):
-        raise BadInput(f"model {path}: no such folder", "check model_path")
-    return False
 
 
 def adapter_folder(path: str) -> Path | None:

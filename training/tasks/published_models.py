@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from profiles.errors import BadInput
+from profiles.files.library import Library
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.installation import SHARED, training_code, training_python
+from profiles.locations import check_model_path
 from profiles.options import auxiliary_models
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
@@ -42,7 +44,7 @@ def usable_profile(
     """Return a profile whose model can be obtained, see :func:`profiles.files.resolve.load_profile`.
 
     A missing model is created, which takes half a minute. If that fails, the profile's ``stand_in`` is returned with
-    the same overrides, and reported by ``tell``.
+    the same overrides, and reported by ``tell``; never in place of a model that these name.
 
     Args:
         check: validates the rest of the profile before a model is fetched.
@@ -56,7 +58,7 @@ def usable_profile(
     try:
         ensure_available(resolved.profile.model, tell)
     except BadInput as error:
-        if not resolved.stand_in:
+        if not resolved.stand_in or {"model", "model_path"} & overrides.keys():
             raise
         tell(f"{error.message}; profile {resolved.stand_in} stands in for {name}")
         return load_profile(resolved.stand_in, overrides, config, complete=complete)
@@ -70,6 +72,7 @@ def ensure_available(model: ModelSettings, tell: Tell = lambda line: None) -> No
         BadInput: it is neither local nor on a reachable hub, and its folder cannot be created.
     """
     name = model.model_path
+    _check_location(model)
     if _is_local(name):
         return
     if name not in _problems:
@@ -77,6 +80,19 @@ def ensure_available(model: ModelSettings, tell: Tell = lambda line: None) -> No
     problem = _problems[name]
     if problem is not None:
         raise problem
+
+
+def _check_location(model: ModelSettings) -> None:
+    """Refuse a pretrained model that no machine can read: a folder without one, or a name that only ``--model``
+    knows."""
+    name = model.model_path
+    if not name or model.trait not in ("speech", "texts") or check_model_path(name) or "/" in name:
+        return
+    if name in Library.open(None).names("model") and not hub_snapshots(name, "config.json"):
+        raise BadInput(
+            f"model_path = {name}: that is the name of settings, [model:{name}], not of a model",
+            f"write --model {name}",
+        )
 
 
 def _is_local(name: str) -> bool:

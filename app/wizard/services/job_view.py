@@ -63,7 +63,10 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
         BadInput: there is no such profile.
     """
     library = Library.open(config)
-    plain = resolved(JobAnswers(answers.profile), config, complete=False)
+    try:
+        plain = resolved(JobAnswers(answers.profile), config, complete=False)
+    except BadInput:  # its model is gone: the form still takes another one
+        plain = load_profile(answers.profile, {}, config, complete=False)
     strategy = dict(answers.options).get("strategy", plain.value("strategy"))
     overrides = {name: text for written, text in answers.options for name in option_names(written, strategy)}
     problems = {name: problem for name, text in overrides.items() if (problem := _problem(name, text))}
