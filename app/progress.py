@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.run_view.figures import data_text, rate_text
+from app.run_view.figures import data_text, rate_text, stages_times_text
 from app.run_view.headline import remarks_on
 from app.run_view.member_state import MemberState, amount_text, phase_label
 from app.run_view.metrics import four_digits, simulated_text
@@ -249,6 +249,7 @@ def step_line(state: RunState) -> str:
         "" if state.simulated_hours is None else simulated_text(state.simulated_hours),
         time_left_text(state, state.updated or 0.0),
         data_text(state),
+        stages_times_text(state),
     )
     return ", ".join(filter(None, fields))
 

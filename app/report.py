@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from app.console import command_about, visible
-from app.run_view.figures import MORE_DATA, data_text
+from app.run_view.figures import MORE_DATA, data_text, stages_times_text
 from app.run_view.metrics import simulated_text
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluation_lines, evaluations_document
 from app.run_view.tables.showcase import showcase_lines
 from app.run_view.view import EndedRun
 from app.task_results import results_of
+from distributed.planning.run_time import plan_stages_text
 from profiles.declarations import trait_of
 from profiles.errors import counted
 from profiles.quantities import duration_text
@@ -75,6 +76,10 @@ def completed_lines(ended: EndedRun) -> list[str]:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
     if lost := lost_members(ended.metrics):
         lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
+    if ended.plan.is_staged:
+        lines.append(f"layers  {visible(plan_stages_text(ended.plan))}")
+    if stages := stages_times_text(ended.state):
+        lines.append(f"stages  {stages.removeprefix('stages ')}")
     if data := data_text(ended.state, whole_run=True):
         lines.append(f"data    {data}; {MORE_DATA}")
     lines += [*results_of(ended.plan.profile.model.task).lines(ended.path), *showcase_lines(ended.path)]

@@ -36,6 +36,7 @@ from app.shell.text import literal
 from app.wizard.state.ways import label_of_run
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
+from distributed.planning.run_time import plan_stages_text
 from distributed.run.requests import Action
 
 _MARK = 2
@@ -173,6 +174,7 @@ class DashboardScreen(BaseScreen):
             if plan and not plan.launch
             else ""
         )
+        names += f"\n{plan_stages_text(plan)}." if plan and plan.is_staged else ""
         return f"{self._pane.ABOUT}\n{names}\n" if self.ready else ""
 
     def headless(self) -> str:

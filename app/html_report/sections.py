@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from app.console import command_line, visible
 from app.html_report.evidence import Evidence
 from app.report import rerun_line
-from app.run_view.figures import MORE_DATA, data_text
+from app.run_view.figures import MORE_DATA, data_text, stages_times_text
 from app.run_view.metrics import simulated_text
 from app.run_view.pair_paths import is_loopback
 from app.run_view.run_state import UNFINISHED, machine_changes, status_word
@@ -133,7 +133,9 @@ def machines(evidence: Evidence) -> str:
 
 def _data_note(evidence: Evidence) -> str:
     data = data_text(evidence.state, whole_run=True)
-    return f"<p>{text(f'{data}: {MORE_DATA}.')}</p>" if data else ""
+    stages = stages_times_text(evidence.state)
+    notes = [*([f"{data}: {MORE_DATA}."] if data else []), *([f"{stages}."] if stages else [])]
+    return "".join(f"<p>{text(note)}</p>" for note in notes)
 
 
 def _energy_note(evidence: Evidence) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 
 from app.run_view.member_state import MIN_STEPS, MemberState
@@ -9,7 +10,7 @@ from app.run_view.run_series import RUN, of_member, of_run, series_names
 from app.run_view.run_state import RunState
 from app.run_view.tables.evaluations import evaluations_document
 from app.run_view.timeline import chronological
-from profiles.quantities import time_text
+from profiles.quantities import share_text, time_text
 from training.records.events import Event, RunEvent, TimingEvent
 from training.records.plan import FINAL
 
@@ -37,6 +38,18 @@ def data_text(state: RunState, whole_run: bool = False) -> str:
     return f"{shares[rank]:.0%} of each step {'waited' if whole_run else 'waits'} for data{on_machine}".replace(
         "%", " %", 1
     )
+
+
+def stages_times_text(state: RunState) -> str:
+    """Return for how long each stage of a divided model computes in a step, and the share of a step in which a stage
+    has no work, as text; empty where no model is divided."""
+    steps = [step for member in state.members.values() for step in member.window if step.stages]
+    if not steps or len({len(step.stages) for step in steps}) > 1:
+        return ""
+    seconds = [statistics.fmean(times) for times in zip(*(step.stages for step in steps))]
+    whole = statistics.fmean(step.seconds for step in steps)
+    idle = max(0.0, 1 - statistics.fmean(seconds) / whole) if whole else 0.0
+    return f"stages compute {', '.join(map(time_text, seconds))} of {time_text(whole)} a step, {share_text(idle)} idle"
 
 
 def rate_text(state: RunState) -> str:

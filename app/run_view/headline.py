@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.run_view.figures import data_text
+from app.run_view.figures import data_text, stages_times_text
 from app.run_view.member_state import TROUBLE, MemberState
 from app.run_view.run_state import INTERRUPTED, RunState
 from app.run_view.timeline import TimelineEntry, chronological
@@ -63,8 +63,9 @@ def headline(view: RunView) -> RunHeadline:
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
     predicted, alone_text = _promised(view, soon), _alone(view, soon)
-    figures = tuple(detail for detail in (end, predicted, alone_text) if detail)
-    spare = tuple(detail for detail in (predicted, alone_text, figures[0] if figures else "") if detail)
+    stages = stages_times_text(state)
+    figures = tuple(detail for detail in (end, predicted, alone_text, stages) if detail)
+    spare = tuple(detail for detail in (stages, predicted, alone_text, figures[0] if figures else "") if detail)
     silent = _silence(state, now)
     if lost:
         word = "Degraded" if any(member.active for member in states) else "Lost"

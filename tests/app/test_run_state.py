@@ -5,6 +5,7 @@ from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.run_view.figures import stages_times_text
 from app.run_view.ribbon import rate_of_run
 from app.run_view.run_state import RunState, at_its_end, reduce_events
 from app.run_view.timeline import KEPT_NOTICES
@@ -181,3 +182,10 @@ def test_the_order_in_which_members_are_merged_does_not_matter(data: st.DataObje
         iterators = [iter(stream) for stream in streams]
         merged.append([next(iterators[member]) for member in order])
     assert repr(reduce_events(merged[0])) == repr(reduce_events(merged[1]))
+
+
+def test_the_times_of_a_divided_models_stages_are_told_with_what_is_idle() -> None:
+    plain, divided = (reduce_events([step(number, **fields) for number in (1, 2)]) for fields in
+                      ({}, {"compute": 3.0, "wait": 1.0, "stages": (2.0, 1.0, 3.0)}))  # fmt: skip
+    assert stages_times_text(plain) == ""
+    assert stages_times_text(divided) == "stages compute 2 s, 1 s, 3 s of 4 s a step, 50 % idle"

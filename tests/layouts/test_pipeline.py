@@ -68,7 +68,9 @@ def test_a_frozen_encoder_gets_no_gradient_back(bounds: tuple[int, ...]) -> None
     figures, carriers = pipeline_run(toy_stages(model, bounds))
     agree(figures, whole_run(model))
     first_gradients = carriers[0].traffic.bytes_received
-    assert first_gradients == STEPS * (len(bounds) - 2) * (4 + 1) * 8  # the other stages' losses and norms alone
+    stages = len(bounds) - 1
+    scalars = 4 + stages + 1  # losses, seconds of the stages, a norm
+    assert first_gradients == STEPS * (stages - 1) * scalars * 8  # and no gradient
 
 
 @pytest.mark.parametrize("options", [{"extra": 1}, {"extra": 4}, {"calls": 2}, {"calls": 4}])
@@ -104,7 +106,7 @@ def test_bf16_on_the_wire_is_within_its_rounding_and_half_the_bytes() -> None:
     exact, exact_carriers = pipeline_run(toy_stages(model, (0, 3, 6)))
     for (loss, norm), (exact_loss, exact_norm) in zip(figures[0], exact[0]):
         assert loss == pytest.approx(exact_loss, abs=3e-3) and norm == pytest.approx(exact_norm, rel=3e-2)
-    overhead = STEPS * (4 * HEADER_BYTES + (4 + 1) * 8)
+    overhead = STEPS * (4 * HEADER_BYTES + (4 + 2 + 1) * 8)
     assert 2 * (carriers[0].traffic.bytes_sent - overhead) == exact_carriers[0].traffic.bytes_sent - overhead
 
 

@@ -52,6 +52,9 @@ def test_two_stages_train_as_one_process(tmp_path: Path, whole: Record) -> None:
     assert evaluations == pytest.approx(expected, rel=1e-6)
     assert_same_weights(run, whole)
     assert_same_showcase(run, whole)
+    steps = run.of(StepEvent)
+    assert all(len(step.stages) == 2 and min(step.stages) > 0 and max(step.stages) <= step.seconds for step in steps)
+    assert not any(step.stages for step in whole.of(StepEvent))
 
 
 @pytest.fixture

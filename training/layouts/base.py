@@ -51,6 +51,11 @@ class Layout(ABC):
     traffic: Traffic | None = None
     """Of the member's devices among one another; ``None``: there is only one."""
 
+    @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """Seconds for which each of the member's devices computed in the last step; empty: there is only one."""
+        return ()
+
     @abstractmethod
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
         """Make :attr:`model`, on its device and in training mode, and return it.

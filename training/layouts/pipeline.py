@@ -44,6 +44,8 @@ class Pipeline:
         if precision.loss_scale is not None:
             raise BadInput("fp16 needs one loss scale for all stages", "set mixed_precision = bf16 or off")
         self._stage, self._carrier, self._precision = stage, carrier, precision
+        self.stage_seconds: tuple[float, ...] = ()
+        """For which each stage computed in the last step."""
         self._relay = StageRelay(carrier, wire, extra, precision.device)
 
     @property
@@ -86,7 +88,16 @@ class Pipeline:
         losses = self._relay.train(len(micro_batches), forward)
         for (parameter, holders), gradient in zip(tied, earlier):
             parameter.grad = self._sum_over_holders(parameter, holders, gradient)
-        return [*self._sum_over_stages(losses, len(micro_batches))]
+        return self._told_by_all(losses, len(micro_batches))
+
+    def _told_by_all(self, losses: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+        """Return the last stage's losses on all stages, and learn for which time each stage computed."""
+        seconds = torch.zeros(self._carrier.stages, dtype=torch.float64)
+        seconds[self._carrier.stage] = self.times.forward + self.times.backward
+        shares = [loss.cpu().double() for loss in losses] or [*torch.zeros(count, dtype=torch.float64)]
+        sums = self._sum_over_stages([*shares, *seconds], count + len(seconds))
+        self.stage_seconds = tuple(sums[count:].tolist())
+        return [*sums[:count]]
 
     def trained_weights(self) -> int:
         """Return the number of the member's trained weights: one that several stages hold counts once."""

@@ -104,6 +104,10 @@ class StagedModel(Layout):
     def _device(self) -> DevicePlan:
         return self._devices[self._carrier.stage]
 
+    @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        return self._pipeline.stage_seconds
+
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
         self._task, self._profile, self._precision = task, profile, precision
         stage = task.build_stage(StageBuilder(self._devices, self._carrier.stage, profile.training.seed))

@@ -272,14 +272,14 @@ class Trainer:
     def _emit_step(
         self, batches: StepBatches, figures: StepFigures, rate: float, seconds: float, traffic: Traffic
     ) -> None:
-        epoch = self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes)
         self.compression.step(traffic.bytes_sent)
         self.emit(
             StepEvent(
-                step=self.position.step, epoch=epoch, loss=figures.loss, learning_rate=rate, grad_norm=figures.norm,
-                own_norm=figures.own_norm, samples=batches.samples, weight=batches.weight,
-                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds, data=self.source.waited(),
-                transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
+                epoch=self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes), loss=figures.loss,
+                step=self.position.step, compute=max(0.0, seconds - traffic.wait_seconds), own_norm=figures.own_norm,
+                samples=batches.samples, grad_norm=figures.norm, data=self.source.waited(),
+                weight=batches.weight, learning_rate=rate, wait=traffic.wait_seconds, transfer=traffic.transfer_seconds,
+                bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received, stages=self.layout.stage_seconds,
             )
         )  # fmt: skip
 

@@ -107,6 +107,8 @@ class StepEvent(_Event):
     """Of this member's own gradient, where ``grad_norm`` is that of the mean of all."""
     bytes_sent: Count = 0
     bytes_received: Count = 0
+    stages: Annotated[tuple[Seconds, ...], Field(max_length=64)] = ()
+    """Seconds in which each device of a divided model computed; in the rest of the step it waited for the others."""
     clock: Measured = None
     """Of machines whose time is simulated: seconds since the run began, at the end of the step. The times above are
     theirs then."""
