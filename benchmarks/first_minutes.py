@@ -5,7 +5,7 @@
 
 Needs git, ``uvx``, and the internet for the packages. ``tour``, half a minute: a wheel of this tree is opened by
 ``uvx`` with a cache of its own. ``demo``, about eight minutes: ``make setup`` and ``make demo`` in a fresh clone of the
-last commit, beside pip's cache. How long three machines take, ``whisper_lab_walk.py`` measures.
+last commit, beside pip's cache. Three machines are not measured here.
 """
 
 from __future__ import annotations
