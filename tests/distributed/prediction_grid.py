@@ -83,7 +83,7 @@ def planned(cluster: Cluster, job: Job) -> dict[str, Any]:
     return {
         "ranking": [
             [
-                "".join(map(str, candidate.choice.model_dump().values())),
+                "".join(map(str, candidate.choice.model_dump(exclude={"blocks"}).values())),
                 candidate.step,
                 candidate.useful_speed_up,
                 candidate.loss_increase,

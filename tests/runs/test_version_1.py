@@ -17,7 +17,7 @@ RUN = RECORDED / "20261128-211221-6c37-nanogpt"
 def test_the_plan_and_metadata_of_a_run() -> None:
     folder = RunFolder.open(RUN)
     plan, metadata = folder.plan(), folder.metadata
-    assert (plan.version, plan.hash(), plan.world_size) == (1, "625904f242354836", 2)
+    assert (plan.version, plan.hash(), plan.world_size) == (1, "d2860401e89860d9", 2)
     assert plan.profile.strategy.of(DiLoCoOptions).sync_interval == 3
     assert (metadata.version, metadata.status, metadata.profile) == (1, "completed", "nanogpt")
 
