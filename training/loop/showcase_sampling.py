@@ -82,7 +82,7 @@ class ShowcaseSampler:
             return
         try:
             self._look(split, step)
-        except Exception as error:
+        except Exception as error:  # the user's own code may raise anything; a whole model trains on
             if self._layout and self._layout.part[1] > 1:
                 raise  # the other devices wait for what this one was to compute
             self._gives_up = True
