@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.files.resolve import profile_from_options
+from tests.tasks.tiny_tasks import byte_tokenizer
 from training.records.events import Event, StepEvent
 from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
@@ -97,3 +99,17 @@ def assert_same_weights(run: Record, whole: Record) -> None:
     assert weights.keys() == expected.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6)
+
+
+def tied_llama(folder: Path, blocks: int, lines: int) -> dict[str, Any]:
+    """Make a Llama with a tied embedding, and a text of so many lines; return the options to train it."""
+    model, text = folder / "llama", folder / "text"
+    text.mkdir()
+    (text / "input.txt").write_text("the quick brown fox jumps over the lazy dog\n" * lines)
+    byte_tokenizer().save_pretrained(model)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": blocks, "num_attention_heads": 2}
+    ends = {"eos_token_id": 256, "bos_token_id": 256}
+    config = LlamaConfig(vocab_size=258, max_position_embeddings=32, tie_word_embeddings=True, **shape, **ends)
+    LlamaForCausalLM(config).save_pretrained(model)
+    return {"task": "causal_lm", "model_path": model, "dataset_path": text, "block_size": 16}

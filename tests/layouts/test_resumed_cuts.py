@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.layouts.staged_records import Record, agree, assert_same_weights, plan_of, resumed, trained, weights_in
-from tests.tasks.tiny_tasks import byte_tokenizer
+from tests.layouts.staged_records import (
+    Record,
+    agree,
+    assert_same_weights,
+    plan_of,
+    resumed,
+    tied_llama,
+    trained,
+    weights_in,
+)
 from training.records.events import Event, StepEvent
 from training.run.run_controller import RunController
 
@@ -21,19 +27,9 @@ STEPS = 16
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     """A Llama of four blocks with a tied embedding, and what it learns from, two batches a step."""
-    model, text = tmp_path / "llama", tmp_path / "text"
-    text.mkdir()
-    (text / "input.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
-    byte_tokenizer().save_pretrained(model)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=258, max_position_embeddings=32, eos_token_id=256, tie_word_embeddings=True, **shape
-    )
-    LlamaForCausalLM(config).save_pretrained(model)
-    return {
-        "task": "causal_lm", "model_path": model, "dataset_path": text, "block_size": 16, "max_steps": STEPS,
-        "gradient_accumulation": 2, "eval_interval": 0, "snapshot_interval": 0, "eval_before": False,
+    return tied_llama(tmp_path, blocks=4, lines=60) | {
+        "max_steps": STEPS, "gradient_accumulation": 2, "eval_interval": 0, "snapshot_interval": 0,
+        "eval_before": False,
     }  # fmt: skip
 
 

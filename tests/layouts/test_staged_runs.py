@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.layouts.staged_records import (
     STEPS,
@@ -20,9 +20,9 @@ from tests.layouts.staged_records import (
     assert_same_weights,
     plan_of,
     resumed,
+    tied_llama,
     trained,
 )
-from tests.tasks.tiny_tasks import byte_tokenizer
 from tests.waiting import until
 from training.records.events import EvaluationEvent, Event, MemberEvent, StepEvent
 from training.records.plan import DevicePlan
@@ -122,22 +122,7 @@ def test_a_step_that_fails_on_one_stage_ends_the_run(job: str, message: str, tmp
 
 
 def test_a_llama_in_two_stages_becomes_an_ordinary_model_folder(tmp_path: Path) -> None:
-    model, text = tmp_path / "llama", tmp_path / "text"
-    text.mkdir()
-    (text / "input.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-    byte_tokenizer().save_pretrained(model)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=258,
-        max_position_embeddings=32,
-        eos_token_id=256,
-        bos_token_id=256,
-        tie_word_embeddings=True,
-        **shape,
-    )
-    LlamaForCausalLM(config).save_pretrained(model)
-    options = {"task": "causal_lm", "model_path": model, "dataset_path": text, "block_size": 16}
+    options = tied_llama(tmp_path, blocks=3, lines=40)
     run, expected = (trained(tmp_path / str(workers), plan_of(workers, **options)) for workers in (2, 1))
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, expected)
