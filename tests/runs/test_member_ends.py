@@ -86,3 +86,18 @@ def test_a_loss_names_its_machine_once(stage: Stage) -> None:
     assert stage.told(1) == [("lost", "its memory is too small")]
     [warning] = [event for event in stage.events if isinstance(event, WarningEvent)]
     assert warning.message == "worker-1 is lost (its memory is too small); the others go on"
+
+
+@pytest.mark.parametrize("cause_first", [True, False])
+def test_a_pipeline_fails_with_the_cause_also_where_a_neighbour_reports_the_loss_before(
+    tmp_path: Path, cause_first: bool
+) -> None:
+    loss = (0, "muster: recv uint8: the connection with rank 1 (worker-0-stage-2) is lost: it closed the connection")
+    cause = (1, "worker-0-stage-2: ran out of memory in its stage")
+    stage = Stage(tmp_path, layout="pipeline")
+    with stage.folder:
+        stage.take(0, RunEvent(status="running"))
+        for rank, message in (cause, loss) if cause_first else (loss, cause):
+            stage.take(rank, ErrorEvent(exit_code=ExitCode.RUN_FAILED, message=message))
+        assert stage.run.outcome().message == cause[1]
+        stage.run.kill()

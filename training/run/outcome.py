@@ -6,7 +6,7 @@ import contextlib
 import errno
 import shutil
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from training.records.events import (
 from training.records.plan import FINAL, FinalStatus
 from training.records.run_files import explain
 from training.records.run_folder import RunFolder, remove_unused
+from training.script.script_start import is_peer_loss
 
 _ROOM = 1_000_000
 """Free bytes that are needed to record the end of a run."""
@@ -154,6 +155,15 @@ def write_end(
     else:
         folder.put_back()
     return folder.metadata.metrics
+
+
+def blaming(event: ErrorEvent, ended: Sequence[str]) -> ErrorEvent:
+    """Return the error of a script's rank; one that only lost another names those that had ended before."""
+    if not ended or not is_peer_loss(event.traceback):
+        return event
+    message = f"{', '.join(ended)} ended with exit code 0 while others still needed it; {event.message}"
+    hint = f"all ranks must end together; {event.hint}"
+    return event.model_copy(update={"message": message, "hint": hint, "machine": event.machine and ended[0]})
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from training.run.intake import COORDINATOR, EventIntake
 from training.run.meeting_point import MeetingPoint, StartCoordinator
 from training.run.membership import Membership, WorkerHandle
 from training.run.orders import OrderAction
-from training.run.outcome import RunOutcome, RunTotals, early_end, write_end
+from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, write_end
 from training.run.processes import SubprocessWorker, Worker
 from training.run.simulated_process import SharedProcess
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
@@ -179,8 +179,8 @@ class RunController:
             return
         if isinstance(event, AnswerEvent):
             return self._orders.receive_answer(source, event)
-        if isinstance(event, ErrorEvent):
-            event = self._with_cause(source, event)
+        if isinstance(event, ErrorEvent) and self.plan.launch is not None and self._first_error is None:
+            event = blaming(event, [self.members.name(rank) for rank in sorted(self.members.done - {source})])
         if isinstance(event, ErrorEvent) and not self._stopping.reason and self._can_continue_without(source):
             self._late_error = event if source in self.members.done else self._late_error
             return self._continue_without(source, event.message, FAILED_GRACE)
@@ -237,21 +237,13 @@ class RunController:
         self._orders.look()
         return news
 
-    def _with_cause(self, rank: int, event: ErrorEvent) -> ErrorEvent:
-        """Return the error of a script that only lost another rank, with the names of those that had ended before."""
-        early = [self.members.name(other) for other in sorted(self.members.done - {rank})]
-        if self.plan.launch is None or self._first_error is not None or not early or not is_peer_loss(event.traceback):
-            return event
-        message = f"{', '.join(early)} ended with exit code 0 while others still needed it; {event.message}"
-        hint = f"all ranks must end together; {event.hint}"
-        machine = event.machine and early[0]
-        return event.model_copy(update={"message": message, "hint": hint, "machine": machine})
-
     def _note_error(self, rank: int, event: ErrorEvent) -> None:
-        self.members.workers[rank].error = event
-        if self._first_error is None and not self._stopping.reason:
+        self.members.workers[rank].error, first = event, self._first_error
+        if first is None and not self._stopping.reason:
             self._first_error = event
             self._stopping.end("another member failed", FAILED_GRACE)
+        elif first is not None and self.plan.launch is None and is_peer_loss(first.message):
+            self._first_error = first if is_peer_loss(event.message) else event  # the cause may arrive after its effect
 
     def note_end(self, rank: int) -> None:
         """Record that a member's process has ended."""
