@@ -6,7 +6,6 @@ fails at import with transformers 5 (``get_parameter_dtype`` is gone).
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from speech.export.exporters import (
     features,
     max_text_tokens,
 )
+from training.tasks.pretrained import only_errors
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 _MAX_INLINE_BYTES = (
@@ -115,24 +115,19 @@ def _export(
     outputs: list[str],
     shapes: tuple[Any, ...],
 ) -> None:
-    logger = logging.getLogger("torch.onnx")
-    level, size = logger.level, sum(weight.numel() * weight.element_size() for weight in module.parameters())
-    logger.setLevel(logging.ERROR)  # it logs missing optional packages for vision models
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of names inside torch that are being renamed
-            torch.onnx.export(
-                module,
-                inputs,
-                str(file),
-                input_names=names,
-                output_names=outputs,
-                dynamic_shapes=shapes,
-                external_data=size > _MAX_INLINE_BYTES,
-                verbose=False,
-            )
-    finally:
-        logger.setLevel(level)
+    size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    with only_errors("torch.onnx"), warnings.catch_warnings():  # it logs missing optional packages for vision models
+        warnings.simplefilter("ignore")  # of names inside torch that are being renamed
+        torch.onnx.export(
+            module,
+            inputs,
+            str(file),
+            input_names=names,
+            output_names=outputs,
+            dynamic_shapes=shapes,
+            external_data=size > _MAX_INLINE_BYTES,
+            verbose=False,
+        )
 
 
 def _to_int8(file: Path) -> None:

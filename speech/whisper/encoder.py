@@ -52,8 +52,9 @@ def encode_window(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
     if frames % 2 or frames > max_frames:
         raise ValueError(f"a window has an even number of frames up to {max_frames}, not {frames}")
     trained = any(parameter.requires_grad for parameter in encoder.parameters())
+    encode = getattr(whisper, "encode", None) or partial(run_layers, encoder)  # of a stage, whose layers lie elsewhere
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-        return BaseModelOutput(last_hidden_state=_run_layers(encoder, _mask_features(whisper, features, max_frames)))
+        return BaseModelOutput(last_hidden_state=encode(_mask_features(whisper, features, max_frames)))
 
 
 def _mask_features(whisper: Any, features: torch.Tensor, max_frames: int) -> torch.Tensor:
@@ -70,7 +71,8 @@ def _mask_features(whisper: Any, features: torch.Tensor, max_frames: int) -> tor
     return masked
 
 
-def _run_layers(encoder: Any, features: torch.Tensor) -> torch.Tensor:
+def run_layers(encoder: Any, features: torch.Tensor) -> torch.Tensor:
+    """Return the encoder's output [batch, frames / 2, width] for ``features`` [batch, mels, frames]."""
     hidden = nn.functional.gelu(encoder.conv1(features))
     hidden = nn.functional.gelu(encoder.conv2(hidden)).permute(0, 2, 1)
     hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -31,16 +29,18 @@ from speech.whisper.checkpoint import (
     spaced_layers,
     student_config,
 )
-from speech.whisper.encoder import encode_window
+from speech.whisper.encoder import encode_window, run_layers
 from speech.whisper.features import LogMel
 from speech.whisper.languages import read_generation
 from speech.whisper.suppression import model_tokens
+from training.tasks.base import StageMaker
 from training.tasks.frozen_base import with_quantised_base
 from training.tasks.pretrained import (
     adapter_folder,
     add_lora,
     base_of,
     from_pretrained,
+    only_errors,
     read_adapter,
     read_checked,
     read_weights,
@@ -277,6 +277,14 @@ class WhisperModelWrapper:
             return cast(nn.Module, add_lora(model, self.settings, LORA_TARGETS, exclude))
         return cast(nn.Module, model)
 
+    def build_stage(self, stages: StageMaker) -> nn.Module:
+        """Return the part of the model that this process holds, like :meth:`build` the whole."""
+        self.reader = stages.reader(self.reader, self.config)
+        model = stages.with_own_adapters(self.build())
+        whisper = unwrap(model)
+        whisper.encode = partial(run_layers, whisper.model.encoder)
+        return model
+
     def _read_with_generation(self) -> Any:
         model = self.read_model()
         model.generation_config = copy.deepcopy(self.generation)
@@ -353,7 +361,7 @@ class WhisperModelWrapper:
         raw = bool(self._context) or timestamps  # else transformers would decode a window twice, or drop its timestamps
         if raw:
             options["force_unique_generate_call"] = True
-        with _quiet():
+        with only_errors("transformers"):  # it warns at every batch of arguments that its own Whisper sets
             ids: torch.Tensor = unwrap(model).generate(
                 encoder_outputs=encoded, generation_config=generation, return_timestamps=timestamps, **options
             )
@@ -386,15 +394,3 @@ class WhisperModelWrapper:
 def unwrap(model: nn.Module) -> Any:
     """Return the ``WhisperForConditionalGeneration`` inside a peft model; adapters stay active."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress transformers' warnings about arguments of its own Whisper code, which it logs for every batch."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -228,8 +228,7 @@ class WhisperTask(Task):
     def build_stage(self, stages: StageMaker) -> nn.Module:
         if not (self.default_language or all(self.train.languages)):
             raise BadInput("no stage of a model can tell the language", "set language, or add a column 'language'")
-        self.wrapper.reader = stages.reader(self.wrapper.reader, self.wrapper.config)
-        return stages.with_own_adapters(self.wrapper.build())
+        return self.wrapper.build_stage(stages)
 
     def cache_for(self, model: nn.Module) -> EncoderCache | None:
         """Return the cache of the encoder's outputs for the training clips; ``None`` if they vary."""

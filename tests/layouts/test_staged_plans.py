@@ -60,7 +60,6 @@ def test_processes_of_other_runs_are_their_members() -> None:
         ({"shares": "1,2"}, 2, "shares"),
         ({"eval_local": "on"}, 2, "eval_local = on"),
         ({"optimizer": "muon"}, 2, "optimizer = muon"),
-        ({"task": "whisper"}, 2, "eval_generate = false"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_refused(options: dict[str, Any], workers: int, reason: str) -> None:

@@ -18,7 +18,9 @@ from speech.whisper.task import WhisperTask
 from tests.layouts.staged_records import agree, assert_same_weights, plan_of, trained
 from training.layouts.parts import join_parts
 from training.layouts.staged import StageBuilder
+from training.records.events import EvaluationEvent
 from training.records.plan import DevicePlan
+from training.tasks.outputs.predictions import FOLDER, NAME
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
     WhisperForConditionalGeneration(config).save_pretrained(folder)
     return {
         "task": "whisper", "model_path": folder, "dataset_path": speech_folder, "cache_dir": tmp_path / "cache",
-        "eval_generate": False, "augmentation": 0.5,  # with which no output of a frozen encoder is cached, in 16 bits
+        "augmentation": 0.5,  # with which no output of a frozen encoder is cached, in 16 bits
     }  # fmt: skip
 
 
@@ -44,6 +46,10 @@ def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, whole)
     assert_same_weights(run, whole)
+    evaluations, expected = ([event.metrics for event in record.of(EvaluationEvent)] for record in (run, whole))
+    assert evaluations == [pytest.approx(metrics, rel=1e-6) for metrics in expected] and "wer" in evaluations[0]
+    texts, wanted_texts = ((record.outcome.run_dir / FOLDER / NAME).read_text() for record in (run, whole))
+    assert texts == wanted_texts
     folder, wanted = (record.outcome.run_dir / "model" for record in (run, whole))
     assert {file.name for file in folder.iterdir()} == {file.name for file in wanted.iterdir()}
     assert (folder / "config.json").read_text() == (wanted / "config.json").read_text()
@@ -68,7 +74,6 @@ def test_adapters_of_all_stages_become_one_folder(options: dict[str, Any], tmp_p
     assert {file.name for file in folders[2].iterdir()} == {file.name for file in folders[3].iterdir()}
 
 
-@pytest.mark.parametrize("changed", [{"eval_generate": True}, {"student_layers": 1, "teacher_path": "teacher"}])
-def test_what_needs_a_whole_model_is_refused(changed: dict[str, Any], options: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="layout = pipeline cannot"):
-        plan_of(2, **{**options, **changed})
+def test_students_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="layout = pipeline cannot train students"):
+        plan_of(2, **options, student_layers=1, teacher_path="teacher")

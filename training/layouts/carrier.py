@@ -136,17 +136,30 @@ def sum_among(carrier: Carrier, stages: Collection[int], values: torch.Tensor) -
     return total.view(values.shape).to(values.device)
 
 
+def send_payload(carrier: Carrier, stage: int, payload: bytes) -> list[PendingSend]:
+    """Start sending a small payload, which :func:`receive_payload` takes."""
+    size, data = torch.tensor([len(payload)]), torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)
+    return [carrier.send(stage, message) for message in (as_bytes(size), data)]
+
+
+def receive_payload(carrier: Carrier, stage: int) -> bytes:
+    """Wait for the next payload of a stage.
+
+    Raises:
+        ExchangeError: a device is lost.
+        RunFailed: it announces a payload of an impossible length.
+    """
+    length = int(carrier.receive(stage, torch.int64.itemsize).view(torch.int64))
+    if not 0 <= length <= MAX_GATHER_BYTES:
+        raise carrier.refused(stage, f"a payload of {length} bytes", f"at most {MAX_GATHER_BYTES}")
+    return carrier.receive(stage, max(1, length)).numpy().tobytes()[:length]
+
+
 def gather_among(carrier: Carrier, payload: bytes) -> list[bytes]:
     """Return a payload of every stage, by stage."""
     others = [stage for stage in range(carrier.stages) if stage != carrier.stage]
-    size, data = torch.tensor([len(payload)]), torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)
-    sends = [carrier.send(stage, message) for stage in others for message in (as_bytes(size), data)]
-    payloads = {carrier.stage: payload}
-    for stage in others:
-        length = int(carrier.receive(stage, size.itemsize).view(size.dtype))
-        if not 0 <= length <= MAX_GATHER_BYTES:
-            raise carrier.refused(stage, f"a payload of {length} bytes", f"at most {MAX_GATHER_BYTES}")
-        payloads[stage] = carrier.receive(stage, max(1, length)).numpy().tobytes()[:length]
+    sends = [send for stage in others for send in send_payload(carrier, stage, payload)]
+    payloads = {carrier.stage: payload} | {stage: receive_payload(carrier, stage) for stage in others}
     for send in sends:
         send.wait()
     return [payloads[stage] for stage in range(carrier.stages)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from training.hardware.device import Precision, is_out_of_memory
 from training.layouts.base import Layout, StepBackward
 from training.layouts.bounds import bounds_of, micro_batch_size
 from training.layouts.carrier import Carrier, gather_among
-from training.layouts.decode import generating
+from training.layouts.decode import follow, leading
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
 from training.layouts.stages.anatomy import examine, meta_copy
@@ -127,18 +129,35 @@ class StagedModel(Layout):
         return self._pipeline.norm()
 
     def answer(self, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
-        try:
+        with self._naming("eval_batch_size"):
+            if generate and self._task.generates_text:
+                sums, answers = self._of_leader(lambda: self._task.answer(self.model, batch, generate))
+                return sums, [Answer(*answer) for answer in answers]
             return self._pipeline.evaluate([batch], [self._task.weight(batch)]), []
-        except Exception as error:  # devices say in their own classes that memory ran out; all else is raised
-            if is_out_of_memory(error):
-                raise self._too_large(error, "eval_batch_size") from error
-            raise
 
     def sample_output(self, batch: Batch) -> SampleOutput:
         if type(self._task).sample_output is Task.sample_output:  # a loss, as in an evaluation
             return SampleOutput(loss=self._task.metrics(self.answer(batch, False)[0]).get("loss"))
-        with generating(self.model, self._carrier, self._precision):
-            return self._task.sample_output(self.model, batch)
+        return SampleOutput(*self._of_leader(lambda: self._task.sample_output(self.model, batch)))
+
+    def _of_leader(self, compute: Callable[[], Any]) -> Any:
+        """Return on all stages, as JSON has it, what the last one computes with the whole model."""
+        if self._carrier.stage < self._carrier.stages - 1:
+            follow(self.model, self._carrier, self._precision)
+            return json.loads(self.gather(b"")[-1])
+        with leading(self.model, self._carrier, self._precision):
+            result = compute()
+        return json.loads(self.gather(json.dumps(result).encode())[-1])
+
+    @contextmanager
+    def _naming(self, setting: str) -> Iterator[None]:
+        """Name the stage that runs out of memory, and the setting that made it."""
+        try:
+            yield
+        except Exception as error:  # devices say in their own classes that memory ran out; all else is raised
+            if is_out_of_memory(error):
+                raise self._too_large(error, setting) from error
+            raise
 
     def gather(self, payload: bytes) -> list[bytes]:
         return gather_among(self._carrier, payload)

@@ -79,6 +79,7 @@ class Evaluator:
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
         self._answer = layout.answer if layout else functools.partial(self._task.answer, model)
+        self._is_lead = layout is None or layout.part[0] == 0
         self._batch_size = settings.eval_batch_size or batch_size
         self._stops, self._warn, self._names = stops, warn, names
         self._stopped: set[int] = set()
@@ -191,7 +192,7 @@ class Evaluator:
         """Gather the model's answers; the first member writes them into the folder."""
         assert self._folder is not None
         gathered = self._exchange.gather(name, to_payload(self._answers))
-        if self._exchange.rank != min(members):
+        if self._exchange.rank != min(members) or not self._is_lead:
             return
         size = len(self._task.evaluation[split])
         answers = from_payloads(gathered, {rank: evaluation_slice(size, members, rank) for rank in members})

@@ -6,13 +6,15 @@ frozen weights below them see :mod:`training.tasks.frozen_base`.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import socket
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -45,6 +47,18 @@ This folder holds LoRA adapters for `{base}`, not a whole model. Open it with
 
 or train with `lora_merge = true` to get a folder that opens by itself.
 """
+
+
+@contextlib.contextmanager
+def only_errors(name: str) -> Iterator[None]:
+    """Suppress the warnings of a library's logger."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def adapter_folder(path: str) -> Path | None:
