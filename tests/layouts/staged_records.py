@@ -19,7 +19,7 @@ from training.records.run_folder import RunFolder
 from training.records.runs import plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.outcome import RunOutcome
-from training.run.run_controller import RunController
+from training.run.run_controller import RunController, StartWorker
 from training.tasks.outputs.predictions import FOLDER
 from training.tasks.outputs.showcase import NAME, read_showcase
 
@@ -36,7 +36,9 @@ Act = Callable[[RunController, Event], None]
 class Record:
     """A finished run."""
 
-    def __init__(self, folder: RunFolder, act: Act = lambda run, event: None) -> None:
+    def __init__(
+        self, folder: RunFolder, act: Act = lambda run, event: None, start_worker: StartWorker | None = None
+    ) -> None:
         self.events: list[Event] = []
 
         def take(event: Event) -> None:
@@ -44,7 +46,7 @@ class Record:
             act(run, event)
 
         with folder:
-            run = RunController(folder.plan(), folder, take)
+            run = RunController(folder.plan(), folder, take, start_worker)
             run.start()
             self.outcome: RunOutcome = run.wait()
 

@@ -161,7 +161,8 @@ def test_each_part_of_a_snapshot_is_checked_by_one_process(machine: str, tmp_pat
     plan = plan_local_run(profile_of(), 3)
     devices = tuple(DevicePlan(machine=machine) for _ in range(3))
     plan = plan.model_copy(update={"members": (plan.members[0].model_copy(update={"devices": devices}),)})
-    folders = [tmp_path / (str(process.rank) if machine else "") for process in plan.processes]  # one on each machine
+    ranks = [str(process.rank) if machine else "" for process in plan.processes]  # a folder for each of a far machine
+    folders = [tmp_path / rank / "checkpoints" for rank in ranks]
     for process, folder in zip(plan.processes, folders):
         (folder / process.folder).mkdir(parents=True)
     stores = [MemberSnapshots(folder, plan, rank).to_check for rank, folder in enumerate(folders)]

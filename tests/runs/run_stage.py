@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from profiles.files.resolve import profile_from_options
+from tests.layouts.machine_folders import on_machines
 from training.records.events import Event, MemberEvent, to_line
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
@@ -69,16 +70,26 @@ class Script:
 class Stage:
     """A run of scripted workers; what they say is merged by :meth:`take`."""
 
-    def __init__(self, folder: Path, workers: int = 3, strategy: str = "allreduce", **more: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int = 3,
+        strategy: str = "allreduce",
+        kind: Callable[..., RunController] = RunController,
+        machines: Sequence[str] = (),
+        **more: Any,
+    ) -> None:
         options = {"task": "custom", "model_path": "nowhere:build", "strategy": strategy, "engine": "mesh", **more}
         plan = plan_local_run(profile_from_options("scripted", options), workers)
+        if machines:  # of the devices of the only member
+            plan = on_machines(plan, *machines)
         self.workers = [Script() for _ in range(workers)]
         self.coordinator = Script()
         self.coordinator.tell_port(1)
         self.events: list[Event] = []
         self.progress = ProgressMonitor()
         self.folder = RunFolder.create(folder, plan, ["test"])
-        self.run = RunController(
+        self.run = kind(
             plan,
             self.folder,
             self.events.append,

@@ -20,13 +20,8 @@ from torch import Tensor, nn
 
 from profiles.errors import BadInput, RunFailed
 from training.numerics.randomness import restore_rng, rng_state
-from training.snapshots.snapshot_store import (
-    DamagedSnapshot,
-    Snapshot,
-    SnapshotStore,
-    load_optimizer,
-    optimizer_tensors,
-)
+from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
+from training.snapshots.snapshot_store import DamagedSnapshot, Snapshot, SnapshotStore
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from profiles.optimisation import TrainingSettings
 from training.optimization.optimizers import FUSED_ON, build_optimizer
-from training.snapshots.snapshot_store import load_optimizer, optimizer_tensors
+from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
 
 
 def weights(steps: int, fused: bool, reload_after: int = -1) -> list[torch.Tensor]:

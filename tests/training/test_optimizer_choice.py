@@ -16,7 +16,7 @@ from profiles.optimisation import OPTIMIZERS, TrainingSettings
 from training.exchange.base import SoloExchange
 from training.optimization.optimizers import build_optimizer, set_learning_rate, state_bytes
 from training.records.events import StepEvent
-from training.snapshots.snapshot_store import load_optimizer, optimizer_tensors
+from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
 
 OWN = '''
 import torch

@@ -160,7 +160,7 @@ def test_early_stopping_ends_the_run_with_the_best_weights(tmp_path: Path) -> No
 def test_snapshots_come_at_their_interval_and_old_ones_go(tmp_path: Path) -> None:
     trainer, events = train(toy_plan(snapshot={"snapshot_interval": 3, "snapshot_keep": 2}), tmp_path)
     assert [event.step for event in events if isinstance(event, SnapshotEvent)] == [3, 6, 9]
-    assert trainer.store.steps() == [9, 6]
+    assert trainer.snapshots.own.steps() == [9, 6]
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
@@ -184,7 +184,7 @@ def test_a_run_goes_on_that_began_when_nothing_refused_its_settings(tmp_path: Pa
     control.post(Command(command="stop", at_step=5))
     stopped, first = train(toy_plan(strategy=strategy), tmp_path, control=control)
     plan = toy_plan(strategy=refused, resume=True)
-    stopped.store.save(stopped.store.load(5, stopped.plan.hash()), plan.hash())
+    stopped.snapshots.own.save(stopped.snapshots.own.load(5, stopped.plan.hash()), plan.hash())
     _, rest = train(plan, tmp_path)
     assert (len(losses(first)), len(losses(rest))) == (5, 7)
     with pytest.raises(BadInput, match="error_feedback: has no effect"):
@@ -222,7 +222,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) ->
     assert steps(events)[0].step == 5
     assert any("skipped" in event.message for event in events if isinstance(event, WarningEvent))
     assert trainer.position.step == 12
-    assert trainer.store.verified_steps()[0] == [8, 4]  # and written anew when its step came again
+    assert trainer.snapshots.own.verified_steps()[0] == [8, 4]  # and written anew when its step came again
 
 
 @pytest.mark.parametrize(

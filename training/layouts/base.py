@@ -14,6 +14,7 @@ from profiles.schema import Profile
 from training.data.batches import StepBatches
 from training.exchange.base import Traffic
 from training.hardware.device import Precision
+from training.layouts.carrier import Carrier
 from training.optimization.backward import MakeBatches
 from training.strategies.base import Strategy
 from training.tasks.base import Answer, Batch, Task
@@ -48,6 +49,10 @@ class Layout(ABC):
     """Of the member's processes, for messages."""
     part: tuple[int, int] = (0, 1)
     """Number of what this device holds among the parts of the model, from 0, and how many parts there are."""
+    carrier: Carrier | None = None
+    """To the member's other devices; ``None``: there are none."""
+    background: Carrier | None = None
+    """Likewise, for what is sent beside the training; ``None``: all are on one machine."""
     traffic: Traffic | None = None
     """Of the member's devices among one another; ``None``: there is only one."""
 

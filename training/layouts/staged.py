@@ -93,13 +93,20 @@ class StagedModel(Layout):
         batch_size: of the member.
         sends_parts: whether each device has a run folder of its own, and sends its part of the trained model to the
             first one.
+        background: see :attr:`training.layouts.base.Layout.background`.
     """
 
     def __init__(
-        self, carrier: Carrier, devices: Sequence[DevicePlan], batch_size: int, sends_parts: bool = False
+        self,
+        carrier: Carrier,
+        devices: Sequence[DevicePlan],
+        batch_size: int,
+        sends_parts: bool = False,
+        background: Carrier | None = None,
     ) -> None:
-        self._carrier, self._devices, self._batch_size = carrier, devices, batch_size
-        self._sends_parts = sends_parts
+        self.carrier = self._carrier = carrier
+        self._devices, self._batch_size = devices, batch_size
+        self._sends_parts, self.background = sends_parts, background
         self.names, self.traffic, self.part = carrier.names, carrier.traffic, (carrier.stage, carrier.stages)
 
     @property
@@ -177,7 +184,8 @@ class StagedModel(Layout):
         shutil.rmtree(run_dir / _PARTS, ignore_errors=True)
 
     def close(self) -> None:
-        self._carrier.close()
+        for carrier in (self._carrier, *([self.background] if self.background else [])):
+            carrier.close()
 
     def _too_large(self, error: Exception, setting: str = "batch_size") -> RunFailed:
         name, reason = self.names[self._carrier.stage], " ".join(str(error).split())[:200]

@@ -27,11 +27,13 @@ from profiles.errors import BadInput
 from training.exchange.base import Exchange, JoiningState
 from training.exchange.mean.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
+from training.layouts.base import Layout
 from training.loop.position import MOST_ATTEMPTS
 from training.records.bounded_fields import Count, Rank, Step, Text
 from training.run.outcome import NOT_THIS_RUN
-from training.snapshots.member_snapshots import Origin
-from training.snapshots.snapshot_store import OTHER_SETTINGS, SnapshotStore
+from training.snapshots.member_snapshots import MemberSnapshots, Origin, SnapshotParts
+from training.snapshots.part_transfer import bring_parts
+from training.snapshots.snapshot_store import OTHER_SETTINGS, Snapshot, SnapshotStore
 
 _STATE = "resume/state"
 """Name of the broadcast, in which all members take part."""
@@ -85,7 +87,7 @@ class Agreed:
     holders: tuple[int, ...]
     """Ranks that have the snapshot of this step, with the results of all rounds that any of them has."""
     members: tuple[int, ...]
-    origin: Origin | None
+    parts: SnapshotParts | None
     """Of this member's snapshot, if it is a holder."""
 
     @property
@@ -118,7 +120,7 @@ def agree_on_snapshot(
         BadInput: no member has a sound snapshot.
     """
     checked = [HeldSnapshots.of(store, plan_hash, rounds_held) for store in stores]
-    snapshots = _held_by_member(_PARTS.dump_json(checked), gather)
+    snapshots, holders_of_parts = _held_by_member(_PARTS.dump_json(checked), gather)
     for problem in (*snapshots.damaged, *snapshots.foreign):
         warn(f"{problem}; it is skipped")
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
@@ -133,8 +135,9 @@ def agree_on_snapshot(
     step = max(holders if alike else complete or holders)
     rounds = {rank: gathered[rank].rounds.get(step, 0) for rank in holders[step]}
     newest_holders = sorted(rank for rank in rounds if rounds[rank] == max(rounds.values()))
-    origin = snapshots.origin(step) if exchange.rank in newest_holders else None
-    agreed = Agreed(step, tuple(newest_holders), tuple(held), origin)
+    is_holder = exchange.rank in newest_holders
+    parts = SnapshotParts(step, snapshots.origin(step), holders_of_parts[step]) if is_holder else None
+    agreed = Agreed(step, tuple(newest_holders), tuple(held), parts)
     if exchange.rank == agreed.holders[0]:
         without = [rank for rank in agreed.members if rank not in agreed.holders]
         for lack, ranks in (("snapshot", set(without) - set(rounds)), ("last exchange", set(without) & set(rounds))):
@@ -147,23 +150,30 @@ def agree_on_snapshot(
 _PARTS = TypeAdapter(list[HeldSnapshots])
 
 
-def _held_by_member(checked: bytes, gather: Callable[[bytes], list[bytes]]) -> HeldSnapshots:
-    """Return the snapshots of which all parts are there, and what is wrong with any part.
+def _held_by_member(
+    checked: bytes, gather: Callable[[bytes], list[bytes]]
+) -> tuple[HeldSnapshots, dict[int, dict[int, list[int]]]]:
+    """Return the snapshots of which all parts are there, and what is wrong with any part; and by step, on which
+    devices' machines each part is.
 
     Args:
         checked: what this process has of the parts, as ``_PARTS`` writes it.
     """
-    held = [part for payload in gather(checked) for part in _PARTS.validate_json(payload)]
-    by_origin: dict[tuple[int, Origin], dict[int, HeldSnapshots]] = defaultdict(dict)
-    for part in held:
+    answers = [(device, part) for device, told in enumerate(gather(checked)) for part in _PARTS.validate_json(told)]
+    held = [part for _, part in answers]
+    by_origin: dict[tuple[int, Origin], dict[int, list[tuple[int, HeldSnapshots]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for device, part in answers:
         for step, (number, _) in part.parts.items():
-            by_origin[step, part.origin(step)][number] = part
-    complete = {
-        step: parts[0]
+            by_origin[step, part.origin(step)][number].append((device, part))
+    whole = {
+        step: parts
         for (step, origin), parts in sorted(by_origin.items(), key=lambda item: item[0][1].course)
         if parts.keys() >= set(range(origin.parts))
     }
-    return HeldSnapshots(
+    complete = {step: parts[0][0][1] for step, parts in whole.items()}
+    snapshots = HeldSnapshots(
         live={step: part.live[step] for step, part in complete.items()},
         courses={step: part.courses[step] for step, part in complete.items()},
         rounds={step: part.rounds[step] for step, part in complete.items() if step in part.rounds},
@@ -171,6 +181,11 @@ def _held_by_member(checked: bytes, gather: Callable[[bytes], list[bytes]]) -> H
         damaged=[problem for part in held for problem in part.damaged],
         foreign=[problem for part in held for problem in part.foreign],
     )
+    holders = {
+        step: {number: sorted({device for device, _ in copies}) for number, copies in parts.items()}
+        for step, parts in whole.items()
+    }
+    return snapshots, holders
 
 
 def _read(payload: bytes) -> HeldSnapshots:
@@ -195,6 +210,23 @@ def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[s
         return BadInput("no machine has a snapshot: there is nothing to resume", NOT_THIS_RUN)
     number = f"all {len(damaged)} snapshots of this run are" if len(damaged) > 1 else "the only snapshot of this run is"
     return BadInput(f"{number} damaged: {damaged[0]}", f"{NOT_THIS_RUN}; the damaged files are left as they are")
+
+
+def load_agreed(
+    agreed: Agreed, snapshots: MemberSnapshots, layout: Layout, plan_hash: str, is_wanted: Callable[[str], bool]
+) -> Snapshot:
+    """Return what a device needs of the agreed snapshot; parts that its machine lacks come from the member's others.
+
+    Args:
+        is_wanted: whether the device needs a tensor.
+
+    Raises:
+        ExchangeError: a device is lost.
+        RunFailed: a part cannot be read or written.
+    """
+    assert agreed.parts is not None  # else the member takes the state of another
+    bring_parts(snapshots, layout.carrier, layout.gather, agreed.parts, is_wanted)
+    return snapshots.load(agreed.step, plan_hash, agreed.parts.origin, is_wanted)
 
 
 def hand_over(agreed: Agreed, exchange: Exchange, make_state: Callable[[], JoiningState]) -> None:

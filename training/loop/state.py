@@ -18,7 +18,8 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.payloads import documents
 from training.hardware.device import Precision
 from training.numerics.randomness import restore_rng, rng_state
-from training.snapshots.snapshot_store import Snapshot, load_optimizer, optimizer_tensors
+from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
+from training.snapshots.snapshot_store import Snapshot
 from training.strategies.weights import flatten, unflatten_into
 
 _PIECE = 1 << 20

@@ -21,7 +21,7 @@ from training.loop.evaluation import Evaluator
 from training.loop.last_step import LastStep
 from training.loop.local_data import LocalSchedule, schedule_for
 from training.loop.position import MOST_CUT_SHORT, EarlyStopping, Position
-from training.loop.resuming import agree_on_snapshot, hand_over, take_over
+from training.loop.resuming import agree_on_snapshot, hand_over, load_agreed, take_over
 from training.loop.state import (
     TrainingState,
     check_finite,
@@ -41,6 +41,7 @@ from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, Sync
 from training.records.plan import RunPlan
 from training.run.orders import Control
 from training.snapshots.member_snapshots import MemberSnapshots
+from training.snapshots.snapshot_copies import copies_of
 from training.snapshots.snapshot_store import Snapshot
 from training.snapshots.snapshot_writer import SnapshotWriter
 from training.strategies.base import Strategy, StrategyContext
@@ -72,8 +73,8 @@ class Trainer:
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
         self.precision = Precision(precision, self.device)
         self.snapshots = MemberSnapshots(run_dir / "checkpoints", plan, rank)
-        self.store = self.snapshots.own
-        self.writer = SnapshotWriter(self.store, self.device, self.member.name, emit, run_dir)
+        self.writer = SnapshotWriter(self.snapshots.own, self.device, self.member.name, emit, run_dir)
+        self.writer.copies = copies_of(self.snapshots, self.layout.background, self.layout.gather, self._warn)
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
         self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
@@ -161,9 +162,9 @@ class Trainer:
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
             self.position.begin(self.plan.attempt)
-        elif agreed.origin is not None:
+        elif agreed.parts is not None:
             self.strategy.attach(self.model, self.exchange)
-            self._restore(self.snapshots.load(agreed.step, self.plan.hash(), agreed.origin, self.state.holds))
+            self._restore(load_agreed(agreed, self.snapshots, self.layout, self.plan.hash(), self.state.holds))
             self.position.begin(self.plan.attempt)
             hand_over(agreed, self.exchange, self._joining)
         else:
@@ -340,7 +341,7 @@ class Trainer:
                     self._snapshot(wait=True)
                 case "stop":
                     if command.snapshot and self.position.step:
-                        self._snapshot(wait=True)
+                        self._snapshot(wait=True, for_copies=True)
                     self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
                     return ExitCode.STOPPED
         return None
@@ -353,9 +354,9 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- snapshots, newcomers
 
-    def _snapshot(self, wait: bool = False) -> None:
+    def _snapshot(self, wait: bool = False, for_copies: bool = False) -> None:
         """Save everything this member needs to go on as if it had never stopped; ``wait`` until it is on the disk."""
-        if self.position.step != self.store.current:
+        if self.position.step != self.snapshots.own.current:
             check_finite(self.parameters, self.member.name, self.position.step, self.writer.newest_in_words)
             tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
             state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump(),
@@ -363,7 +364,7 @@ class Trainer:
             in_background = not self.exchange.shares_process
             self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
         if wait:
-            self.writer.wait()
+            self.writer.wait(for_copies)
 
     def keep_last_step(self) -> bool:
         """Write a snapshot of the last step after the loss of the group; return whether that was possible."""

@@ -238,6 +238,16 @@ class RunFolder:
             self._write("metadata.json", document(changed.model_dump()))
             self._metadata = changed
 
+    def go_on(self, plan: RunPlan) -> None:
+        """Let the run go on at once in another attempt, which this process starts with another plan.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        shutil.rmtree(self.path / "secrets", ignore_errors=True)  # keys are of one attempt
+        self._write("plan.json", _plan_text(plan))
+        self.update_metadata(attempt=plan.attempt)
+
     def begin(self, status: Status) -> None:
         """Record that the run trains: from now on its end is that of this attempt.
 
@@ -308,7 +318,11 @@ def rerun_script(command: Sequence[str]) -> str:
 
 
 def _write_plan(folder: Path, plan: RunPlan) -> None:
-    write_atomically(folder / "plan.json", plan.model_dump_json(indent=2).encode() + b"\n")
+    write_atomically(folder / "plan.json", _plan_text(plan))
+
+
+def _plan_text(plan: RunPlan) -> bytes:
+    return plan.model_dump_json(indent=2).encode() + b"\n"
 
 
 def has_snapshots(folder: Path) -> bool:

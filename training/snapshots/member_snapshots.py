@@ -1,7 +1,8 @@
 """The snapshots of one member: each of its devices writes its part of them, in a folder of its own.
 
 Everything in a snapshot goes by the names of the whole model, so a run may go on with other devices than wrote it: each
-reads what it needs from all parts.
+reads what it needs from all parts. The number of a part is that of the device that wrote it; its folder is named after
+it, also where another machine holds a copy.
 """
 
 from __future__ import annotations
@@ -29,27 +30,58 @@ class Origin(NamedTuple):
         return cls(state.get("part", (0, 1))[1], tuple((attempt, step) for attempt, step in state.get("course", ())))
 
 
+class SnapshotParts(NamedTuple):
+    """A snapshot of a member, and where its parts are."""
+
+    step: int
+    origin: Origin
+    holders: Mapping[int, Sequence[int]]
+    """The member's devices on whose machines each part is."""
+
+
 class MemberSnapshots:
-    """What lies in this run folder of the snapshots of a member.
+    """What lies on this machine of the snapshots of a member.
 
     Args:
-        checkpoints: folder of the run's snapshots.
+        checkpoints: folder of the run's snapshots in the run folder of this process.
         rank: of this process.
     """
 
     def __init__(self, checkpoints: Path, plan: RunPlan, rank: int) -> None:
         process, keep = plan.process(rank), plan.profile.snapshot.snapshot_keep
         self.own = SnapshotStore(checkpoints / process.folder, keep, shared=plan.world_size > 1 or plan.is_staged)
-        """Of this process: the only part that it writes."""
-        self._checkpoints, self._first_folder = checkpoints, f"member-{process.member.rank}"
-        self._turn, self._turns = process.device_number, len(process.member.devices)
-        if plan.own_folders:
-            self._turn, self._turns = 0, 1
+        """Of this process: the only part of its snapshots that it writes."""
+        self.loaded: int | None = None
+        """Step of the snapshot that the run went on from."""
+        self._checkpoints, self._process = checkpoints, process
+        # the processes of a machine have their run folders side by side, or all the same one
+        self._folder, self._inside = (
+            (checkpoints, "") if not plan.own_folders else (checkpoints.parents[1], f"*/{checkpoints.name}/")
+        )
+        self.machines = [device.machine for device in process.member.devices]
+        """Of the member's devices."""
+        neighbours = [number for number, machine in enumerate(self.machines) if machine == process.device.machine]
+        self._turn, self._turns = neighbours.index(process.device_number), len(neighbours)
 
     @property
     def to_check(self) -> list[SnapshotStore]:
-        """The parts that this process checks; the member's other processes with this run folder check the others."""
+        """The parts that this process checks; the member's other processes on this machine check the others."""
         return self._stores[self._turn :: self._turns]
+
+    def receiver(self, device: int) -> int:
+        """Return the device that receives parts for all of the machine of ``device``."""
+        return self.machines.index(self.machines[device])
+
+    def store_of(self, part: int) -> SnapshotStore:
+        """Return where this process writes a part: its own, or a copy of another's, of which it keeps the newest."""
+        if part == self._process.device_number:
+            return self.own
+        return SnapshotStore(self._checkpoints / self._process._replace(device_number=part).folder, 1)
+
+    def parts(self, step: int, origin: Origin) -> dict[int, SnapshotStore]:
+        """Return where this machine has parts of one snapshot, by their numbers."""
+        stores = ((store, store.state(step)) for store in self._stores if step in store.steps())
+        return {state.get("part", (0, 1))[0]: store for store, state in stores if Origin.of(state) == origin}
 
     def load(self, step: int, plan_hash: str, origin: Origin, wanted: Callable[[str], bool]) -> Snapshot:
         """Return what is wanted of the snapshot of ``step``, from all its parts in this run folder.
@@ -61,19 +93,20 @@ class MemberSnapshots:
             RunFailed: none of them is on this machine, or one cannot be read.
         """
         parts: list[Snapshot] = []
-        for store in sorted(self._stores, key=lambda store: store.directory != self.own.directory):
-            if step in store.steps() and Origin.of(store.state(step)) == origin:
-                parts.append(store.load(step, plan_hash, lambda name: wanted(name) and not _is_in(parts, name)))
+        stores = self.parts(step, origin).values()
+        for store in sorted(stores, key=lambda store: store.directory != self.own.directory):
+            parts.append(store.load(step, plan_hash, lambda name: wanted(name) and not _is_in(parts, name)))
         if not parts:
             message = f"no part of the snapshot of step {step} is on this machine"
             raise RunFailed(message, "resume on the machines that have one")
-        self.own.current = step
+        self.own.current = self.loaded = step
         return Snapshot(step, {name: part.tensors[name] for part in parts for name in part.tensors}, parts[0].state)
 
     @property
     def _stores(self) -> list[SnapshotStore]:
-        further = sorted(self._checkpoints.glob(f"{self._first_folder}-stage-*"))
-        return [SnapshotStore(path, self.own.keep) for path in (self._checkpoints / self._first_folder, *further)]
+        first = self._process._replace(device_number=0).folder
+        folders = (self._folder.glob(f"{self._inside}{name}") for name in (first, f"{first}-stage-*"))
+        return [SnapshotStore(path, self.own.keep) for path in sorted(path for paths in folders for path in paths)]
 
 
 def _is_in(parts: Sequence[Snapshot], name: str) -> bool:

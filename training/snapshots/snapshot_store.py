@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -19,10 +20,10 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -69,6 +70,8 @@ class SnapshotStore:
         self.directory = directory
         self.keep = max(1 + shared, keep)
         self._shared = shared
+        self.held: Collection[int] = ()
+        """Steps that are kept, however many newer ones there are."""
         self.current: int | None = None
         """The step that was saved or loaded last. Folders of other steps may belong to an abandoned attempt."""
 
@@ -108,6 +111,45 @@ class SnapshotStore:
             shutil.rmtree(writing, ignore_errors=True)
         self.current = step
         return folder, size
+
+    def manifest(self, step: int) -> bytes:
+        """Return the manifest of the snapshot of ``step``, for :meth:`write_copy` on another machine.
+
+        Raises:
+            DamagedSnapshot: it cannot be read.
+        """
+        with _explaining(self._folder(step) / _MANIFEST) as path:
+            return path.read_bytes()
+
+    def content(self, step: int, size: int) -> Iterator[bytes]:
+        """Yield the file of a snapshot's tensors in pieces of at most ``size`` bytes.
+
+        Raises:
+            DamagedSnapshot: it cannot be read.
+        """
+        with _explaining(self._folder(step) / _TENSORS) as path, path.open("rb") as stream:
+            while piece := stream.read(size):
+                yield piece
+
+    def write_copy(self, manifest: bytes, pieces: Iterable[bytes]) -> Path:
+        """Write what :meth:`manifest` and :meth:`content` of another store gave; return the folder.
+
+        Raises:
+            DamagedSnapshot: the tensors are not those of the manifest; nothing is left.
+            RunFailed: it cannot be written.
+        """
+        copy = announced_copy(manifest)
+        views = (memoryview(piece) for piece in _checked(pieces, copy, self.directory))
+        return self.write(copy.step, views, copy.body["state"], copy.body["plan_hash"])[0]
+
+    def names(self, step: int) -> list[str]:
+        """Return the names of the tensors in the snapshot of ``step``.
+
+        Raises:
+            DamagedSnapshot: they cannot be read.
+        """
+        with _opened(self._folder(step)) as file:
+            return list(file.keys())
 
     def steps(self) -> list[int]:
         """Return the steps of the snapshots that look complete, newest first."""
@@ -168,11 +210,8 @@ class SnapshotStore:
         manifest = _read_manifest(folder)
         if manifest["plan_hash"] != plan_hash:
             raise BadInput(f"{folder} was made with different settings", OTHER_SETTINGS)
-        try:
-            with safetensors.safe_open(folder / _TENSORS, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in filter(wanted, file.keys())}
-        except (OSError, safetensors.SafetensorError) as error:
-            raise DamagedSnapshot(f"{folder / _TENSORS} cannot be read: {error}", _PASS_OVER) from error
+        with _opened(folder) as file:
+            tensors = {name: file.get_tensor(name) for name in filter(wanted, file.keys())}
         self.current = step
         return Snapshot(manifest["step"], tensors, manifest["state"])
 
@@ -190,7 +229,7 @@ class SnapshotStore:
         return folder
 
     def _earlier(self, step: int) -> list[int]:
-        return [old for old in self.steps() if old < step]
+        return [old for old in self.steps() if old < step and old not in self.held]
 
     def _drop(self, steps: Iterable[int]) -> None:
         for step in steps:
@@ -255,21 +294,77 @@ def _check(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / _MANIFEST
+class AnnouncedCopy(NamedTuple):
+    """What a manifest says of a snapshot that arrives."""
+
+    step: int
+    size: int
+    """Bytes of its tensors' file."""
+    digest: str
+    body: dict[str, Any]
+
+
+def announced_copy(manifest: bytes) -> AnnouncedCopy:
+    """Return what another machine's manifest announces.
+
+    Raises:
+        DamagedSnapshot: it is not a manifest.
+    """
+    body = _parse_manifest(manifest, "the manifest that arrived")
     try:
-        body = json.loads(path.read_bytes())
-        expected = body.pop("sha256")
+        file = body["files"][_TENSORS]
+        return AnnouncedCopy(int(body["step"]), max(0, int(file["bytes"])), str(file["sha256"]), body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedSnapshot("the manifest that arrived is damaged: it names no tensors", _PASS_OVER) from error
+
+
+def _checked(pieces: Iterable[bytes], expected: AnnouncedCopy, directory: Path) -> Iterator[bytes]:
+    """Yield the pieces of a file; raise at the end if it is not the announced one."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        yield piece
+    if (size, digest.hexdigest()) != (expected.size, expected.digest):
+        raise DamagedSnapshot(f"what arrived for {directory} is damaged: its SHA-256 differs", _PASS_OVER)
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[Path]:
+    """Report that a file of a snapshot cannot be read."""
+    try:
+        yield path
     except OSError as error:
         raise DamagedSnapshot(f"{path}: {error.strerror}", _PASS_OVER) from error
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[Any]:
+    """Open the tensors of a snapshot."""
+    try:
+        with safetensors.safe_open(folder / _TENSORS, "pt") as file:
+            yield file
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DamagedSnapshot(f"{folder / _TENSORS} cannot be read: {error}", _PASS_OVER) from error
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    with _explaining(folder / _MANIFEST) as path:
+        return _parse_manifest(path.read_bytes(), str(path))
+
+
+def _parse_manifest(data: bytes, name: str) -> dict[str, Any]:
+    """Return the body of a manifest; ``name``: of its file, for messages."""
+    try:
+        body = json.loads(data)
+        expected = body.pop("sha256")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedSnapshot(f"{path} is damaged: not a manifest", _PASS_OVER) from error
+        raise DamagedSnapshot(f"{name} is damaged: not a manifest", _PASS_OVER) from error
     if _body_hash(body) != expected:
-        raise DamagedSnapshot(f"{path} is damaged: its SHA-256 differs from the recorded one", _PASS_OVER)
+        raise DamagedSnapshot(f"{name} is damaged: its SHA-256 differs from the recorded one", _PASS_OVER)
     if body["version"] != SNAPSHOT_VERSION:
-        raise DamagedSnapshot(
-            f"{path} has version {body['version']}, this program reads {SNAPSHOT_VERSION}", _PASS_OVER
-        )
+        version = body["version"]
+        raise DamagedSnapshot(f"{name} has version {version}, this program reads {SNAPSHOT_VERSION}", _PASS_OVER)
     return dict(body)
 
 
@@ -291,56 +386,3 @@ def _explain(error: OSError, folder: Path) -> tuple[str, str]:
         reason, cure = explain_full_disk(error.errno, folder)
         return reason, f"{cure}, then resume the run"
     return error.strerror or str(error), "make the folder writable, then resume the run"
-
-
-_NUMBERS: dict[str, type[bool] | type[int] | type[float]] = {"bool": bool, "int": int, "float": float}
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Return the state of any torch optimizer as ``<parameter>/<name>``, numbers in it as tensors too.
-
-    What an optimizer changes in its groups of parameters is not in it.
-
-    Args:
-        parameters: names of its parameters, in its order; without them their numbers are taken.
-
-    Raises:
-        RunFailed: its state holds something else, which no snapshot can hold.
-    """
-    tensors: dict[str, Tensor] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        parameter = parameters[index] if parameters else index
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{parameter}/{name}"] = value
-            elif isinstance(value, (int, float)):
-                kind = next(name for name, number_type in _NUMBERS.items() if isinstance(value, number_type))
-                tensors[f"{parameter}/{name}:{kind}"] = torch.tensor(
-                    value, dtype=torch.float64 if kind == "float" else None
-                )
-            elif value is not None:
-                message = (
-                    f"{type(optimizer).__name__} keeps '{name}', a {type(value).__name__}: no snapshot can hold it"
-                )
-                raise RunFailed(message, "keep tensors and numbers for each weight, or take another optimizer")
-    return tensors
-
-
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], parameters: Sequence[str] = ()
-) -> None:
-    """Give an optimizer over the same parameters the state of another, bit for bit; its hyper-parameters stay.
-
-    Args:
-        tensors: from :func:`optimizer_tensors`.
-        parameters: as there; without them the parameters are in the same order.
-    """
-    document = optimizer.state_dict()
-    document["state"] = {}
-    numbers = {name: number for number, name in enumerate(parameters)}
-    for key, tensor in tensors.items():
-        parameter, _, name = key.rpartition("/")
-        name, _, kind = name.partition(":")
-        state = document["state"].setdefault(numbers[parameter] if parameters else int(parameter), {})
-        state[name] = _NUMBERS[kind](tensor.item()) if kind else tensor.clone()
-    optimizer.load_state_dict(document)

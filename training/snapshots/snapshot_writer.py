@@ -20,6 +20,7 @@ import torch
 from profiles.errors import RunFailed
 from training.hardware.resources import free_memory
 from training.records.events import Emit, SnapshotEvent
+from training.snapshots.snapshot_copies import SnapshotCopies
 from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 from training.snapshots.tensor_file import HostCopy, TensorFile
 
@@ -34,6 +35,9 @@ class SnapshotWriter:
         run_dir: paths in events are relative to it.
         free: returns the bytes of free memory.
     """
+
+    copies: SnapshotCopies | None = None
+    """Give each snapshot a second holder; ``None``: nobody does."""
 
     def __init__(
         self,
@@ -65,14 +69,19 @@ class SnapshotWriter:
             self._pending = self._pool.submit(self._write, copied, pieces, plan_hash, start)
         else:
             self._write(snapshot, file.pieces(), plan_hash, start)
+        if self.copies is not None:
+            self.copies.begin(snapshot.step, file.body_bytes, self._pending)
 
     def check(self) -> None:
         """Raise what failed in the meantime, without waiting."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self, for_copies: bool = False) -> None:
         """Wait until all that was begun is on the disk.
+
+        Args:
+            for_copies: whether also, for some seconds, until others have it.
 
         Raises:
             RunFailed: it cannot be written; names the machine.
@@ -80,6 +89,8 @@ class SnapshotWriter:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+        if for_copies and self.copies is not None:
+            self.copies.wait()
 
     def release(self) -> None:
         """Free the memory of the copy, which the machine is short of; no copies are made from now on."""

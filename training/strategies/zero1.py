@@ -53,9 +53,9 @@ from training.strategies.weights import flatten, unflatten_into
 
 if TYPE_CHECKING:
     from training.exchange import payloads
-    from training.snapshots import snapshot_store as checkpoint
+    from training.snapshots import optimizer_state
 else:
-    checkpoint, payloads = lazy("training.snapshots.snapshot_store"), lazy("training.exchange.payloads")
+    optimizer_state, payloads = lazy("training.snapshots.optimizer_state"), lazy("training.exchange.payloads")
 
 _MAX_IN_FLIGHT = 4
 """Pieces that are in flight at the same time."""
@@ -365,12 +365,13 @@ class ZeRO1(GradientStrategy):
             return False
         received = {name: t for name, t in tensors.items() if self._numbers.get(_number(name)) in received_indices}
         if self._optimizer is not None and received:
-            checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | received)
+            state = optimizer_state.optimizer_tensors(self._optimizer) | received
+            optimizer_state.load_optimizer(self._optimizer, state)
         return True
 
     def _state_of(self, indices: Collection[int]) -> dict[str, torch.Tensor]:
         """Return the optimizer state of some parameters, named as in a snapshot."""
-        states = {} if self._optimizer is None else checkpoint.optimizer_tensors(self._optimizer)
+        states = {} if self._optimizer is None else optimizer_state.optimizer_tensors(self._optimizer)
         return {name: tensor for name, tensor in states.items() if self._numbers[_number(name)] in indices}
 
     def state(self) -> dict[str, Any]:

@@ -147,9 +147,14 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
     os.environ |= {"MUSTER_NAMES": ",".join(names), "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
     client = StoreClient(rendezvous.address, read_token(keys), START_DEADLINE)
     listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys))
-    group = MusterGroup(client, rank, len(names), timedelta(seconds=STANDSTILL), [], listener)
-    carrier, member = GroupCarrier(group, range(len(names)), names), process.member
-    return StagedModel(carrier, member.devices, member.batch_size, sends_parts=plan.own_folders)
+
+    def carrier() -> GroupCarrier:
+        group = MusterGroup(client, rank, len(names), timedelta(seconds=STANDSTILL), [], listener)
+        return GroupCarrier(group, range(len(names)), names)
+
+    member, background = process.member, len(plan.machines) > 1
+    links = carrier(), carrier() if background else None
+    return StagedModel(links[0], member.devices, member.batch_size, plan.own_folders, links[1])
 
 
 def run_worker(

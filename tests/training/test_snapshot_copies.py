@@ -1,0 +1,128 @@
+"""Parts of snapshots on their way between devices, and who gets a copy of which."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.layouts.machine_folders import on_machines
+from tests.layouts.pipeline_runs import QueueCarrier, queue_carriers, side_by_side
+from tests.layouts.staged_records import plan_of
+from training.layouts.carrier import gather_among
+from training.records.plan import RunPlan
+from training.snapshots import snapshot_copies
+from training.snapshots.member_snapshots import MemberSnapshots, Origin, SnapshotParts
+from training.snapshots.part_transfer import Transfer, bring_parts, in_phases, receive_part, send_part
+from training.snapshots.snapshot_copies import SnapshotCopies
+from training.snapshots.snapshot_store import DamagedSnapshot, Snapshot, SnapshotStore
+
+CUSTOM: dict[str, Any] = {"task": "custom", "model_path": "tests.layouts.deep_model:deep_job"}
+COURSE = ((1, 0),)
+
+
+def snapshot(step: int, part: int, parts: int) -> Snapshot:
+    tensors = {f"model/{part}": torch.full((3,), float(part)), "rng/torch": torch.ones(2)}
+    return Snapshot(step, tensors, {"part": (part, parts), "course": COURSE})
+
+
+def plan_on(names: str) -> RunPlan:
+    return on_machines(plan_of(2, **CUSTOM), *names)
+
+
+def snapshots_on(names: str, folder: Path) -> list[MemberSnapshots]:
+    """Return what each device sees of the snapshots of a run on these machines."""
+    plan = plan_on(names)
+    folders = (folder / machine / "run" / str(rank) / "checkpoints" for rank, machine in enumerate(names))
+    return [MemberSnapshots(folder, plan, rank) for rank, folder in enumerate(folders)]
+
+
+def test_a_part_arrives_whole_or_not_at_all(tmp_path: Path) -> None:
+    source, target = (SnapshotStore(tmp_path / name, 2) for name in ("source", "target"))
+    source.save(snapshot(4, 1, 2), "plan")
+    first, second = queue_carriers(2)
+    side_by_side([partial(send_part, first, 1, source, 4), partial(receive_part, second, 0, target, 4)])
+    assert target.verified_steps() == ([4], [])
+    assert target.load(4, "plan").tensors["model/1"].tolist() == [1.0] * 3
+    manifest, content = source.manifest(4), [*source.content(4, 1 << 20)]
+    with pytest.raises(DamagedSnapshot, match="what arrived .* is damaged"):
+        SnapshotStore(tmp_path / "other", 2).write_copy(manifest, [bytes(len(content[0]))])
+    assert not [*(tmp_path / "other").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "phases"),
+    [([(0, 1), (1, 2), (2, 0)], 1), ([(0, 1), (1, 0)], 2), ([(0, 1), (0, 2), (1, 2)], 2)],
+)
+def test_who_sends_to_whom_at_once(pairs: list[tuple[int, int]], phases: int) -> None:
+    divided = in_phases(Transfer(0, *pair) for pair in pairs)
+    assert len(divided) == phases
+    assert sum(map(len, divided)) == len(pairs)
+
+
+def test_a_machine_gets_the_parts_that_its_devices_want(tmp_path: Path) -> None:
+    """Two parts are on a and b; c, which has none, holds the first one's weights from now on, and b those of both."""
+    for device, before in enumerate(snapshots_on("ab", tmp_path)):
+        before.own.save(snapshot(4, device, 2), "plan")
+    plan_snapshots, parts = snapshots_on("cba", tmp_path), SnapshotParts(4, Origin(2, COURSE), {0: [2], 1: [1]})
+    wanted = [{"model/0"}, {"model/0", "model/1"}, set[str]()]
+
+    def bring(device: int, carrier: QueueCarrier) -> dict[str, Any]:
+        mine = plan_snapshots[device]
+        bring_parts(mine, carrier, partial(gather_among, carrier), parts, wanted[device].__contains__)
+        return mine.load(4, "plan", parts.origin, wanted[device].__contains__).tensors
+
+    loaded = side_by_side([partial(bring, *each) for each in enumerate(queue_carriers(3))])
+    assert [tensors.keys() for tensors in loaded] == wanted
+    assert sorted(plan_snapshots[2].parts(4, parts.origin)) == [0]  # it wants nothing, and gets nothing
+
+
+@pytest.mark.parametrize(
+    ("names", "small", "held"),
+    [("abc", 0, {"a": [0, 2], "b": [0, 1], "c": [1, 2]}), ("abc", 1 << 20, {name: [0, 1, 2] for name in "abc"}),
+     ("aab", 0, {"a": [0, 1, 2], "b": [0, 1, 2]})],
+)  # fmt: skip
+def test_each_part_gets_a_holder_on_another_machine(
+    names: str, small: int, held: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_copies, "SMALL", small)
+    all_snapshots, carriers, training = snapshots_on(names, tmp_path), queue_carriers(3), queue_carriers(3)
+
+    def copy(device: int) -> None:
+        mine = all_snapshots[device]
+        copies = SnapshotCopies(mine, carriers[device], partial(gather_among, training[device]), pytest.fail)
+        for step in (4, 8):
+            mine.own.save(snapshot(step, device, 3), "plan")
+            copies.begin(step, 100, None)
+            copies.wait()
+
+    side_by_side([partial(copy, device) for device in range(3)])
+    for device, machine in enumerate(names):
+        assert sorted(all_snapshots[device].parts(8, Origin(3, COURSE))) == held[machine]
+        assert sorted(all_snapshots[device].parts(4, Origin(3, COURSE))) == [
+            n for n, m in enumerate(names) if m == machine
+        ]
+
+
+def test_what_is_on_its_way_holds_up_no_snapshot_and_is_kept(tmp_path: Path) -> None:
+    all_snapshots, carriers, training = snapshots_on("ab", tmp_path), queue_carriers(2), queue_carriers(2)
+    may_write = threading.Event()
+
+    def copy(device: int) -> None:
+        mine = all_snapshots[device]
+        copies = SnapshotCopies(mine, carriers[device], partial(gather_among, training[device]), pytest.fail)
+        written: Any = type("Written", (), {"result": lambda self: may_write.wait(30)})()
+        for step in range(1, 8):
+            mine.own.save(snapshot(step, device, 2), "plan")
+            copies.begin(step, 100, written)
+        may_write.set()
+        copies.wait()
+
+    side_by_side([partial(copy, device) for device in range(2)])
+    for device in range(2):
+        assert 1 in all_snapshots[device].own.steps()
+        assert sorted(all_snapshots[device].parts(1, Origin(2, COURSE))) == [0, 1]

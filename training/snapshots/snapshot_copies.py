@@ -1,0 +1,119 @@
+"""A second holder of each part of a member's snapshots: it is copied to another machine, so that a run can go on when
+any one machine is gone. Where the parts are small, as those of adapters are, all machines get all of them.
+
+Copies are sent in the background of the training, over connections of their own, for a quarter of the time: however
+slow a link is, three quarters of it are left to the training. So that no snapshot waits for copies, the next one that
+is copied is the first after they have arrived everywhere. Until then every device keeps its part of the last snapshot
+that is copied completely.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+from profiles.errors import RunFailed
+from training.exchange.base import ExchangeError
+from training.snapshots.member_snapshots import MemberSnapshots
+from training.snapshots.part_transfer import DeviceLinks, SendingPace, Transfer, carry_out, receive_part, send_part
+
+SHARE, PIECE = 0.25, 256 << 10
+"""Share of the time for which a link is used, and bytes after which the training has its turn."""
+SMALL = 64 << 20
+"""Bytes up to which a part is copied to all machines."""
+_LOOKS, _PAUSE = 50, 0.2
+"""How often to look whether copies have arrived before a run stops, and seconds between two looks."""
+
+
+class SnapshotCopies:
+    """Copies this device's snapshots to other machines, and receives theirs. All devices call the same methods.
+
+    Args:
+        links: to the member's other devices, used for nothing else.
+        gather: asks all devices, see :meth:`training.layouts.base.Layout.gather`.
+        warn: takes a line about copies that cannot be made.
+    """
+
+    def __init__(
+        self,
+        snapshots: MemberSnapshots,
+        links: DeviceLinks,
+        gather: Callable[[bytes], list[bytes]],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._snapshots, self._links, self._gather, self._warn = snapshots, links, gather, warn
+        self._pace = SendingPace(PIECE, SHARE)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, step: int, size: int, written: Future[None] | None) -> None:
+        """Copy a snapshot, unless one before is still on its way anywhere.
+
+        Args:
+            size: bytes of this device's part.
+            written: its end shows that the part is on the disk; ``None``: it is.
+        """
+        sizes = self._sizes(size)
+        if sizes is None:
+            return
+        own, loaded = self._snapshots.own, self._snapshots.loaded
+        # the newest of those before has been copied everywhere, or the run went on from it
+        own.held = {max(own.held, default=step if loaded is None else loaded), step}
+        transfers = list(self._transfers(max(sizes)))
+        self._thread = threading.Thread(target=self._copy, args=(step, transfers, written), daemon=True, name="copies")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Let copies arrive, with all of the links, if that takes seconds only: nothing else is sent any more."""
+        self._pace.share = 1.0
+        for _ in range(_LOOKS):
+            if self._sizes(0) is not None:
+                return
+            time.sleep(_PAUSE)
+
+    def _sizes(self, size: int) -> list[int] | None:
+        """Return the sizes that the devices give; ``None``: one of them is busy, or lost."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        try:
+            answers = [json.loads(answer) for answer in self._gather(json.dumps([is_busy, size]).encode())]
+        except ExchangeError:  # the training says so
+            return None
+        return None if any(busy for busy, _ in answers) else [int(part) for _, part in answers]
+
+    def _transfers(self, largest: int) -> Iterator[Transfer]:
+        """Yield who sends its part to whom: to the next machine in the order of the stages, or to all."""
+        count = len(self._snapshots.machines)
+        for device in range(count):
+            later = ((device + distance) % count for distance in range(1, count))
+            receivers = dict.fromkeys(map(self._snapshots.receiver, later))
+            others = [other for other in receivers if other != self._snapshots.receiver(device)]
+            yield from (Transfer(device, device, other) for other in others[: None if largest <= SMALL else 1])
+
+    def _copy(self, step: int, transfers: list[Transfer], written: Future[None] | None) -> None:
+        try:
+            if written is not None:
+                written.result()
+            carry_out(
+                transfers,
+                self._links,
+                lambda transfer: send_part(self._links, transfer.target, self._snapshots.own, step, self._pace),
+                lambda transfer: receive_part(
+                    self._links, transfer.source, self._snapshots.store_of(transfer.part), step, self._pace
+                ),
+            )
+        except ExchangeError:
+            return  # the training has lost the same machine, or has ended
+        except RunFailed as error:
+            self._warn(f"{error.message}: a machine that is lost would take its part of the snapshot along")
+
+
+def copies_of(
+    snapshots: MemberSnapshots,
+    links: DeviceLinks | None,
+    gather: Callable[[bytes], list[bytes]],
+    warn: Callable[[str], None],
+) -> SnapshotCopies | None:
+    """Return what copies snapshots over ``links``; ``None`` where there are none, as the devices are on one machine."""
+    return SnapshotCopies(snapshots, links, gather, warn) if links is not None else None
