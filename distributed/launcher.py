@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.checks.machine_data import require_data
-from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
+from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.machine.link import MachineLink, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions, measure_ready
@@ -29,7 +29,6 @@ from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.members import as_cut, member_names, plan_run, starter_of
 from distributed.preparation.preflight import NotReady, Ready, memory_budgets
 from distributed.preparation.prepare import PrepareOptions, prepare, updated_hosts
-from distributed.run.run_machines import on_present, require_listed, rollback_warning
 from profiles.errors import BadInput
 from profiles.installation import program
 from profiles.schema import Profile
@@ -358,33 +357,6 @@ class DistributedLauncher:
             folder.append(timing)
         folder.close()
         return folder.path
-
-
-def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, command: Sequence[str]) -> None:
-    """Resume the run in ``path`` in the background, on the machines that hold its snapshots.
-
-    Absent machines stay members of the run, where members may be missing: they may rejoin while it runs, or when it is
-    resumed again.
-
-    Raises:
-        BadInput: another process works on it, or machines of its plan are not in its hosts file.
-        NotReady: a machine cannot take part.
-        RunFailed: the supervisor did not start.
-    """
-    hosts = load_hosts(path / RUN_HOSTS)
-    require_listed(plan, [machine.name for machine in hosts.machines])
-    if plan.is_staged:  # each machine holds a part of the model
-        prepare_options = replace(prepare_options, allow_missing=False)
-    machines = prepare(hosts.only(plan.machines), plan.profile.model.task, prepare_options)
-    for link, _ in machines:
-        link.close()
-    plan = on_present(plan, machines)
-    if message := rollback_warning(RunFolder.open(path).events(), plan, plan.absent):
-        prepare_options.tell(message)
-    folder = RunFolder.resume(path, plan, list(command))
-    save_hosts(updated_hosts(hosts, [link for link, _ in machines]), path / RUN_HOSTS)
-    folder.close()
-    _supervisor_process().start(path)
 
 
 def _supervisor_process() -> BackgroundProcess:

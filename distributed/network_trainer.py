@@ -107,16 +107,23 @@ class NetworkTrainer(ObjectTrainer):
         return self._to_the_end(path, plan)
 
     def _resume(self, path: Path, plan: RunPlan, custom_job: CustomJob) -> RunOutcome:
-        """Resume with the job stored in the run folder, whatever has changed in the script since."""
-        from distributed.hosts.file import RUN_HOSTS, load_hosts
-        from distributed.launcher import resume_run
+        """Resume with the job stored in the run folder, whatever has changed in the script since.
+
+        A model that lies on machines is cut anew where the hosts file names others than the run had.
+        """
+        from distributed.hosts.file import RUN_HOSTS, accept_pythons, load_hosts
+        from distributed.resuming import resume_run
         from distributed.ssh.config import accept
 
         if not (path / JOB).is_dir():
             raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")
         reported_events = sum(1 for _ in RunFolder.open(path).events())
         accept(load_hosts(path / RUN_HOSTS).ssh_config)  # the author of the script named the run
-        resume_run(path, plan, self._prepare_options(), ["NetworkTrainer.fit"])
+        hosts = load_hosts(self._hosts) if plan.is_staged and self._hosts.is_file() else None
+        if hosts is not None:
+            accept_pythons(hosts)
+            accept(hosts.ssh_config)
+        resume_run(path, plan, self._prepare_options(), ["NetworkTrainer.fit"], hosts)
         return self._to_the_end(path, plan, reported_events)
 
     def _to_the_end(self, path: Path, plan: RunPlan, reported_events: int = 0) -> RunOutcome:

@@ -20,14 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from distributed.agent.requests import RemoveRun
 from distributed.hosts.file import RUN_HOSTS, load_hosts
-from distributed.hosts.schema import Machine
+from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Dial, MachineLink, link_to
 from distributed.machine.pool import ConnectionPool
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import starter_of
+from distributed.preparation.prepare import PrepareOptions, prepare
 from distributed.preparation.transfer import send_trees
+from distributed.resuming import covered_step, held_parts, recut
+from distributed.run.lasting_run import GOES_ON, LastingRun
 from distributed.run.request_server import RequestServer
 from distributed.run.requests import Request, leave_request
 from distributed.run.run_machines import (
@@ -109,7 +113,8 @@ class Supervisor:
             self._prepared = {name: pool.submit(self._prepare, self._links[name]) for name in self._present}
             self._inputs.result()
             phases.end("supervisor: hashes")
-            self._run = run = RunController(
+            kind = partial(LastingRun, go_on=self._go_on_without) if self._plan.is_staged else RunController
+            self._run = run = kind(
                 self._plan,
                 self._folder,
                 self._watch,
@@ -255,6 +260,33 @@ class Supervisor:
             time.sleep(_POLL)
         return not self._folder.model.exists()
 
+    def _go_on_without(self, lost: Sequence[str]) -> str:
+        """Plan the next attempt of a run of one member without some of its machines; return a line about it.
+
+        Raises:
+            MusterError: the others cannot go on: the model does not fit them, or they lack a part of every snapshot.
+        """
+        folder, left = self._folder, [name for name in self._plan.machines if name not in lost]
+        if not left:
+            raise BadInput("no machine is left", "resume the run when they are back")
+        hosts = Hosts(machines=tuple(self._links[name].machine for name in left), ssh_config=self._ssh_config)
+
+        def tell(line: str) -> None:
+            self._note(WarningEvent(message=line))
+
+        options = PrepareOptions(tell=tell, allow_missing=True, repair=False, dial=self._dial)
+        machines = prepare(hosts, self._plan.profile.model.task, options)
+        links = [link for link, _ in machines]
+        try:
+            plan = folder.plan().model_copy(update={"resume": True, "attempt": folder.metadata.attempt + 1})
+            held = held_parts(links, plan.run_id)
+            folder.go_on(recut(plan, machines, held, folder.path, tell))
+        finally:
+            for link in links:
+                link.close()
+        machines_left, step = ", ".join(held), covered_step(held)
+        return f"{', '.join(lost)} is lost; the run goes on with {machines_left} from the snapshot of step {step}"
+
     def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
         link = self._coordinator_link
         assert link is not None
@@ -298,8 +330,14 @@ def supervise_folder(path: Path) -> ExitCode:
     with folder, ConnectionPool() as pool:
         try:
             hosts, dial = load_hosts(path / RUN_HOSTS), partial(link_to, pool=pool)
-            links = [dial(machine, hosts) for machine in hosts.machines]
-            return ExitCode(Supervisor(folder, links, hosts.ssh_config, dial).supervise().exit_code)
+            while True:
+                links = [dial(machine, hosts) for machine in hosts.machines]
+                outcome = Supervisor(folder, links, hosts.ssh_config, dial).supervise()
+                if outcome.status == GOES_ON:
+                    continue
+                if outcome.status == "completed" and folder.metadata.attempt > 1:
+                    _remove_earlier(links, folder.metadata.run_id)
+                return ExitCode(outcome.exit_code)
         except MusterError as error:
             _leave_failure(folder, error)
             return error.exit_code
@@ -308,6 +346,17 @@ def supervise_folder(path: Path) -> ExitCode:
             message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             _leave_failure(folder, MusterError(message, f"see {path / 'logs' / 'supervisor.log'}"))
             return ExitCode.RUN_FAILED
+
+
+def _remove_earlier(links: Sequence[MachineLink], run_id: str) -> None:
+    """Remove what earlier attempts of a completed run have left on machines, those included that took no part in it."""
+
+    def remove(link: MachineLink) -> None:
+        with contextlib.suppress(MusterError), contextlib.closing(link):
+            link.ask(RemoveRun(run_id))
+
+    with ThreadPoolExecutor(len(links)) as pool:
+        list(pool.map(remove, links))
 
 
 def _leave_failure(folder: RunFolder, error: MusterError) -> None:

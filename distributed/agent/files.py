@@ -23,11 +23,19 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distributed.agent.requests import Forget, GetFiles, ListMissing, ListRemains, ProbeMachine, PutFiles
+from distributed.agent.requests import (
+    Forget,
+    GetFiles,
+    ListMissing,
+    ListRemains,
+    ProbeMachine,
+    PutFiles,
+)
+from distributed.agent.run_folders import snapshots
 from distributed.system import interface_of, output, read
 from training.hardware.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 from training.records.lease import held_elsewhere
@@ -341,24 +349,6 @@ def forget(root: Path, run: str, rank: str) -> None:
         shutil.rmtree(folder / "secrets", ignore_errors=True)
 
 
-def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the snapshots of a run that are complete by the sizes of their files."""
-    for manifest in folder.glob("*/checkpoints/member-*/step-*/manifest.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            document, snapshot = json.loads(manifest.read_bytes()), manifest.parent
-            sizes = {name: int(file["bytes"]) for name, file in document["files"].items()}
-            if all((snapshot / name).stat().st_size == size for name, size in sizes.items()):
-                path, live = snapshot.relative_to(folder).as_posix().partition("/")[2], document["state"]["live"]
-                member = int(snapshot.parent.name.partition("-")[2])
-                yield {
-                    "member": member,
-                    "step": document["step"],
-                    "path": path,
-                    "bytes": sum(sizes.values()),
-                    "live": live,
-                }
-
-
 def left(root: Path, request: ListRemains) -> dict[str, list[Any]]:
     """Return the remaining processes of a run (its agents, its workers and their descendants) and its snapshots. Keys
     are removed where no agent is left to do it."""
@@ -376,4 +366,4 @@ def left(root: Path, request: ListRemains) -> dict[str, list[Any]]:
     for secrets in Path(folder).glob("*/secrets"):
         forget(root, run, secrets.parent.name)
     lines = [f"{pid} {command[:200]}" for pid, command in run_processes]
-    return {"processes": lines, "snapshots": list(snapshots(Path(folder)))}
+    return {"processes": lines, "snapshots": [one for one in snapshots(Path(folder)) if not one["part"][0]]}

@@ -199,6 +199,18 @@ class ListRemains(MachineRequest, by="files:left"):
     run: str
 
 
+class ListSnapshots(MachineRequest, by="run_folders:held"):
+    """The parts of a run's ``snapshots`` that look complete, see :func:`distributed.agent.run_folders.snapshots`."""
+
+    run: str
+
+
+class RemoveRun(MachineRequest, by="run_folders:remove"):
+    """Removes what the workers of a completed run have left there: those of its earlier attempts had other folders."""
+
+    run: str
+
+
 class Forget(MachineRequest, by="files:forget_worker"):
     """Removes the keys of a worker whose agent and guard were killed before they could."""
 

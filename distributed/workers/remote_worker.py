@@ -74,7 +74,7 @@ class RemoteWorker:
     def __post_init__(self) -> None:
         self.pid = 0
         self.end_reason = ""
-        self._unwanted = False
+        self.is_unwanted = False
         self._progress = ProgressMonitor()
         self._commands: list[bytes] = []
         self._changed = threading.Condition()
@@ -114,7 +114,7 @@ class RemoteWorker:
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
-            self._unwanted = True
+            self.is_unwanted = True
         self._post({"signal": int(number)})
 
     def note_event(self, event: Event) -> Event:
@@ -188,11 +188,11 @@ class RemoteWorker:
         Raises:
             MusterError: the machine could not be made ready.
         """
-        while self.ready is not None and not self._unwanted and wait([self.ready], _POLL).not_done:
+        while self.ready is not None and not self.is_unwanted and wait([self.ready], _POLL).not_done:
             continue
-        if self.ready is not None and not self._unwanted:
+        if self.ready is not None and not self.is_unwanted:
             self.ready.result()
-        return not self._unwanted
+        return not self.is_unwanted
 
     def _start(self) -> Start:
         options = {"--plan": "plan.json", "--rank": self._folder[1], "--run-dir": "{folder}", "--secrets": "secrets"}
@@ -242,7 +242,7 @@ class RemoteWorker:
                 problem = str(error) or "it does not answer"
             self._raise_broken()
             # A worker that is no longer wanted is ended by its lease where we cannot reach it.
-            timeout = self.timeouts.silence if self._unwanted else self.timeouts.give_up
+            timeout = self.timeouts.silence if self.is_unwanted else self.timeouts.give_up
             if time.monotonic() - last_heard > timeout:
                 self._lose(f"could not be reached for {timeout:.0f} s")
                 return

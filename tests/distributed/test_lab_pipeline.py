@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.capture import Capture
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.lab.light import LightLab
 from tests.lab.processes import signal_all
 from tests.waiting import until
 from training.layouts.messages import MAGIC
@@ -24,7 +24,6 @@ from training.records.events import ErrorEvent, RequestEvent
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, SAMPLES, WORDS, WIDTH = 60, 12, 256, 128
-OPTIONS = ("--max-steps", str(STEPS), "--batch-size", str(SAMPLES), "--max-grad-norm", "0.5")
 JOB = """
 import itertools
 import time
@@ -66,8 +65,10 @@ def loss(outputs, wanted):
 class Pipeline(Muster):
     """Trains a model of six blocks; the steps that may pass are counted from a worker's start."""
 
-    def __init__(self, folder: Path, lab: Lab) -> None:
+    def __init__(self, folder: Path, lab: Lab | LightLab, steps: int) -> None:
         super().__init__(folder, lab.hosts_file, gate=lab.folder / "gate")
+        self.steps = steps
+        self.options = ("--max-steps", str(steps), "--batch-size", str(SAMPLES), "--max-grad-norm", "0.5")
         self.job.write_text(JOB.format(width=WIDTH, words=WORDS, gate=str(self.gate)))
 
     def weights(self, run_id: str) -> dict[str, torch.Tensor]:
@@ -75,9 +76,9 @@ class Pipeline(Muster):
 
     def whole(self) -> str:
         """Train the same in one process of this machine; return the run."""
-        words = self.train(*OPTIONS)
+        words = self.train(*self.options)
         words[2:4] = ["--local", "1"]
-        self.let_pass(6 * STEPS)
+        self.let_pass(6 * self.steps)
         done = self.run(*words)
         assert done.returncode == 0, done.stderr
         (folder,) = (self.folder / "output").iterdir()
@@ -99,7 +100,7 @@ class Pipeline(Muster):
 @pytest.fixture
 def make_pipeline(tmp_path: Path, make_lab: MakeLab) -> Iterator[tuple[Lab, Pipeline]]:
     lab = make_lab("a", "b", "c")
-    muster = Pipeline(tmp_path, lab)
+    muster = Pipeline(tmp_path, lab, STEPS)
     yield lab, muster
     muster.leave_nothing()
 
@@ -108,7 +109,7 @@ def test_three_hosts_hold_one_model_through_a_stop_and_a_loss(make_pipeline: tup
     lab, muster = make_pipeline
     whole = muster.whole()
     muster.let_pass(3)
-    run_id = muster.detach(*OPTIONS, "--layout", "pipeline", "--snapshot-interval", "20")
+    run_id = muster.detach(*muster.options, "--layout", "pipeline", "--snapshot-interval", "20")
     muster.until_step(run_id, 3)
     with muster.popen("stop", run_id) as stop:
         muster.until_request(run_id, "stop")
@@ -123,20 +124,19 @@ def test_three_hosts_hold_one_model_through_a_stop_and_a_loss(make_pipeline: tup
     muster.until_step(run_id, step + 20)
     sent = lab["b"].traffic().sent - sent
     activations_and_gradients = 2 * 4 * SAMPLES * WORDS * WIDTH
-    assert sent == pytest.approx(20 * activations_and_gradients, rel=0.02)  # what stages send ahead of step 21 is less
+    copies = 2 * 3 * 4 * 2 * (WIDTH + 3) * WIDTH  # of two blocks and their moments, to both others, at step 20
+    expected = 20 * activations_and_gradients + copies
+    assert sent == pytest.approx(expected, rel=0.02)  # what stages send ahead of step 21 is less
     killed = time.time()
     signal_all(lab["b"].pids("training.workers.worker"), signal.SIGKILL)
-    ended = muster.wait_for_end(run_id)
-    assert ended.returncode == 1
-    assert re.search(r"b-stage-2\) is lost", ended.stderr) and "distributed-train --resume" in ended.stderr
-    errors = [event for event in muster.events(run_id) if isinstance(event, ErrorEvent)]
-    assert errors and {event.machine for event in errors} <= {"a-stage-1", "c-stage-3"}  # the second is not awaited
-    assert max(event.time for event in errors) - killed < 30.0  # 0.03 s on a machine that has time
     muster.let_pass(STEPS)
-    resumed = muster.run("distributed-train", "--resume", run_id)
-    assert resumed.returncode == 0, resumed.stderr
-    losses, expected = dict(muster.losses(run_id)), dict(muster.losses(whole))
-    assert losses == pytest.approx(expected, rel=1e-6)
+    ended = muster.wait_for_end(run_id)
+    assert ended.returncode == 0, ended.stderr
+    assert "b is lost; the run goes on with a, c from the snapshot of step 20" in ended.stderr
+    errors = [event for event in muster.events(run_id) if isinstance(event, ErrorEvent)]
+    assert errors and any("b-stage-2" in event.message for event in errors)
+    assert max(event.time for event in errors) - killed < 30.0  # 0.03 s on a machine that has time
+    assert dict(muster.losses(run_id)) == pytest.approx(dict(muster.losses(whole)), rel=1e-6)
     weights, wanted = muster.weights(run_id), muster.weights(whole)
     assert weights.keys() == wanted.keys()
     for name, weight in weights.items():

@@ -151,7 +151,7 @@ def test_a_run_that_failed_without_a_word_points_to_its_logs(
                 again.append(RunEvent(status=status))
             again.finish("failed", {})
 
-    monkeypatch.setattr("distributed.launcher.resume_run", breaks)
+    monkeypatch.setattr("distributed.resuming.resume_run", breaks)
     trainer = NetworkTrainer(job.build, job.points, hosts=tmp_path / "none.json", output_dir=tmp_path)
     with pytest.raises(RunFailed) as caught:
         trainer.fit(resume=folder.path)

@@ -231,7 +231,7 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     Raises:
         BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
     """
-    changes = request.overrides.keys() - {"output_dir", "workers"}
+    changes = request.overrides.keys() - {"output_dir", "workers", "hosts"}
     path = find_run(Path(request.overrides.get("output_dir", OUTPUT)), request.resume)
     plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
     if request.profile and request.profile != profile:
@@ -261,7 +261,12 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     overrides = request.overrides
     if request.resume:
         path = find_run(Path(overrides.get("output_dir", OUTPUT)), request.resume)
-        return path / "hosts.json" if (path / "hosts.json").is_file() else None
+        recorded = path / "hosts.json"
+        if overrides.get("hosts") and not recorded.is_file():
+            message = f"run {path.name} is of workers of this machine, where its snapshots are"
+            raise BadInput(message, "leave --hosts out; --local N resumes it with another number of workers")
+        named = Path(overrides["hosts"]).expanduser() if overrides.get("hosts") else recorded
+        return named if recorded.is_file() else None
     if overrides.get("hosts") and (overrides.get("simulate") or overrides.get("cluster")):
         message = "--hosts and a simulation do not go together"
         raise BadInput(message, "leave one of them out: simulated members are one process of this machine")
@@ -290,7 +295,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
         MusterError: nothing was started.
     """
     from app.cli.machines.access import prepare_options
-    from distributed.launcher import resume_run
+    from distributed.resuming import resume_run
 
     person, since = not request.no_input and somebody(), events_before(request)
     prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)
@@ -298,8 +303,9 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead_of_start: In
         if request.resume:
             path, plan = resumable(request)
             checked_trackers(plan.profile.run.trackers)
-            read_hosts(hosts_file, named=False, person=request.person)
-            resume_run(path, plan, prepare, request.command)
+            is_named = bool(request.overrides.get("hosts"))
+            hosts = read_hosts(hosts_file, named=is_named, person=request.person)
+            resume_run(path, plan, prepare, request.command, hosts if is_named else None)
         else:
             launcher, planned = _planned_on_hosts(request, hosts_file, prepare)
             _tell_plan(planned)

@@ -1,0 +1,63 @@
+"""A run whose only member lies on several machines: when it loses one, it goes on with those that are left.
+
+All processes end, as none can go on without what the lost one held; the next attempt cuts the model anew and reads the
+parts of the last snapshot, and those of the lost machine from where they were copied to. A device that reports why it
+fails is not lost: the next attempt would fail likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed.workers.remote_worker import LOST, RemoteWorker
+from profiles.errors import ExitCode, MusterError
+from training.records.events import WarningEvent
+from training.run.outcome import RunOutcome
+from training.run.run_controller import RunController
+
+GOES_ON = "goes on"
+"""Status of an attempt that is followed by another one at once."""
+
+
+class LastingRun(RunController):
+    """An attempt of such a run.
+
+    Args:
+        go_on: prepares another attempt without these machines, and returns a line about it; raises MusterError where
+            they cannot be done without.
+    """
+
+    def __init__(self, *arguments: Any, go_on: Callable[[Sequence[str]], str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._go_on, self._is_stopped = go_on, False
+        self._lost: list[int] = []
+        """Ranks of processes that ended, or cannot be reached, without having said why."""
+
+    def request_stop(self, message: str) -> None:
+        self._is_stopped = True
+        super().request_stop(message)
+
+    def kill(self) -> None:
+        self._is_stopped = True
+        super().kill()
+
+    def note_end(self, rank: int) -> None:
+        handle = self.members.workers[rank]
+        has_reported, worker = handle.error is not None, handle.process
+        super().note_end(rank)
+        is_ours = isinstance(worker, RemoteWorker) and worker.is_unwanted and handle.exit_code != LOST
+        if not has_reported and not is_ours and handle.exit_code not in (ExitCode.DONE, ExitCode.STOPPED):
+            self._lost.append(rank)
+
+    def outcome(self) -> RunOutcome:
+        if not self._lost or not self._has_begun or self._first_error is None or self._is_stopped:
+            return super().outcome()
+        machines = [*dict.fromkeys(self.plan.process(rank).device.machine for rank in self._lost)]
+        try:
+            line = self._go_on(machines)
+        except MusterError as error:
+            self._record(WarningEvent(message=f"the run does not go on without {', '.join(machines)}: {error}"))
+            return super().outcome()
+        self._record(WarningEvent(message=line))
+        return RunOutcome(GOES_ON, self.folder.path, {}, ExitCode.RUN_FAILED, line)

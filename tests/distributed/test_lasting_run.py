@@ -1,0 +1,87 @@
+"""When a run of a model on several machines goes on by itself, and when it ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from distributed.run.lasting_run import GOES_ON, LastingRun
+from profiles.errors import BadInput, ExitCode
+from tests.runs.run_stage import Stage
+from training.records.events import ErrorEvent, RunEvent, WarningEvent
+
+LOST_PEER = "a-stage-1: the connection with rank 1 (b-stage-2) is lost: it closed the connection"
+Make = Callable[..., Stage]
+
+
+@pytest.fixture
+def make_stage(tmp_path: Path) -> Iterator[Make]:
+    """Return a function that makes a run on machines a, b and c that trains, with what prepares its next attempt."""
+    stages: list[Stage] = []
+
+    def make(go_on: Callable[[Sequence[str]], str] = pytest.fail) -> Stage:
+        stage = Stage(tmp_path, kind=partial(LastingRun, go_on=go_on), machines="abc", layout="pipeline")
+        stages.append(stage)
+        stage.take(0, RunEvent(status="running"))
+        return stage
+
+    yield make
+    for stage in stages:
+        stage.run.kill()
+        stage.folder.close()
+
+
+def fails(stage: Stage, rank: int, message: str = LOST_PEER) -> None:
+    stage.take(rank, ErrorEvent(message=message, exit_code=ExitCode.RUN_FAILED))
+    stage.ends(rank, ExitCode.RUN_FAILED)
+
+
+@pytest.mark.parametrize(("code", "others_first"), [(-signal.SIGKILL, False), (-signal.SIGKILL, True), (255, True)])
+def test_a_run_goes_on_without_the_machine_that_ended_silently(code: int, others_first: bool, make_stage: Make) -> None:
+    stage = make_stage(lambda machines: f"goes on without {', '.join(machines)}")
+    if not others_first:
+        stage.ends(1, code)
+    for rank in (0, 2):
+        fails(stage, rank)
+    if others_first:
+        stage.ends(1, code)
+    outcome = stage.run.outcome()
+    assert (outcome.status, outcome.message) == (GOES_ON, "goes on without b")
+    assert isinstance(stage.events[-1], WarningEvent)
+    assert not any(isinstance(event, RunEvent) and event.status == "failed" for event in stage.events)
+    assert stage.folder.metadata.status == "running"
+
+
+def test_a_run_that_cannot_go_on_says_why(make_stage: Make) -> None:
+    def refuse(machines: Sequence[str]) -> str:
+        raise BadInput("no snapshot is whole on these machines", "add the others")
+
+    stage = make_stage(refuse)
+    stage.ends(1, -signal.SIGKILL)
+    fails(stage, 0)
+    fails(stage, 2)
+    outcome = stage.run.outcome()
+    assert outcome.status == "failed" and "b-stage-2 ended before its work was done" in outcome.message
+    [warning] = [event.message for event in stage.events if isinstance(event, WarningEvent)]
+    assert warning == "the run does not go on without b: no snapshot is whole on these machines (add the others)"
+
+
+def test_a_failure_that_is_reported_is_no_loss(make_stage: Make) -> None:
+    stage = make_stage()
+    fails(stage, 1, "b-stage-2: ran out of memory in its stage")
+    fails(stage, 0)
+    fails(stage, 2)
+    assert stage.run.outcome().message == "b-stage-2: ran out of memory in its stage"
+
+
+def test_a_run_that_is_to_stop_does_not_go_on(make_stage: Make) -> None:
+    stage = make_stage()
+    stage.ends(1, -signal.SIGKILL)
+    stage.run.request_stop("enough")
+    fails(stage, 0)
+    fails(stage, 2)
+    assert stage.run.outcome().status == "failed"
