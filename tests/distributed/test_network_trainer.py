@@ -25,9 +25,12 @@ from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, ours
 from tests.lab.fixtures import MakeLightLab
+from tests.layouts.machine_folders import on_machines
+from tests.layouts.staged_records import plan_of
 from tests.waiting import until
 from training.local_trainer import LocalTrainer
 from training.records.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent
+from training.records.plan import RunPlan
 from training.records.run_folder import RunFolder
 from training.run.local_plan import plan_local_run
 
@@ -156,6 +159,28 @@ def test_a_run_that_failed_without_a_word_points_to_its_logs(
     with pytest.raises(RunFailed) as caught:
         trainer.fit(resume=folder.path)
     assert caught.value.hint == f'see {folder.path / "logs"}; resume with: fit(resume="{folder.path}")'
+
+
+def test_a_model_on_machines_is_resumed_on_those_of_the_hosts_file(
+    tmp_path: Path, job: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = on_machines(plan_of(2, task="custom", model_path="a:b"), "a", "b")
+    with RunFolder.create(tmp_path, plan, [], run_type="distributed") as folder:
+        (folder.path / "job").mkdir()
+        save_hosts(Hosts(machines=(Machine(name="a"), Machine(name="b"))), folder.path / RUN_HOSTS)
+    save_hosts(Hosts(machines=(Machine(name="b"), Machine(name="c"))), tmp_path / "others.json")
+    given: list[Hosts] = []
+
+    def resume_run(path: Path, plan: RunPlan, options: Any, command: Any, hosts: Hosts) -> None:
+        given.append(hosts)
+        raise BadInput("enough")
+
+    monkeypatch.setattr("distributed.resuming.resume_run", resume_run)
+    monkeypatch.setattr(NetworkTrainer, "profile_name", plan.profile.name)
+    trainer = NetworkTrainer(job.build, job.points, hosts=tmp_path / "others.json", output_dir=tmp_path)
+    with pytest.raises(BadInput, match="enough"):
+        trainer.fit(resume=folder.path)
+    assert [machine.name for machine in given[0].machines] == ["b", "c"]
 
 
 def test_what_no_import_finds_is_refused(tmp_path: Path, job: ModuleType) -> None:

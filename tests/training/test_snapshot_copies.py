@@ -124,5 +124,5 @@ def test_what_is_on_its_way_holds_up_no_snapshot_and_is_kept(tmp_path: Path) -> 
 
     side_by_side([partial(copy, device) for device in range(2)])
     for device in range(2):
-        assert 1 in all_snapshots[device].own.steps()
-        assert sorted(all_snapshots[device].parts(1, Origin(2, COURSE))) == [0, 1]
+        assert {1, 7} <= {*all_snapshots[device].own.steps()}  # the first was the only one that was copied meanwhile
+        assert sorted(all_snapshots[device].parts(7, Origin(2, COURSE))) == [0, 1]

@@ -47,6 +47,8 @@ class SnapshotCopies:
         self._snapshots, self._links, self._gather, self._warn = snapshots, links, gather, warn
         self._pace = SendingPace(PIECE, SHARE)
         self._thread: threading.Thread | None = None
+        self._passed_over: tuple[int, int, Future[None] | None] | None = None
+        """The last snapshot, if it was not copied."""
 
     def begin(self, step: int, size: int, written: Future[None] | None) -> None:
         """Copy a snapshot, unless one before is still on its way anywhere.
@@ -56,6 +58,7 @@ class SnapshotCopies:
             written: its end shows that the part is on the disk; ``None``: it is.
         """
         sizes = self._sizes(size)
+        self._passed_over = (step, size, written) if sizes is None else None
         if sizes is None:
             return
         own, loaded = self._snapshots.own, self._snapshots.loaded
@@ -66,11 +69,13 @@ class SnapshotCopies:
         self._thread.start()
 
     def wait(self) -> None:
-        """Let copies arrive, with all of the links, if that takes seconds only: nothing else is sent any more."""
+        """Let copies of the last snapshot arrive, if that takes seconds only; nothing else needs the links any more."""
         self._pace.share = 1.0
         for _ in range(_LOOKS):
             if self._sizes(0) is not None:
-                return
+                if self._passed_over is None:
+                    return
+                self.begin(*self._passed_over)
             time.sleep(_PAUSE)
 
     def _sizes(self, size: int) -> list[int] | None:
