@@ -165,7 +165,7 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
         ("distributed-train demo-scratch --output notes/deeper", "a file has the name of a folder", "--output"),
         ("distributed-train --resume nothing", "no run 'nothing'", "start one"),
         ("runs sho", "No such command 'sho'", "Did you mean 'show'?"),
-        ("runs show", "Missing argument 'RUN'", "runs show --help"),
+        ("ask", "Missing argument 'RUN'", "ask --help"),
         ("runs compare", "Missing argument", "--help"),
         ("runs clean", "no runs to remove were named", "--keep N"),
         ("runs list --output notes", "Not a directory", "--output"),
@@ -262,8 +262,9 @@ def test_a_run_is_shown_with_the_state_of_its_events(run_id: str, capsys: Captur
 
 
 @pytest.mark.usefixtures("run_id")
-def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
-    assert main(["runs", "show", "demo-scratch"]) == 0
+@pytest.mark.parametrize("run", [[], ["demo-scratch"]])
+def test_a_run_is_shown_to_a_person(run: list[str], capsys: Capture) -> None:
+    assert main(["runs", "show", *run]) == 0
     out = capsys.readouterr().out
     assert "steps     6/6" in out
     assert "WER     test  98.0 % -> 3.0 %" in out

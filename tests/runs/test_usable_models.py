@@ -50,3 +50,20 @@ def test_adapters_name_their_base_and_a_lone_folder_none(tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     with pytest.raises(BadInput, match="does not say what it was trained from"):
         base_model(tmp_path / "other")
+
+
+@pytest.mark.parametrize("plan", [None, '{"version": 0}'], ids=["gone", "old"])
+def test_a_run_names_its_base_without_its_plan(tmp_path: Path, plan: str | None) -> None:
+    (tmp_path / "model").mkdir()
+    settings = {"task": "causal_lm", "model_path": "owner/base", "of_another_version": 1}
+    document = {"run_id": "r", "start_time": "2026-11-20T08:00:00", "profile": "p", "config": {"model": settings}}
+    (tmp_path / "metadata.json").write_text(json.dumps(document))
+    if plan:
+        (tmp_path / "plan.json").write_text(plan)
+    assert base_model(tmp_path / "model") == "owner/base"
+
+
+def test_a_run_folder_without_documents_still_names_its_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert find_usable_model(Path("output"), str(tmp_path)) == tmp_path / "model"

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from profiles.declarations import trait_of
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.records.plan import read_plan
+from training.records.plan import read_metadata
 from training.records.runs import find_model, finished_model, list_all_runs, list_runs
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -83,7 +84,11 @@ def has_chat_template(folder: Path) -> bool:
 def starting_model(profile: Profile) -> str:
     """Return the model that a profile trains, a folder or a name of the hub; empty: from scratch, or from code."""
     model = profile.model
-    return "" if model.from_scratch or model.trait == "own code" else model.model_path
+    return _starting_model(model.model_path, model.from_scratch, model.task)
+
+
+def _starting_model(model_path: object, from_scratch: object, task: object) -> str:
+    return "" if from_scratch or trait_of(str(task)) == "own code" else str(model_path or "")
 
 
 def base_model(model: Path) -> str:
@@ -93,10 +98,12 @@ def base_model(model: Path) -> str:
         BadInput: it was trained from scratch, or its origin is unknown.
     """
     base = str(_read_json(model / "adapter_config.json").get("base_model_name_or_path") or "")
-    if not base and (model.parent / "plan.json").is_file():
-        base = starting_model(read_plan(model.parent / "plan.json").profile)
-        if not base:
-            raise BadInput(f"{model} was trained from scratch: there is no model before it", "leave out --compare")
+    if not base and (model.parent / "metadata.json").is_file():
+        settings = read_metadata(model.parent).config.get("model")
+        if isinstance(settings, dict):  # of the version that trained it
+            base = _starting_model(settings.get("model_path"), settings.get("from_scratch"), settings.get("task"))
+            if not base:
+                raise BadInput(f"{model} was trained from scratch: there is no model before it", "leave out --compare")
     if not base:
         hint = "name a run, or leave out --compare and ask both models one after the other"
         raise BadInput(f"{model} does not say what it was trained from", hint)

@@ -206,7 +206,7 @@ def find_model(output_dir: Path, reference: str) -> Path:
     """
     path = Path(reference)
     if reference and path.is_dir() and not (path / "metadata.json").is_file():
-        return path
+        return finished_model(path) or path  # a run whose documents are gone still has its model
     fitting = (run for run in list_runs(output_dir) if reference in ("", run.profile))
     with_model = (run for run in fitting if finished_model(run.path))
     newest = next(with_model, None)

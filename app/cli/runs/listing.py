@@ -17,7 +17,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
+from app.cli.arguments import OUTPUT, AnyRun, Json, Output, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
 from app.console import PIPE_WIDTH, command_line, profile_text, say, show, show_json, show_line, visible
 from app.run_view.figures import start_line, state_document
@@ -98,7 +98,7 @@ def list_command(
 
 
 @runs.command("show", help="Show one run: its settings, course and result.")
-def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
+def show_command(run: AnyRun = "", output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
     """Show everything about one run."""
     path = find_run(output, run)
     folder, view = RunFolder.open(path), read_view(path)
@@ -303,8 +303,8 @@ def report(
 
 
 def track(
-    run: RunReference,
     to: Annotated[str, typer.Option(metavar="NAMES", help="csv, tensorboard, wandb, trackio; separated by commas.")],
+    run: AnyRun = "",
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
