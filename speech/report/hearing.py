@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,8 @@ from app.dashboard.tabs.samples import sample_texts
 from app.run_view.tables.showcase import UNTRAINED
 from app.shell.dialogs import Dialog
 from app.shell.keys import Key
+from profiles.errors import BadInput
+from training.records.plan import read_plan
 from training.tasks.outputs.showcase import Sample
 
 SECONDS = 5.0
@@ -66,17 +69,30 @@ class HearingDialog(ModelDialog):
             self._hear("Your voice", Sample(id=""))
 
     def _hear(self, heading: str, sample: Sample) -> None:
-        """Transcribe the sound of a sample with both models; if it has none, what the microphone records."""
-        models = self.models
+        """Transcribe the recording of a sample with both models; if it has none, what the microphone records."""
+        models, model = self.models, str(self._model)
 
         def ask() -> Sample:
+            reference, recording = _recording_of(Path(model).parent, sample)
             sound = ["--microphone", str(SECONDS)]
             if sample.sound:
-                sound = [str(models.file("clip.mp3", base64.b64decode(sample.sound)))]
+                sound = [str(recording or models.file("clip.mp3", base64.b64decode(sample.sound)))]
             compare = ["--compare"] if self._base else []
-            document = models.ask("transcribe", str(self._model), *sound, *compare)
-            form = "normalised" if sample.reference else "text"  # as references are compared, or as it is
-            before = document["base"]["transcripts"][0][form] if self._base else UNTRAINED
-            return sample.model_copy(update={"before": before, "after": document["transcripts"][0][form]})
+            document = models.ask("transcribe", model, *sound, *compare)
+            before = document["base"]["transcripts"][0]["text"] if self._base else UNTRAINED
+            after = document["transcripts"][0]["text"]
+            return sample.model_copy(update={"reference": reference, "before": before, "after": after})
 
         self.app.push_screen(AskingDialog(heading, Asking("speech", models, ask)))
+
+
+def _recording_of(run_dir: Path, sample: Sample) -> tuple[str, Path | None]:
+    """Return the transcript of a sample as it was written, and its file; ``None``: it is not on this computer."""
+    from speech.report.figures import predictions_in  # only after a clip was chosen
+    from speech.report.recordings import local_files
+
+    chosen, dataset = [clip for clip in predictions_in(run_dir)[1] if clip.id == sample.id], ""
+    with contextlib.suppress(BadInput):  # of an older version
+        dataset = read_plan(run_dir / "plan.json").profile.data.dataset_path
+    reference = chosen[0].reference if chosen else sample.reference
+    return reference, local_files(chosen, dataset).get(sample.id)

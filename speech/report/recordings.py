@@ -100,7 +100,7 @@ def marked(prediction: Prediction, before: Prediction | None = None) -> str:
 def players(chosen: Sequence[Prediction], plan: RunPlan | None, max_bytes: int = MOST_SOUND) -> list[str]:
     """Return an audio element for each recording, at most ``max_bytes`` in all, or why there is none."""
     remaining, elements = max_bytes, []
-    files = _files(chosen, plan)
+    files = local_files(chosen, plan.profile.data.dataset_path if plan is not None else "")
     for prediction in chosen:
         sound = _sound(files.get(prediction.id))
         if isinstance(sound, str):
@@ -112,23 +112,22 @@ def players(chosen: Sequence[Prediction], plan: RunPlan | None, max_bytes: int =
     return elements
 
 
-def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path]:
+def local_files(chosen: Sequence[Prediction], dataset: str) -> dict[str, Path]:
     """Return the local files of recordings; those that another machine evaluated are looked up in the data set."""
-    local_files = {
+    files = {
         prediction.id: Path(prediction.audio)
         for prediction in chosen
         if prediction.audio and Path(prediction.audio).is_file()
     }
-    dataset = plan.profile.data.dataset_path if plan is not None else ""
-    if len(local_files) == len(chosen) or not dataset or not Path(dataset).expanduser().exists():
-        return local_files
+    if len(files) == len(chosen) or not dataset or not Path(dataset).expanduser().exists():
+        return files
 
     chosen_ids = {prediction.id for prediction in chosen}
     try:
         clips = [clip for split in read_speech(dataset).values() for clip in split if clip.id in chosen_ids]
     except BadInput:  # the data set has changed
-        return local_files
-    return {clip.id: clip.audio.path for clip in clips if isinstance(clip.audio, FileSource)} | local_files
+        return files
+    return {clip.id: clip.audio.path for clip in clips if isinstance(clip.audio, FileSource)} | files
 
 
 def _sound(path: Path | None) -> bytes | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,13 +46,18 @@ def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
     if not sample.id:  # nobody wrote what was said
         return [(text or "(nothing)", "")]
     words: list[TextPiece] = []
-    for expected, heard in aligned_texts(sample.reference, text):
-        if expected == heard:
+    for expected, heard in aligned_texts(sample.reference, text, _folded):
+        if _folded(expected) == _folded(heard):
             words.append((heard, ""))
         else:
             words += [(expected, "left out")] if expected else []
             words += [(heard, "wrong")] if heard else []
     return words or [("(nothing)", "")]
+
+
+def _folded(word: str) -> str:
+    """Return a word without capitals and the punctuation around it, which are no errors of a transcript."""
+    return re.sub(r"^\W+|\W+$", "", word.casefold()) or word
 
 
 def rows(kind: str, sample: Sample) -> list[tuple[str, list[TextPiece]]]:

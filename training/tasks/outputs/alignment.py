@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 
-def aligned_texts(reference: str, hypothesis: str) -> list[tuple[str, str]]:
-    """Return pairs of aligned words (Levenshtein); a word without counterpart is paired with an empty string."""
+
+def aligned_texts(reference: str, hypothesis: str, fold: Callable[[str], str] = str) -> list[tuple[str, str]]:
+    """Return pairs of aligned words (Levenshtein); a word without counterpart is paired with an empty string.
+
+    Args:
+        fold: returns what is compared of a word; not empty.
+    """
     from jiwer import process_words  # 0.2 s
 
-    alignment = process_words([reference], [hypothesis])
-    reference_words, hypothesis_words = alignment.references[0], alignment.hypotheses[0]
+    reference_words, hypothesis_words = reference.split(), hypothesis.split()
+    folded = (" ".join(map(fold, words)) for words in (reference_words, hypothesis_words))
+    alignment = process_words(*([text] for text in folded))
     pairs = list[tuple[str, str]]()
     for chunk in alignment.alignments[0]:
         left = reference_words[chunk.ref_start_idx : chunk.ref_end_idx]
