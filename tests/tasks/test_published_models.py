@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -31,7 +35,34 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(published_models, "_problems", {})
+    monkeypatch.setattr(published_models, "_answers", {})
     return tmp_path
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that has one model and one data set."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        known = {"/api/models/owner/model": 200, "/api/datasets/owner/clips": 200, "/api/models/owner/gated": 403}
+        self.send_response(known.get(self.path, 404))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """The hub that ``HF_ENDPOINT`` names."""
+    Hub.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield Hub
+        server.shutdown()
 
 
 def script(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Path:
@@ -90,6 +121,44 @@ def test_a_model_that_cannot_be_one_is_refused_before_anything_starts(
     with pytest.raises(BadInput, match=problem) as caught:
         usable_profile(profile, {"model_path": name, "dataset": str(world)})
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("names", "problem", "hint"),
+    [
+        ({"model": "owner/modle"}, "the hub has no model owner/modle", "check the spelling"),
+        ({"dataset": "owner/clisp"}, "the hub has no data set owner/clisp", "check the spelling"),
+        ({"teacher_path": "owner/teecher"}, "the hub has no model owner/teecher", "check the spelling"),
+        ({"model": "owner/gated"}, "the hub does not give model owner/gated to you", "/owner/gated, and log in"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_a_misspelt_name_is_refused_before_anything_starts(names: dict[str, str], problem: str, hint: str) -> None:
+    with pytest.raises(BadInput, match=problem) as caught:
+        usable_profile("whisper-tiny-lora", {"model": "owner/model", "dataset": "owner/clips", **names})
+    assert hint in caught.value.hint
+
+
+def test_the_hub_is_asked_once_for_each_name(hub: type[Hub]) -> None:
+    said = list[str]()
+    for _ in range(2):
+        usable_profile("whisper-tiny-lora", {"model": "owner/model", "dataset": "owner/clips:en"}, tell=said.append)
+    assert hub.asked == ["/api/models/owner/model", "/api/datasets/owner/clips"] and said == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached")],
+)
+def test_a_name_that_could_not_be_checked_is_told(
+    world: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], reason: str
+) -> None:
+    said = list[str]()
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        usable_profile("whisper-tiny-lora", {"model": "owner/model", "dataset": str(world)}, tell=said.append)
+    assert len(said) == 2 and "model owner/model" in said[0] and reason in said[0]
 
 
 def test_offline_nothing_is_asked_for(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

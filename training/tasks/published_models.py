@@ -1,5 +1,7 @@
 """Hub models that can also be obtained without the hub, and fallback profiles for models that cannot be obtained.
 
+Other names of the hub are only checked: a misspelt one is refused before any machine is prepared.
+
 The models and the scripts that create them are listed only here, so that no user's file can name a program to run. A
 model is looked up in this order: the hub client's cache, created earlier, on the hub, created by the script. Planning
 resolves models by :func:`local_folder`, so that all workers start from the same weights.
@@ -7,17 +9,19 @@ resolves models by :func:`local_folder`, so that all workers start from the same
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from profiles.errors import BadInput
 from profiles.files.library import Library
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.installation import SHARED, training_code, training_python
-from profiles.locations import check_model_path
+from profiles.locations import check_model_path, is_on_hub
 from profiles.options import auxiliary_models
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
@@ -28,6 +32,11 @@ _TIMEOUT = 5.0
 """Seconds to wait for the hub's first answer."""
 _problems: dict[str, BadInput | None] = {}
 """Why a model cannot be obtained (``None`` if it can), cached for the lifetime of this process."""
+
+HubKind = Literal["model", "data set"]
+_answers: dict[tuple[HubKind, str], BadInput | str] = {}
+"""By name on the hub: why it cannot be used, or why that is not known (empty: it can); cached for the lifetime of this
+process."""
 
 Tell = Callable[[str], None]
 
@@ -62,7 +71,37 @@ def usable_profile(
             raise
         tell(f"{error.message}; profile {resolved.stand_in} stands in for {name}")
         return load_profile(resolved.stand_in, overrides, config, complete=complete)
+    for note in hub_notes(resolved.profile):
+        tell(note)
     return resolved
+
+
+def hub_notes(profile: Profile) -> list[str]:
+    """Check that the hub has the profile's models and its data set; return why that is not known of some.
+
+    Raises:
+        BadInput: the hub has none of a name, or does not give it to this user.
+    """
+    notes = []
+    for key in _names_on_hub(profile):
+        answer = _answers[key] if key in _answers else _answers.setdefault(key, _answer_of(*key))
+        if isinstance(answer, BadInput):
+            raise answer
+        notes += [answer] if answer else []
+    return notes
+
+
+def _names_on_hub(profile: Profile) -> Iterator[tuple[HubKind, str]]:
+    """Yield the names that must be on the hub, as they are neither on this computer nor obtained in another way."""
+    if profile.model.trait not in ("speech", "texts"):
+        return
+    for name in {"": profile.model.model_path, **auxiliary_models(profile)}.values():
+        if is_on_hub(name) and name not in SCRIPTS and not hub_snapshots(name, "*config.json"):
+            yield "model", name
+    data = profile.data
+    dataset = data.dataset_path.partition(":")[0]  # a configuration may follow
+    if is_on_hub(data.dataset_path) and not (data.local_data or _cached_folder(f"datasets--{dataset}").exists()):
+        yield "data set", dataset
 
 
 def ensure_available(model: ModelSettings, tell: Tell = lambda line: None) -> None:
@@ -130,15 +169,18 @@ def created_folder(name: str) -> Path:
 
 def hub_snapshots(name: str, file: str = "*.safetensors") -> list[Path]:
     """Return the snapshot folders of ``owner/name`` in the hub client's cache that hold such a file."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    files = (hub / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{file}")
+    files = (_cached_folder(f"models--{name}") / "snapshots").glob(f"*/{file}")
     return sorted({path.parent for path in files if path.is_file()})
+
+
+def _cached_folder(repository: str) -> Path:
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / repository.replace("/", "--")
 
 
 def _problem_of(name: str, tell: Tell) -> BadInput | None:
     """Look on the hub, else run the script; nothing is fetched if ``HF_HUB_OFFLINE`` is set."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if _is_offline():
         return BadInput(f"model {name} is not on this computer, and HF_HUB_OFFLINE is set", "unset it")
     if _is_on_hub(name):
         return None
@@ -155,12 +197,60 @@ def _problem_of(name: str, tell: Tell) -> BadInput | None:
 
 
 def _is_on_hub(name: str) -> bool:
-    import urllib.request  # 50 ms, which most commands need not spend
-
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     try:
-        request = urllib.request.Request(f"{hub}/{name}/resolve/main/config.json", method="HEAD")
-        with urllib.request.urlopen(request, timeout=_TIMEOUT):
-            return True
+        _ask_hub(f"{name}/resolve/main/config.json", "HEAD")
     except (OSError, ValueError):  # unreachable, refused or not found; or an invalid address
         return False
+    return True
+
+
+def _answer_of(kind: HubKind, name: str) -> BadInput | str:
+    """Ask the hub for a name, unless ``HF_HUB_OFFLINE`` is set; see :data:`_answers`."""
+    unknown = f"{kind} {name} is not on this computer, and whether the hub has it could not be checked"
+    if _is_offline():
+        return f"{unknown}: HF_HUB_OFFLINE is set"
+    try:
+        _ask_hub(f"api/{'models' if kind == 'model' else 'datasets'}/{name}", "GET")
+    except (OSError, ValueError) as error:
+        code = getattr(error, "code", 0)
+        option = "model" if kind == "model" else "dataset"
+        if code in (401, 404):  # 401 also for a name that nobody has, if nobody is logged in
+            hint = "check the spelling; if it is a private one, log in: hf auth login"
+            return BadInput(f"the hub has no {kind} {name}", hint, option=option)
+        if code == 403:
+            hint = f"accept its terms at {_hub_address()}/{name}, and log in: hf auth login"
+            return BadInput(f"the hub does not give {kind} {name} to you", hint, option=option)
+        return f"{unknown}: {f'it answered {code}' if code else 'it cannot be reached'}"
+    return ""
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _hub_address() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _ask_hub(path: str, method: Literal["GET", "HEAD"]) -> None:
+    """Ask the hub for a file or a document; its content is not read.
+
+    Raises:
+        OSError: unreachable, refused or not found (``HTTPError``).
+        ValueError: an invalid address.
+    """
+    import urllib.request  # 50 ms, which most commands need not spend
+
+    request = urllib.request.Request(f"{_hub_address()}/{path}", method=method)
+    if token := _hub_token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")  # other hosts never see it
+    with urllib.request.urlopen(request, timeout=_TIMEOUT):
+        pass
+
+
+def _hub_token() -> str:
+    """Return the user's token, from where the hub's client has it; empty: nobody is logged in."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    with contextlib.suppress(OSError):
+        return os.environ.get("HF_TOKEN") or (home / "token").read_text(encoding="utf-8").strip()
+    return ""

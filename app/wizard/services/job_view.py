@@ -29,7 +29,7 @@ from profiles.options import OptionSpec, check_value, memory_saving_settings, op
 from profiles.schema import Profile
 from training.hardware.resources import total_memory
 from training.tasks.inputs.model_size import ModelSize
-from training.tasks.published_models import usable_profile
+from training.tasks.published_models import hub_notes, usable_profile
 from training.tasks.registry import size_for
 
 _OWN = ("hosts", "workers", "layout", "simulate", "shares", "output_dir")
@@ -94,6 +94,8 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
     if profile.name != answers.profile:  # a substitute profile
         remark = f"the model of {answers.profile} cannot be downloaded (no internet)"
         fix = f"a small new model is trained instead, by the profile {profile.name}"
+    elif not problems:
+        remark = "; ".join(hub_notes(profile))
     return JobForm(
         options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
         models=tuple(library.names("model")),
@@ -128,7 +130,7 @@ def _problem(name: str, text: str) -> str:
 def data_of(profile: Profile, outside: Outside) -> DataSummary:
     """Read a summary of a profile's data set."""
     if not profile.data.dataset_path and profile.model.trait in ("speech", "texts"):
-        return _unusable("none", "no data set is chosen",
+        return _unusable("not chosen", "no data set is chosen",
                          "choose one: a folder with train.csv inside, or the name of one on the hub; "
                          "prepare and segment make such a folder of other recordings")  # fmt: skip
     summary = outside.look_at_data(profile)
