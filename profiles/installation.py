@@ -91,6 +91,19 @@ def setup_line() -> str:
     return make_line("setup", "setup")
 
 
+def package_line(*packages: str) -> str:
+    """Return the command that adds packages, in their tested versions, to the Python of this process: one that pipx or
+    uv made has no pip of its own."""
+    if (Path(sys.prefix) / "pipx_metadata.json").is_file():
+        return shlex.join(["pipx", "inject", DISTRIBUTION, *packages])
+    tested = SHARED / "constraints.txt"
+    pins = ["-c", relative_path(tested)] if tested.is_file() else []
+    pip = [sys.executable, "-m", "pip", "install"]
+    if importlib.util.find_spec("pip") is None:
+        pip = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*pip, *pins, *packages])
+
+
 def demo_line() -> str:
     """Return the command that trains the example."""
     return make_line("demo", "train demo")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.console import say
 from profiles.errors import BadInput
+from profiles.installation import package_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,8 +66,8 @@ def _library() -> Any:
     try:
         return importlib.import_module("sounddevice")
     except ImportError as error:
-        hint = f"{sys.executable} -m pip install sounddevice"
-        raise BadInput("no microphone: the package sounddevice is not installed", hint) from error
+        problem = "no microphone: the package sounddevice is not installed"
+        raise BadInput(problem, package_line("sounddevice")) from error
     except OSError as error:  # the package without PortAudio
         hint = "on Debian and Ubuntu: apt install libportaudio2"
         raise BadInput("no microphone: the library PortAudio is not installed", hint) from error

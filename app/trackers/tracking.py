@@ -21,6 +21,7 @@ from app.trackers import notify
 from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
 from profiles.errors import BadInput, MusterError, RunFailed
+from profiles.installation import package_line
 from profiles.trackers import tracker_names
 from training.records.events import Event, StepEvent
 from training.records.plan import FINAL
@@ -53,8 +54,7 @@ def checked_trackers(text: str) -> tuple[str, ...]:
         raise BadInput(f"trackers: {error.problem}", "write for example csv,tensorboard") from error
     missing = [name for name in names if name in _LIBRARIES and importlib.util.find_spec(name) is None]
     if missing:
-        hint = f"{sys.executable} -m pip install {' '.join(missing)}"
-        raise BadInput(f"trackers: {', '.join(missing)} is not installed", hint)
+        raise BadInput(f"trackers: {', '.join(missing)} is not installed", package_line(*missing))
     return names
 
 

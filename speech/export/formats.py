@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from profiles.installation import package_line
 from training.records.plan import RunMetadata, read_metadata
 from training.records.run_files import sha256
 from training.records.runs import find_model
@@ -34,8 +35,6 @@ class Format:
     """Modules needed to write it, besides Muster's own dependencies."""
     runtime: tuple[str, ...] = ()
     """Modules needed to transcribe with it, for the check."""
-    extra: str = ""
-    """Name of the extra in ``pyproject.toml`` that installs both."""
 
     @property
     def missing_converter(self) -> tuple[str, ...]:
@@ -55,7 +54,7 @@ class Format:
     @property
     def install(self) -> str:
         """Command that installs its packages without touching torch."""
-        return f"{sys.executable} -m pip install -c constraints.txt -e '.[{self.extra}]'"
+        return package_line(*dict.fromkeys((*self.converter, *self.runtime)))
 
 
 FORMATS = {
@@ -68,7 +67,6 @@ FORMATS = {
             ("float16", "bfloat16", "int8", "int8_float16", "int8_bfloat16", "int16"),
             converter=("ctranslate2",),
             runtime=("ctranslate2",),
-            extra="ctranslate2",
         ),
         Format(
             "gguf",
@@ -76,7 +74,6 @@ FORMATS = {
             ("q8_0", "q5_0"),
             default_precision="float16",
             runtime=("pywhispercpp",),
-            extra="gguf",
         ),
         Format(
             "onnx",
@@ -84,7 +81,6 @@ FORMATS = {
             ("int8",),
             converter=("onnx", "onnxscript"),
             runtime=("onnxruntime",),
-            extra="onnx",
         ),
         Format(
             "coreml",
@@ -92,7 +88,6 @@ FORMATS = {
             default_precision="float16",
             converter=("coremltools",),
             runtime=("coremltools",),
-            extra="coreml",
         ),
     )
 }

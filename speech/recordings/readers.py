@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from profiles.errors import BadInput
+from profiles.installation import package_line
 from profiles.locations import looks_like_path
 from speech.data.speech_clips import FileSource
 from speech.recordings import corpora, layouts
@@ -166,7 +167,7 @@ def connect() -> TableClient:
         from google.auth.exceptions import GoogleAuthError  # an extra of this package
         from google.cloud import bigquery
     except ImportError as error:
-        hint = "pip install google-cloud-bigquery, or export the table and name the file"
+        hint = f"{package_line('google-cloud-bigquery')}; or export the table and name the file"
         raise BadInput("BigQuery needs the package google-cloud-bigquery", hint) from error
     try:
         client: TableClient = bigquery.Client()

@@ -19,6 +19,7 @@ from tiny_speech import WORDS, tiny_tokenizer
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from profiles.errors import BadInput, RunFailed
+from profiles.installation import package_line
 from speech.export import exporters
 from speech.export.export import ExportRequest, export
 from speech.export.exporters import CheckResult, Exporter, TranscriptPair, compare
@@ -162,7 +163,7 @@ def test_a_missing_converter_is_named_with_its_command(monkeypatch: pytest.Monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadInput) as error:
         find_format("ctranslate2", "")
-    assert error.value.hint == f"{sys.executable} -m pip install -c constraints.txt -e '.[ctranslate2]'"
+    assert error.value.hint == package_line("ctranslate2")
     with pytest.raises(BadInput, match="--quantize q9: gguf has no such precision"):
         find_format("gguf", "q9")
     with pytest.raises(BadInput, match="choose among: hf, ctranslate2, gguf"):

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
+from profiles.installation import package_line
 from profiles.schema import QUANTISED, ModelSettings
 from training.hardware.device import Precision
 
-_INSTALL = "install it on every machine: pip install -c constraints.txt -e '.[eight-bit]'; or set base_precision = auto"
 _OUTLIER = 6.0
 """Inputs above this magnitude are multiplied in 16 bits (LLM.int8(), section 3.2)."""
 
@@ -88,7 +88,8 @@ def _bitsandbytes(precision: str) -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         message = f"base_precision = {precision} needs bitsandbytes, which cannot be used here: {reason}"
-        raise BadInput(message, _INSTALL) from error
+        hint = f"on every machine: {package_line('bitsandbytes')}; or set base_precision = auto"
+        raise BadInput(message, hint) from error
     logging.getLogger(library.autograd._functions.__name__).setLevel(logging.ERROR)  # else a line at every layer
     return library
 
