@@ -326,7 +326,7 @@ class ChartsPane(Pane):
         with Horizontal():
             columns = (
                 TableColumn("name", "series", max_width=20, min_width=8),
-                TableColumn("value", "now", right=True, min_width=5, rank=1),
+                TableColumn("value", "newest", right=True, min_width=5, rank=1),
             )
             yield RowTable(columns, empty="Series appear here with the first step.", id="series")
             yield Chart(id="chart")
@@ -376,8 +376,9 @@ class ChartsPane(Pane):
         view_words += ["log"] if self._log else []
         view_words += [f"zoom {1 / ZOOMS[self._zoom]:g}x"] if self._zoom else []
         legend += [(word, "$text-muted") for word in view_words]
+        old_at = old_step(picture.state, name)
         return ChartData(
-            title=name,
+            title=name if old_at is None else f"{name}, newest at step {old_at}",
             curves=tuple(curves),
             marks=marks(picture.state),
             legend=tuple(legend),
