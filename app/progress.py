@@ -99,12 +99,12 @@ class ProgressPanel:
         yield self._status_line()
         yield _members(state, narrow=options.max_width < 100)
         for split, results in state.evaluations.items():
-            yield Text(visible(evaluation_headline(results, split)), style="cyan", no_wrap=True, overflow="ellipsis")
+            yield Text(visible(evaluation_headline(results, split)), style="cyan")
         for remark in remarks_on(state):
-            yield Text(visible(remark), style="yellow", no_wrap=True, overflow="ellipsis")
+            yield Text(visible(remark), style="yellow")
         for notices, style in ((state.warnings, "yellow"), (state.errors, "bold red")):
             for notice in notices[-SHOWN_WARNINGS:]:
-                yield Text(visible(_line_of(notice, state)), style=style, no_wrap=True, overflow="ellipsis")
+                yield Text(visible(_line_of(notice, state)), style=style)
 
     def _status_line(self) -> Table:
         state = self.state

@@ -20,9 +20,10 @@ from training.records.plan import LaunchedScript
 from training.records.run_folder import RunFolder
 
 
-def evaluated(step: int, wer: float) -> EvaluationEvent:
+def evaluated(step: int, wer: float, **more: float) -> EvaluationEvent:
+    metrics = {"wer": wer, **more}
     return EvaluationEvent(
-        time=BEGAN + step, step=step, split="validation", loss=None, metrics={"wer": wer}, samples=9, seconds=1.0
+        time=BEGAN + step, step=step, split="validation", loss=None, metrics=metrics, samples=9, seconds=1.0
     )
 
 
@@ -37,6 +38,12 @@ def line(width: int, *evaluations: EvaluationEvent) -> str:
 def test_what_was_reached_is_whole(width: int, reached: str) -> None:
     shown = line(width, evaluated(0, 0.801), evaluated(900, 0.071))
     assert shown.startswith("step 30/2700") and shown.endswith(reached) and len(shown) <= width
+
+
+@pytest.mark.parametrize("width", range(70, 120))
+def test_that_texts_are_unfinished_is_told_whole_at_every_width(width: int) -> None:
+    shown = line(width, evaluated(0, 0.801), evaluated(900, 0.071, cut=0.25))
+    assert "WER" in shown and shown.endswith("unfinished") and len(shown) <= width
 
 
 def test_the_bar_gives_way_before_words_do() -> None:

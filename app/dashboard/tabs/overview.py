@@ -208,8 +208,10 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
     took = duration_text(state.seconds(now)) if state.started else ""
     step, done = f"step {state.steps_text}", f"{share:.0%}"
     spare, figures = 0, ""
-    for reached in _reached(state):
-        figures = "  ".join(word for word in (rate_text(state), took, reached) if word)
+    full, bare, brief = _reached(state)
+    rate = rate_text(state)
+    for words in ((rate, took, full), (rate, took, bare), (took, bare), (took, brief), (brief,)):
+        figures = "  ".join(filter(None, words))
         spare = width - len("  ".join((step, "", done, figures)))
         if spare >= _SHORTEST_BAR:
             break
@@ -221,14 +223,15 @@ def progress_line(state: RunState, now: float, width: int, predicted_share: floa
     return line.truncate(max(1, width), ellipsis=True)
 
 
-def _reached(state: RunState) -> tuple[str, ...]:
-    """Return the text of the newest evaluation, long and short."""
+def _reached(state: RunState) -> tuple[str, str, str]:
+    """Return the text of the newest evaluation, ever shorter."""
     if not state.evaluations:
-        return ("",)
+        return "", "", ""
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
     texts = evaluation_text(results, split), evaluation_text(results)
     before = "" if results.last.step or texts[0].endswith(NOT_YET) else " before"
-    return tuple(text + before for text in texts)
+    full, bare = (text + before for text in texts)
+    return full, bare, bare.replace(" of the texts", "")
 
 
 def _error_chart(picture: Picture) -> ChartData:
