@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.declarations import OptionError, Section, changes, forms, invalid_choice, nearest, owners
 from profiles.locations import user_code_in
+from profiles.quantities import three_digits
 from profiles.schema import FITTED, Profile
 
 OptionType = Literal["text", "path", "location", "code", "flag", "integer", "number", "choice"]
@@ -68,6 +69,13 @@ class OptionSpec:
         """Whether the option has an effect with a strategy, as written in settings; user code may read any option."""
         applies_by_name = self.section != "strategy" or not self.owner or self.owner in strategies_in(strategy)
         return applies_by_name or strategy == "auto" or bool(user_code_in(strategy))
+
+    def shown(self, value: str) -> str:
+        """Return a value as people read it: of epochs, which may be a share of one, at most three digits."""
+        try:
+            return three_digits(float(value)) if self.unit == "epochs" else value
+        except ValueError:
+            return value
 
     @property
     def limits(self) -> str:

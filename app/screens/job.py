@@ -61,7 +61,9 @@ class JobScreen(StepScreen):
         Key("o", "advanced", "Advanced", "Show or hide the advanced options."),
     )
 
-    _open = False
+    _open = _chose_data = False
+    _judged_data: object = ""
+    """The answers whose data set was last read: the cursor moves once for them."""
 
     def columns(self, state: WizardState) -> Sequence[TableColumn]:
         """Where there is little width, names are folded and values cut, so that what they are about has its line."""
@@ -81,9 +83,9 @@ class JobScreen(StepScreen):
             TableRow(
                 GO, (Content.styled("Continue", "bold $text-primary"), muted(profile), muted("with these values"))
             ),
-            TableRow(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
-            TableRow(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
             TableRow(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
+            TableRow(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
+            TableRow(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
             *[_option(row, narrow) for row in main],
             TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted("rarely needed"), Content(""))),
             *([_option(row, narrow) for row in advanced] if self._open or is_filtered else []),
@@ -108,8 +110,21 @@ class JobScreen(StepScreen):
         if data.status in UNSETTLED:
             return muted("being read")
         if data.status is ItemStatus.FAILED:
-            return StatusMark.PROBLEM.show(data.cause)
+            return StatusMark.PROBLEM.show(data.label)  # the cause stands under the row, and in the hint
         return MARKS[data.status].show(data_words(data))
+
+    def draw(self) -> None:
+        """Draw, with the cursor on the data set where it needs the user, and on "Continue" after one was chosen."""
+        super().draw()
+        data = self.state.data
+        if not self.ready or not self.is_current or data.status in UNSETTLED:
+            return
+        if data.status is not ItemStatus.FAILED:
+            if self._chose_data:
+                self.table.select(GO)
+        elif self.table.cursor == GO and self._judged_data != data.inputs:
+            self.table.select(DATASET)
+        self._chose_data, self._judged_data = False, data.inputs
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if key == MODEL:
@@ -149,6 +164,8 @@ class JobScreen(StepScreen):
         invalid = [row for row in state.job.value.options if row.problem]
         if invalid:
             return literal(f"{invalid[0].name}: {invalid[0].problem}", "$text-error")
+        if state.data.status is ItemStatus.FAILED and self.table.cursor != DATASET:
+            return literal(state.data.cause, "$text-error")
         return muted("These are good values. Change only what you know.")
 
     def offered_keys(self) -> tuple[Key, ...]:
@@ -176,6 +193,13 @@ class JobScreen(StepScreen):
             self._ask_reference(key)
         else:
             self._ask_option(self._option_at(key))
+
+    def action_next(self) -> None:
+        """Go on; if the data set cannot be used, go to its row, under which the reason stands."""
+        if self.state.data.status is ItemStatus.FAILED:
+            self.table.select(DATASET)
+        else:
+            super().action_next()
 
     def action_advanced(self) -> None:
         self._open = not self._open
@@ -224,6 +248,7 @@ class JobScreen(StepScreen):
 
     def _set(self, name: str, text: str | None) -> None:
         if text is not None:
+            self._chose_data = name == DATASET
             self.do(actions.set_option(name, text))
 
     def headless(self) -> str:
@@ -275,5 +300,5 @@ def _option(row: JobOption, narrow: bool) -> TableRow:
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
     about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)
-    value = Content.assemble(literal(row.value or "-", style), (changed, "$text-primary"))
+    value = Content.assemble(literal(row.spec.shown(row.value) or "-", style), (changed, "$text-primary"))
     return TableRow(f"option:{row.name}", (literal(row.name), value, about))

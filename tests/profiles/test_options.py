@@ -29,6 +29,12 @@ def test_an_alias_takes_no_name_of_another_option() -> None:
     assert canonical("learning_rate") == "learning_rate"
 
 
+def test_epochs_are_shown_without_needless_digits() -> None:
+    epochs, rate = options_by_name()["epochs"], options_by_name()["learning_rate"]
+    assert [epochs.shown(text) for text in ("0.9896", "3.0", "")] == ["0.99", "3", ""]
+    assert rate.shown("7e-05") == "7e-05"
+
+
 @pytest.mark.parametrize("spec", options(), ids=lambda spec: spec.name)
 def test_every_option_is_declared_whole(spec: OptionSpec) -> None:
     assert len(spec.help) > 5

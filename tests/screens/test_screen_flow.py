@@ -7,22 +7,25 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from textual.events import Paste
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input
 
 from app.screens.app import WizardApp
+from app.screens.job import DATASET, GO
+from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import DiscoveredMachines
-from app.wizard.state.state import Step, WizardState
+from app.wizard.state.records import DiscoveredMachines, ItemStatus
+from app.wizard.state.state import Step, TaskKind, WizardState
 from distributed.machine.link import HereConnection
 from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
 from tests.screens.states import at
-from tests.wizard.fake_services import ANNA, BERT, COMPARE, FakeServices, locked, stranger
+from tests.wizard.fake_services import ANNA, BERT, COMPARE, HERE, FakeServices, locked, stranger
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +94,51 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
 
     drive_set_up(FakeServices(), drive, opened)
     assert len(opened) == 1
+
+
+def test_own_recordings_train_on_this_computer_after_nine_keys() -> None:
+    services, opened, keys = FakeServices(machines=(HERE,)), list[Path](), list[str]()
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        async def press(key: str, reached: Callable[[], object]) -> None:
+            await until(pilot, lambda: not app.wizard.state.busy)
+            keys.append(key)
+            await pilot.press(key)
+            await until(pilot, reached)
+
+        def cursor() -> str:
+            return app.screen.query_one("#rows", RowTable).cursor
+
+        await press("enter", lambda: step_of(app) is Step.MACHINES)
+        await press("enter", lambda: step_of(app) is Step.JOB and app.wizard.state.data.status is ItemStatus.OK)
+        await press("down", lambda: cursor() == DATASET)
+        await press("enter", lambda: list(app.screen.query(Input)))
+        app.screen.query_one(Input).post_message(Paste("'/home/ada/my recordings'"))  # a dragged folder: one key
+        keys.append("paste")
+        await press("enter", lambda: app.wizard.state.answers.options)
+        await until(pilot, lambda: cursor() == GO)
+        await press("enter", lambda: step_of(app) is Step.STRATEGY)
+        await press("enter", lambda: step_of(app) is Step.PLAN and not blockers(app.wizard.state))
+        await press("enter", lambda: opened)
+
+    drive_set_up(services, drive, opened)
+    assert services.requests[-1].answers.options == (("dataset", "/home/ada/my recordings"),)
+    assert len(keys) == 9
+
+
+def test_the_cursor_is_on_a_data_set_that_is_not_chosen() -> None:
+    steering = at(Step.JOB)
+    steering.state = steering.state.putting(TaskKind.DATA, status=ItemStatus.FAILED, cause="no data set is chosen")
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = pilot.app.screen.query_one("#rows", RowTable)
+        assert table.cursor == DATASET
+        await pilot.press("up")
+        assert table.cursor == GO and "no data set is chosen" in text(pilot.app)
+        await pilot.press("enter")
+        assert table.cursor == DATASET and steering.done == []
+
+    run(WizardApp(cast(Any, steering), clock=fixed_clock), drive)
 
 
 def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() -> None:

@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.wizard.plain.plain_words import strategy_lines
-from app.wizard.state.records import JobOption, MachineRow
-from app.wizard.state.state import Step, TaskKind
+from app.wizard.state.records import ItemStatus, JobOption, MachineRow
+from app.wizard.state.state import StatePart, Step, TaskKind
 from distributed.hosts.file import Machine
 from profiles.options import options_by_name
 from tests.screens.pilot import fixed_clock, run, text
@@ -59,6 +59,36 @@ def test_a_long_value_stands_whole_under_its_option() -> None:
     options = tuple(replace(row, value=path) if row.name == "epochs" else row for row in JOB.options)
     steering.state = steering.state.putting(TaskKind.JOB, value=replace(JOB, options=options))
     assert path in shown(steering, ["down"] * 4)
+
+
+CAUSE = "the answer of a machine far away says in rather many words that something is not as it should be there, END"
+FIX = "do what this long sentence says, which is the only way to mend it as far as anybody knows, STOP"
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [(Step.LINKS, TaskKind.LINKS), (Step.JOB, TaskKind.JOB), (Step.JOB, TaskKind.DATA),
+     (Step.STRATEGY, TaskKind.FORECAST), (Step.PLAN, TaskKind.PLAN), (Step.LAUNCH, TaskKind.LAUNCH),
+     (Step.CHECKS, TaskKind.CHECKS)],
+)  # fmt: skip
+def test_what_went_wrong_stands_once_and_whole_at_80_columns(step: Step, kind: TaskKind) -> None:
+    steering = at(step)
+    steering.state = steering.state.putting(kind, status=ItemStatus.FAILED, cause=CAUSE, fix=FIX)
+    words = shown(steering)
+    assert words.count(CAUSE) == 1 and words.count(FIX) == 1
+
+
+@pytest.mark.parametrize("step", [Step.ACCESS, Step.MACHINES])
+def test_what_is_wrong_with_a_machine_stands_whole_at_80_columns(step: Step) -> None:
+    steering = at(step)
+    rows = tuple(replace(row, status=ItemStatus.FAILED, cause=CAUSE, fix=FIX) for row in steering.state.machines.rows)
+    steering.state = replace(steering.state, machines=replace(steering.state.machines, rows=rows))
+    for machine in rows:
+        steering.state = steering.state.putting(
+            TaskKind.ACCESS, machine.key, StatePart(None, status=ItemStatus.FAILED, cause=CAUSE, fix=FIX)
+        )
+    words = shown(steering)
+    assert words.count(CAUSE) == 1 and words.count(FIX) == 1
 
 
 LONG = ("whisper-trainer-attic1", "whisper-trainer-cellar", "whisper-trainer-office", "whisper-trainer-studio")

@@ -122,7 +122,7 @@ def all_option_lines(state: WizardState) -> Iterator[str]:
 def _option(option: JobOption) -> str:
     unit = f" {option.spec.unit}" if option.spec.unit not in ("", option.name) and option.value else ""
     wrong = f": WRONG, {option.problem}" if option.problem else ""
-    return f"  {option.name} = {option.value}{unit}{', changed' if option.changed else ''}{wrong}"
+    return f"  {option.name} = {option.spec.shown(option.value)}{unit}{', changed' if option.changed else ''}{wrong}"
 
 
 def strategy_lines(state: WizardState, in_full: bool = False) -> Iterator[str]:
