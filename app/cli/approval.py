@@ -39,16 +39,12 @@ def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> Non
     Raises:
         BadInput: nobody does.
     """
-    from distributed.ssh.config import accept, accepted, accepted_before, commands_in
+    from distributed.ssh.config import accept, demands_of
 
     if named:
         accept(hosts.ssh_config)
         accept_pythons(hosts)
-    config, demands = hosts.ssh_config, list[str]()
-    if not accepted(config):
-        since = " and has changed since it was approved" if accepted_before(config) else ""
-        demands = [f"it names the SSH configuration {config}, which says how this computer connects{since}"]
-        demands += [f"that configuration runs: {command}" for command in commands_in(config)]
+    demands = demands_of(hosts.ssh_config)
     demands += [f"it names the interpreter {program} of this computer" for program in unapproved_pythons(hosts)]
     if not demands:
         return

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from app.console import command_line
 from app.screens.step_screen import GO_ON, MARKS, NEXT, StepScreen, cause_lines, shown_state, shown_status
 from app.shell.base_app import MusterApp
-from app.shell.dialogs import TextDialog, TrustDialog, refusal_by
+from app.shell.dialogs import Dialog, TextDialog, refusal_by
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
@@ -18,6 +19,7 @@ from app.wizard.state import actions
 from app.wizard.state.observations import origin_of
 from app.wizard.state.records import Access, AccessNeed, ItemStatus, MachineRow
 from app.wizard.state.state import Step, WizardState
+from distributed.ssh.keys.host_keys import COMPARED
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
@@ -159,6 +161,47 @@ def _path(path: FoundPath) -> Content:
     return Content.assemble((look.symbol + " ", look.style), muted(words))
 
 
+class AcceptDialog(Dialog):
+    """Asks for consent to what can do harm; every key but one, enter included, means no.
+
+    Args:
+        accept: label of the key that accepts.
+    """
+
+    MUST_BE_READ = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "accept", show=False),
+        Binding("enter,n", "close", show=False),
+    ]
+
+    def __init__(self, heading: str, accept: str, *lines: Content) -> None:
+        super().__init__(heading, *lines)
+        self._accept = accept
+
+    def keys(self) -> tuple[Key, ...]:
+        return (Key("a", "accept", self._accept), Key("escape", "close", "Not now", main=True))
+
+    def action_accept(self) -> None:
+        self.dismiss(True)
+
+
+class TrustDialog(AcceptDialog):
+    """Asks whether a host key belongs to the intended machine."""
+
+    def __init__(self, machine: str, fingerprint: str, compare: str) -> None:
+        start, end = fingerprint[:-COMPARED], fingerprint[-COMPARED:]
+        super().__init__(
+            f"Is this {machine}?",
+            "They match",
+            literal("This computer does not know it yet. The fingerprint of its host key is:", "$text-muted"),
+            Content.assemble(literal(start), literal(end, "bold reverse")),
+            literal("The machine itself must print the same one. Type there:", "$text-muted"),
+            literal(compare, "bold"),
+            Content(""),
+            Content.assemble("Accept it only if the two are equal up to the end, ", literal(end, "bold"), "."),
+        )
+
+
 class AccessScreen(StepScreen):
     """Can Muster log in there?"""
 
@@ -192,7 +235,7 @@ class AccessScreen(StepScreen):
             return ()
         system = row.report.system if row.report is not None else ""
         lines = cause_lines(row)
-        if row.need is AccessNeed.PASSWORD:
+        if row.need in (AccessNeed.PASSWORD, AccessNeed.APPROVAL):
             lines = [literal(row.cause, StatusMark.ASKING.style)]
         elif row.need is AccessNeed.TRUST:
             lines = [literal("its host key is new here, with the fingerprint", StatusMark.ASKING.style),
@@ -210,13 +253,15 @@ class AccessScreen(StepScreen):
         if row is not None and row.need is AccessNeed.PASSWORD:
             asked = "Enter asks for its password: used once, to install a key, and never stored."
             return literal(asked, "$text-warning")
+        if row is not None and row.need is AccessNeed.APPROVAL:
+            return literal("Enter shows what this configuration can run on this computer.", "$text-warning")
         if any(row.status is ItemStatus.FAILED for row in state.access):
             return muted("Failed logins are retried every few seconds.")
         return muted("Muster logs in with keys; passwords are not stored.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         row = self._selected() if self.ready else None
-        words = {AccessNeed.TRUST: "Compare key", AccessNeed.PASSWORD: "Password"}
+        words = {AccessNeed.TRUST: "Compare key", AccessNeed.PASSWORD: "Password", AccessNeed.APPROVAL: "Approve"}
         if row is None or row.need is AccessNeed.NOTHING:
             return self.KEYS
         return (Key("enter", "go_on", words[row.need], main=True), *self.KEYS[1:])
@@ -231,6 +276,8 @@ class AccessScreen(StepScreen):
             self._to_the_next_need()
         elif row.need is AccessNeed.TRUST:
             self._ask_trust(row)
+        elif row.need is AccessNeed.APPROVAL:
+            self._ask_approval(row)
         else:
             self._ask_password(row)
 
@@ -252,6 +299,15 @@ class AccessScreen(StepScreen):
                 self.do(actions.trust_key(row.key, row.fingerprint))
 
         self.app.push_screen(TrustDialog(row.name, row.fingerprint, row.compare), answered)
+
+    def _ask_approval(self, row: Access) -> None:
+        def answered(approved: bool | None) -> None:
+            if approved:
+                self.do(actions.approve(row.key))
+
+        demands = [literal(line) for line in (row.report.demands if row.report is not None else ())]
+        dialog = AcceptDialog(f"Use the hosts file of {row.name}?", "Use it", *demands)
+        self.app.push_screen(dialog, answered)
 
     def _ask_password(self, row: Access) -> None:
         about = [muted("Used once, to install a key there; not stored.")]

@@ -20,7 +20,6 @@ from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal
 from distributed.ssh.command_log import CommandRecord
-from distributed.ssh.keys.host_keys import COMPARED
 from profiles.errors import BadInput
 from profiles.quantities import clock_text
 
@@ -215,34 +214,6 @@ class QuestionDialog(Dialog):
         return (Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no))
 
     def action_agree(self) -> None:
-        self.dismiss(True)
-
-
-class TrustDialog(Dialog):
-    """Asks whether a host key belongs to the intended machine; every key but one, enter included, means no."""
-
-    MUST_BE_READ = True
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("a", "accept", show=False),
-        Binding("enter,n", "close", show=False),
-    ]
-
-    def __init__(self, machine: str, fingerprint: str, compare: str) -> None:
-        start, end = fingerprint[:-COMPARED], fingerprint[-COMPARED:]
-        super().__init__(
-            f"Is this {machine}?",
-            literal("This computer does not know it yet. The fingerprint of its host key is:", "$text-muted"),
-            Content.assemble(literal(start), literal(end, "bold reverse")),
-            literal("The machine itself must print the same one. Type there:", "$text-muted"),
-            literal(compare, "bold"),
-            Content(""),
-            Content.assemble("Accept it only if the two are equal up to the end, ", literal(end, "bold"), "."),
-        )
-
-    def keys(self) -> tuple[Key, ...]:
-        return (Key("a", "accept", "They match"), Key("escape", "close", "Not now", main=True))
-
-    def action_accept(self) -> None:
         self.dismiss(True)
 
 

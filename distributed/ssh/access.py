@@ -24,7 +24,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, resolve
+from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, demands_of, resolve
 from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, Trust
 from distributed.ssh.errors import (
     NoKeyAccepted,
@@ -92,6 +92,8 @@ class AccessReport:
     """Whether :func:`install_key` could install our key with a password."""
     command: str = ""
     """Command that authorises this computer when run on the machine; set where it accepts none of our keys."""
+    demands: tuple[str, ...] = ()
+    """What the user must approve before the SSH configuration is used that a hosts file names, in sentences."""
     unknown_key: HostKeyInfo | None = field(default=None, repr=False)
     """Host key for the user to compare, at the first contact with this machine or a jump host before it."""
 
@@ -163,6 +165,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",
         command=_own_command() if isinstance(ssh, NoKeyAccepted) and not (through or ssh.mendable) else "",
         password_possible=isinstance(ssh, NoKeyAccepted) and ssh.password_possible and not through,
+        demands=tuple(demands_of(target.config_file)) if target.from_hosts_file and host is None else (),
         unknown_key=ssh.key if isinstance(ssh, UnknownHostKey) else None,
     )
 

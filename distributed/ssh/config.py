@@ -328,6 +328,15 @@ def commands_in(config: str) -> list[str]:
     return commands
 
 
+def demands_of(config: str) -> list[str]:
+    """Return what a user approves with a configuration that a hosts file names; empty if it is accepted."""
+    if accepted(config):
+        return []
+    since = " and has changed since it was approved" if accepted_before(config) else ""
+    named = f"it names the SSH configuration {config}, which says how this computer connects{since}"
+    return [named, *(f"that configuration runs: {command}" for command in commands_in(config))]
+
+
 def accept(config: str) -> None:
     """Accept a configuration: the user has named the hosts file that names it, or approved its content."""
     if config and not _is_user_config(config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from textual import events
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.shell.dialogs import ChoiceDialog, QuestionDialog, TrustDialog
+from app.screens.machines import TrustDialog
+from app.shell.dialogs import ChoiceDialog, QuestionDialog
 from app.shell.row_table import RowTable
 from app.wizard.state import actions as do
-from app.wizard.state.state import Step
+from app.wizard.state.state import Step, TaskKind
 from tests.screens.pilot import fixed_clock, run, text, until_text
-from tests.screens.states import FINGERPRINT, HOSTILE, at
+from tests.screens.states import FINGERPRINT, HOSTILE, STUDIO, at
+from tests.wizard.fake_services import refused
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +34,20 @@ def test_enter_again_and_again_trusts_nobody_and_a_key_of_its_own_does() -> None
         assert not any(done.rule.__name__ == "trust_key" for done in steering.done)
         await pilot.press("a")
         assert steering.done[-1] == do.trust_key("SHA256:studio", FINGERPRINT)
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_an_ssh_configuration_is_used_after_its_commands_were_shown_and_accepted() -> None:
+    steering, runs = at(Step.ACCESS), "that configuration runs: ProxyCommand evil"
+    report = replace(refused(STUDIO, "ssh_config"), demands=(runs,))
+    steering.state = steering.state.putting(TaskKind.ACCESS, STUDIO.key, value=report)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press(*TO_THE_NEW_ONE, "enter")
+        await until_text(pilot, runs)
+        await pilot.press("enter", "enter", "a")
+        assert steering.done == [do.approve(STUDIO.key)]
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 

@@ -192,6 +192,10 @@ class FakeServices:
             return let_in(machine)
         return report
 
+    def approve(self, machine: MachineRow) -> None:
+        self.note(f"approve {machine.name}")
+        del self.access[machine.name]
+
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
         self.note(f"install {machine.name}")
         if self.passwords.get(machine.name) != password:

@@ -93,6 +93,13 @@ def test_a_stranger_is_compared_and_a_password_given() -> None:
     assert len(services.requests[-1].machines) == 3
 
 
+def test_an_ssh_configuration_is_approved_where_it_is_needed() -> None:
+    services = FakeServices(access={"anna": refused(ANNA, "ssh_config", demands=("that configuration runs: a",))})
+    person = ScriptedPerson(("Numbers", "2"), ("use it", "y"))
+    assert run_plain(services, ask=person) == 0
+    assert person.said("that configuration runs: a") and "approve anna" in services.asked
+
+
 class OfUsers(FakeServices):
     """Only ada may log in on anna."""
 

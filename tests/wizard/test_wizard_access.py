@@ -15,6 +15,7 @@ from app.wizard.services.outside import Outside
 from app.wizard.services.services import Services
 from app.wizard.state import actions as do
 from app.wizard.state.assessment import of_report
+from app.wizard.state.dependencies import blockers
 from app.wizard.state.records import Access, AccessNeed, ItemStatus, MachineRow
 from distributed.ssh.access import AccessReport
 from distributed.ssh.config import accept
@@ -90,6 +91,23 @@ def test_a_mended_server_turns_green_by_itself(lab: LightLab) -> None:
     finally:
         wizard.close()
         lab["off"].stop_sshd()
+
+
+def test_an_ssh_configuration_of_a_hosts_file_is_approved_at_the_machine(lab: LightLab, tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text(f'Match exec "touch {tmp_path}/ran"\nMatch all\nInclude {lab.ssh_config}\n')
+    wizard = at_access(replace(row("fine", config), key="box"))
+    try:
+        until_state(wizard, lambda state: state.access[0].need is AccessNeed.APPROVAL)
+        report = wizard.state.access[0].report
+        assert report is not None and any(f"touch {tmp_path}/ran" in line for line in report.demands)
+        assert blockers(wizard.state) == ("fine: approve its SSH configuration, or skip it",)
+        assert not (tmp_path / "ran").exists()
+        wizard.do(do.approve("box"))
+        until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
+        assert (tmp_path / "ran").exists()
+    finally:
+        wizard.close()
 
 
 @pytest.mark.lab

@@ -197,6 +197,10 @@ class PlainWizard:
             answers = {"y": accept, "yes": accept, "s": do.skip(row.key)}
             question = f"y: accept it, s: skip this machine, u {_USER}, Enter: try again"
             self._choose(question, answers, lambda answer: as_user(answer) or do.retry(row.key))
+        elif row.need is AccessNeed.APPROVAL:
+            self._say(row.report.demands if row.report is not None else ())
+            answers = {"y": do.approve(row.key), "yes": do.approve(row.key), "s": do.skip(row.key)}
+            self._choose("y: use it, s: skip this machine, Enter: try again", answers, lambda _: do.retry(row.key))
         elif password := self._ask.secret(f"Password of {row.place}, used once to install a key; Enter: none:"):
             self._wizard.give_password(row.key, password)
         else:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from distributed.measuring.link_figures import PairFigures
     from distributed.preparation import custom_code, prepare, provision
     from distributed.ssh import access
+    from distributed.ssh import config as ssh_config
     from distributed.ssh.access import AccessReport
     from profiles.schema import Profile
     from training.records import runs as run_list
@@ -58,7 +59,8 @@ else:  # loaded on first use: most load SSH, which the first screen does without
     hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")
     custom_code, prepare = lazy("distributed.preparation.custom_code"), lazy("distributed.preparation.prepare")
     provision = lazy("distributed.preparation.provision")
-    access, run_list = lazy("distributed.ssh.access"), lazy("training.records.runs")
+    access, ssh_config = lazy("distributed.ssh.access"), lazy("distributed.ssh.config")
+    run_list = lazy("training.records.runs")
 
 RUNS = 20
 
@@ -127,6 +129,10 @@ class Services:
         """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``."""
         self._trusted = tuple(trusted)
         return self.outside.check_access(machines.target_of(machine), machines.trust_in(trusted))
+
+    def approve(self, machine: MachineRow) -> None:
+        """Use the SSH configuration that the machine's hosts file names, as long as it stays the same."""
+        ssh_config.accept(machine.ssh_config)
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
         """Install our SSH key with the password, and return the report of a login with the key alone."""

@@ -215,6 +215,15 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
 
 
 @action
+def approve(state: State, key: str) -> State:
+    """Use the SSH configuration that the machine's hosts file names: the user has seen what it can run here."""
+    row = state.access_of(key)
+    if row is None or row.need is not AccessNeed.APPROVAL:
+        return state.noting("this machine needs no approval")
+    return state.ordering(TaskKind.APPROVAL, key)
+
+
+@action
 def set_user(state: State, key: str, user: str) -> State:
     """Log in to a machine as another user."""
     user = user.strip()

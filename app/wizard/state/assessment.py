@@ -56,10 +56,13 @@ def of_report(report: AccessReport) -> Assessment:
         return Assessment(status=ItemStatus.OK, words="ok")
     need = Access("", report=report).need
     status = ItemStatus.FAILED if need is AccessNeed.NOTHING else ItemStatus.WARNING
-    return Assessment(status=status, words=_CAUSES.get(report.cause, ""), cause=report.problem, fix=_fix(report, need))
+    words = "not approved" if need is AccessNeed.APPROVAL else _CAUSES.get(report.cause, "")
+    return Assessment(status=status, words=words, cause=report.problem, fix=_fix(report, need))
 
 
 def _fix(report: AccessReport, need: AccessNeed) -> str:
+    if need is AccessNeed.APPROVAL:
+        return "see what it can run on this computer, then approve it"
     host, _, port = report.where.rpartition(":")
     if need is AccessNeed.PASSWORD:
         destination = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"

@@ -201,6 +201,7 @@ MEASURES = "copies code and data to {names} and measures the speed there"
 """What going on to Strategy, or to the Plan of a saved profile, does before the user confirms anything."""
 _ASKED = {
     AccessNeed.TRUST: "compare its fingerprint and trust it, or skip it",
+    AccessNeed.APPROVAL: "approve its SSH configuration, or skip it",
     AccessNeed.PASSWORD: "give its password once, or skip it",
 }
 

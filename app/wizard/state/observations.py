@@ -12,13 +12,21 @@ from typing import Any
 from app.wizard.state.assessment import of_pairs, of_report
 from app.wizard.state.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import FINE, Assessment, DataSummary, DiscoveredMachines, ItemStatus, MachineRow
+from app.wizard.state.records import (
+    FINE,
+    AccessNeed,
+    Assessment,
+    DataSummary,
+    DiscoveredMachines,
+    ItemStatus,
+    MachineRow,
+)
 from app.wizard.state.state import ServiceTask, StatePart, Step, TaskKind
 from app.wizard.state.state import WizardState as State
 from distributed.discovery.sightings import SightingOrigin
 
 _LONGEST_LOG = 400
-_PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
+_PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
 """Tasks without a part of their own: their results change other parts."""
 _SHOWN_LINES = 12
 
@@ -67,7 +75,7 @@ def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
         return _to_be_examined(noted)
     if task.kind is TaskKind.INTERVAL:
         return _as_before(noted)
-    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.SAVE):
+    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.SAVE):
         return noted
     kind = TaskKind.ACCESS if task.kind is TaskKind.INSTALL_KEY else task.kind
     return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix)
@@ -110,6 +118,8 @@ def done(state: State, task: ServiceTask, result: Any) -> State:
             return _with_result(state, access_task, result).noting(f"{row.name}: {words}")
         case TaskKind.INSTALL_KEY:
             return state
+        case TaskKind.APPROVAL:
+            return _to_be_contacted(state)
         case TaskKind.REPAIR:
             return _to_be_examined(state)
         case TaskKind.SAVE:
@@ -156,6 +166,15 @@ def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRo
     rows = _with_pinned(state.machines.rows, saved_rows)
     picked = tuple(next((row.key for row in rows if _is_same_machine(one, row)), one.key) for one in saved_rows)
     return replace(state, pinned=pinned, machines=replace(state.machines, rows=rows)).answering(picked=picked)
+
+
+def _to_be_contacted(state: State) -> State:
+    """Reset the log-ins that waited for an approval."""
+    for row in state.access:
+        if row.need is AccessNeed.APPROVAL:
+            fresh = replace(state.empty(TaskKind.ACCESS), inputs=inputs(state, TaskKind.ACCESS, row.key))
+            state = state.putting(TaskKind.ACCESS, row.key, state_part=fresh)
+    return state
 
 
 def _to_be_examined(state: State) -> State:

@@ -167,6 +167,8 @@ class AccessNeed(str, Enum):
     NOTHING = ""
     TRUST = "trust"
     """The host key is new: compare its fingerprint, then ``trust_key``."""
+    APPROVAL = "approval"
+    """Its hosts file names an SSH configuration, which can run programs here: see them, then ``approve``."""
     PASSWORD = "password"
     """None of our keys is accepted, but a password would be: ``Wizard.give_password``."""
 
@@ -186,7 +188,7 @@ class Access(AssessedRow):
         if report.unknown_key is not None:
             return AccessNeed.TRUST
         asks = report.password_possible or report.cause == "password_refused"
-        return AccessNeed.PASSWORD if asks else AccessNeed.NOTHING
+        return AccessNeed.PASSWORD if asks else AccessNeed.APPROVAL if report.demands else AccessNeed.NOTHING
 
     @property
     def fingerprint(self) -> str:

@@ -96,6 +96,7 @@ class TaskKind(str, Enum):
     DOCTOR = "checking this computer"
     SAVED_MACHINES = "reading the profile's machines"
     ACCESS = "connecting to a machine"
+    APPROVAL = "approving an SSH configuration"
     INSTALL_KEY = "installing a key"
     CHECKS = "checking the machines"
     REPAIR = "installing packages"
