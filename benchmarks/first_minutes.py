@@ -1,11 +1,15 @@
-"""How long a new user waits: for the tour's first screen beside an empty cache, and from a clone to a trained demo.
+"""How long a new user waits: for the tour's first screen beside an empty cache, from a clone to a trained demo, and
+from a hosts file of three machines to the first step.
 
     .venv/bin/python benchmarks/first_minutes.py tour
     .venv/bin/python benchmarks/first_minutes.py demo
+    sudo .venv/bin/python benchmarks/first_minutes.py hosts
 
-Needs git, ``uvx``, and the internet for the packages. ``tour``, half a minute: a wheel of this tree is opened by
-``uvx`` with a cache of its own. ``demo``, about eight minutes: ``make setup`` and ``make demo`` in a fresh clone of the
-last commit, beside pip's cache. Three machines are not measured here.
+``tour`` and ``demo`` need git, ``uvx``, and the internet for the packages. ``tour``, half a minute: a wheel of this
+tree is opened by ``uvx`` with a cache of its own. ``demo``, about eight minutes: ``make setup`` and ``make demo`` in a
+fresh clone of the last commit, beside pip's cache. ``hosts``, some minutes: the guided set-up with three hosts of the
+lab, which have this Python, driven by keys; it counts the keys and the seconds of each step until it can be left. On
+Strategy the machines are measured, which copies and trains; the phases of the launch are listed by themselves.
 """
 
 from __future__ import annotations
@@ -18,12 +22,28 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+from textual.screen import Screen
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from app.cli.approval import read_hosts
+from app.run_view.figures import start_line
+from app.screens.app import WizardApp
+from app.wizard.engine import Wizard
+from app.wizard.services.services import Services
+from app.wizard.state.dependencies import blockers
+from app.wizard.state.state import Step, WizardState
+from tests.lab.lab import Lab
+from tests.screens.pilot import run, until
 from tests.screens.terminal import Terminal
+from training.records.run_folder import RunFolder
 
+PATIENCE = 900.0
+"""Most seconds for one step of the set-up."""
 FIRST = "What do you want to do?"
 
 
@@ -56,9 +76,42 @@ def demo(folder: Path) -> dict[str, float]:
     return {"clone": cloning, **{name: seconds_of("make", name, folder=clone) for name in ("setup", "demo")}}
 
 
+def hosts(folder: Path) -> dict[str, float]:
+    """Seconds of each step of the set-up, from its first screen to the first step of the run on three hosts."""
+    seconds, runs, keys = dict[str, float](), list[Path](), 0
+    with Lab("a", "b", "c") as lab:
+        read_hosts(lab.hosts_file, named=True, person=False)
+        wizard = Wizard(Services(output=folder / "output", hosts=lab.hosts_file))
+        app = WizardApp(wizard, dashboard=lambda path: (runs.append(path), Screen[None]())[1])
+        wizard.subscribe(app.changed)
+
+        async def drive(pilot: Pilot[Any]) -> None:
+            nonlocal keys
+            while not runs:
+                began, step = time.monotonic(), wizard.state.step
+                await until(pilot, lambda: runs or _is_free(wizard.state), PATIENCE)
+                seconds[step.value] = time.monotonic() - began
+                if not runs:
+                    keys += 1
+                    await pilot.press("n" if step is not Step.PLAN else "enter")
+                    await until(pilot, lambda step=step: wizard.state.step is not step, PATIENCE)
+
+        try:
+            run(app, drive)
+        finally:
+            wizard.close()
+        print(f"{keys} keys; phases of the launch: {start_line(RunFolder.open(runs[0]).events())}")
+    return seconds
+
+
+def _is_free(state: WizardState) -> bool:
+    """Whether the step can be left: three machines are picked, nothing is under way, and nothing is missing."""
+    return len(state.picked) == 3 and not (state.busy or state.step is Step.LAUNCH or blockers(state))
+
+
 def main() -> None:
     """Measure one of them, and print the seconds of its stages."""
-    kinds: dict[str, Callable[[Path], dict[str, float]]] = {"tour": tour, "demo": demo}
+    kinds: dict[str, Callable[[Path], dict[str, float]]] = {"tour": tour, "demo": demo, "hosts": hosts}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=kinds)
     kind = parser.parse_args().kind
