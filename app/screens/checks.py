@@ -23,7 +23,7 @@ from app.screens.step_screen import (
 )
 from app.shell.keys import Key
 from app.shell.link_map import drawn, legend
-from app.shell.text import MARGIN, TableColumn, TableRow, bar, join, literal, muted, widths
+from app.shell.text import MARGIN, TableColumn, TableRow, bar, join, literal, muted
 from app.wizard.state import actions
 from app.wizard.state.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.state.records import GOOD, UNSETTLED, Check, ItemStatus
@@ -106,8 +106,11 @@ class ChecksScreen(StepScreen):
         finding = self._finding(state, key)
         if finding is not None:
             failed = [] if check is None or check.key in state.under_repair else self._failed(state, check)
-            needed = [muted(f"needed: {finding.needed}")] if finding.needed else []
-            return [*needed, *cause_lines(of_finding(finding)), *(failed if finding.safe else ())]
+            is_cut = finding.needed and not self.shows_whole("needed", finding.needed)
+            needed = [muted(f"needed: {finding.needed}")] if is_cut else []
+            assessed = of_finding(finding)
+            found = replace(assessed, cause="") if self.shows_whole("seen", finding.seen) else assessed
+            return [*needed, *cause_lines(found), *(failed if finding.safe else ())]
         return cause_lines(check) if check is not None else ()
 
     def _failed(self, state: WizardState, check: Check) -> list[Content]:
@@ -214,11 +217,9 @@ class LinksScreen(StepScreen):
         if pair is None:
             return ()
         path, assessment = path_of(pair), of_pair(pair)
-        width = self.table.scrollable_content_region.width - MARGIN
-        path_width = widths(self.COLUMNS, self.rows(state), width).get("path", 0)
         warnings = [literal(text, "$text-warning") for text in warnings_of(pair)]
         causes = cause_lines(replace(assessment, cause="") if warnings else assessment)
-        return [*([muted(path)] if path_width < len(path) else []), *warnings, *causes]
+        return [*([] if self.shows_whole("path", path) else [muted(path)]), *warnings, *causes]
 
     def head(self, state: WizardState) -> Content:
         links = state.links

@@ -33,7 +33,7 @@ _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=Tru
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
 _LABEL = 11
-_SAVE_FIRST = "works once w has saved the profile"
+_SAVE_FIRST = "works after you save the profile with w"
 
 
 class PlanScreen(StepScreen):

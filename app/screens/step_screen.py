@@ -17,7 +17,7 @@ from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
-from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted, whole_width
+from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, join, literal, muted, whole_width, widths
 from app.wizard.engine import Wizard
 from app.wizard.state import actions
 from app.wizard.state.dependencies import blockers, busy_here
@@ -203,6 +203,11 @@ class StepScreen(BaseScreen):
             rows = [replace(row, detail=lines) if row.key == table.cursor and lines else row for row in rows]
         table.say_when_empty(self.empty(state))
         table.show(rows, columns=columns)
+
+    def shows_whole(self, column: str, text: str) -> bool:
+        """Whether the cells of a column are wide enough for a text."""
+        width = self.table.scrollable_content_region.width - MARGIN
+        return widths(self.columns(self.state), self.rows(self.state), width).get(column, 0) >= len(text)
 
     def map_lines(self, state: WizardState) -> list[Content]:
         """Return an empty line and the map of the links, where a large terminal has room for it."""

@@ -49,7 +49,7 @@ SENT: list[tuple[Step, list[str], Action | tuple[str, str]]] = [
     (Step.CHECKS, ["s"], do.skip("SHA256:studio")),
     (Step.LINKS, ["n"], do.go_on()),
     (Step.JOB, ["enter"], do.go_on()),
-    (Step.JOB, ["down", "enter", "down", "enter"], do.choose_profile("nanogpt")),
+    (Step.JOB, [*["down"] * 3, "enter", "down", "enter"], do.choose_profile("nanogpt")),
     (Step.JOB, ["down", "down", "enter", *"mine", "enter"], do.set_option("model", "mine")),
     (Step.JOB, [*["down"] * 5, "enter", "8", "enter"], do.set_option("batch_size", "8")),
     (Step.JOB, [*["down"] * 5, "d"], do.reset_option("batch_size")),

@@ -20,7 +20,7 @@ from app.screens.job import DATASET, GO
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
 from app.wizard.state.dependencies import blockers
-from app.wizard.state.records import DiscoveredMachines, ItemStatus
+from app.wizard.state.records import DiscoveredMachines, ItemStatus, JobForm
 from app.wizard.state.state import Step, TaskKind, WizardState
 from distributed.machine.link import HereConnection
 from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
@@ -128,6 +128,7 @@ def test_own_recordings_train_on_this_computer_after_nine_keys() -> None:
 
 def test_the_cursor_is_on_a_data_set_that_is_not_chosen() -> None:
     steering = at(Step.JOB)
+    steering.state = steering.state.putting(TaskKind.JOB, value=JobForm())
     steering.state = steering.state.putting(TaskKind.DATA, status=ItemStatus.FAILED, cause="no data set is chosen")
 
     async def drive(pilot: Pilot[Any]) -> None:

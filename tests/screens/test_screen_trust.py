@@ -138,7 +138,7 @@ def test_the_key_that_opened_a_screen_is_not_taken_twice_and_another_one_is() ->
     app = hasty(at(Step.JOB))
 
     async def drive(pilot: Pilot[Any]) -> None:
-        await pilot.press("down", "enter", "enter")
+        await pilot.press("down", "down", "down", "enter", "enter")
         assert isinstance(app.screen, ChoiceDialog)
         await pilot.press("down", "enter")
         assert isinstance(app.screen, ChoiceDialog)

@@ -73,7 +73,8 @@ FIX = "do what this long sentence says, which is the only way to mend it as far 
 )  # fmt: skip
 def test_what_went_wrong_stands_once_and_whole_at_80_columns(step: Step, kind: TaskKind) -> None:
     steering = at(step)
-    steering.state = steering.state.putting(kind, status=ItemStatus.FAILED, cause=CAUSE, fix=FIX)
+    failed = replace(steering.state.empty(kind), status=ItemStatus.FAILED, cause=CAUSE, fix=FIX)
+    steering.state = steering.state.putting(kind, state_part=failed)
     words = shown(steering)
     assert words.count(CAUSE) == 1 and words.count(FIX) == 1
 

@@ -69,14 +69,15 @@ ACTIONS = st.one_of(
     st.builds(do.add_machine, TEXT | st.just("ada@c")), st.builds(do.remove_machine, TEXT | st.just("ada@c")),
     st.builds(do.trust_key, KEYS, TEXT), st.builds(do.install_key, KEYS), st.builds(do.retry, KEYS),
     st.builds(do.skip, KEYS), st.builds(do.fix, KEYS), st.just(do.fix_all()), st.just(do.send_packages()),
-    st.builds(do.set_user, KEYS, TEXT),
+    st.builds(do.set_user, KEYS, TEXT), st.builds(do.approve, KEYS),
     st.builds(do.choose_profile, TEXT), st.builds(do.set_option, TEXT, TEXT), st.builds(do.reset_option, TEXT),
     st.builds(do.choose_strategy, st.integers(-2, 5)), st.builds(do.set_interval, st.integers(-5, 10**9)),
     st.builds(do.set_preference, TEXT | st.just("least-traffic")), st.builds(do.save_as, TEXT),
     st.just(do.save_only()), st.builds(do.confirm, another=st.booleans()), st.builds(do.drop, KEYS),
 )  # fmt: skip
 ROWS = st.lists(st.sampled_from([HERE, ANNA, BERT, replace(ANNA, aliases=("typed:ada@c",))]), unique_by=lambda r: r.key)
-REPORTS = st.sampled_from([let_in(ANNA), refused(ANNA), stranger(ANNA, "SHA256:x"), locked(ANNA)])
+UNAPPROVED = refused(ANNA, "ssh_config", demands=("that configuration runs: a",))
+REPORTS = st.sampled_from([let_in(ANNA), refused(ANNA), stranger(ANNA, "SHA256:x"), locked(ANNA), UNAPPROVED])
 PAIRS = [(), (pair("a", "b"),), (pair("a", "b", 9),), (PairFigures(source="a", target="b"),)]
 EXAMINED = st.dictionaries(st.sampled_from(["here", ANNA.key, BERT.key]), st.sampled_from([BROKEN, FINE]))
 FOUND = {
@@ -84,6 +85,7 @@ FOUND = {
     TaskKind.DOCTOR: st.just(()),
     TaskKind.SAVED_MACHINES: ROWS.map(tuple),
     TaskKind.ACCESS: REPORTS,
+    TaskKind.APPROVAL: st.none(),
     TaskKind.INSTALL_KEY: REPORTS,
     TaskKind.CHECKS: EXAMINED,
     TaskKind.REPAIR: st.none(),

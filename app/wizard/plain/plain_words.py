@@ -196,7 +196,7 @@ def plan_lines(state: WizardState) -> Iterator[str]:
     if plan.staying:
         yield f"  data: {plan.staying}"
     yield f"  saved as profile: {plan.profile}"
-    yield f"  command: {plan.command}{' (works once s has saved the profile)' if is_unsaved(state) else ''}"
+    yield f"  command: {plan.command}{' (works after you save the profile with s)' if is_unsaved(state) else ''}"
     yield "  (with --plan-only it starts nothing; with --try it really runs a few steps and saves nothing)"
     yield from (f"  network: {text}" for text in plan.network)
     yield from _trouble(plan_part, "  ")
