@@ -16,10 +16,7 @@ _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "soun
 _MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 FILE_URL = re.compile(r"file:(?://(?:localhost(?=/))?)?", re.IGNORECASE)
-SEARCHED = (
-    "paths are relative to the table's folder; looked for without quotes, file:// and %-codes, in capitals and small "
-    f"letters, with the endings of sounds, and in {', '.join(_INNER[:4])} and the like"
-)
+SEARCHED = f"recordings are looked for beside the table, and in {', '.join(_INNER[:4])} and the like there"
 """Hint of an error about a missing file."""
 
 

@@ -51,8 +51,6 @@ _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _CLIP_COLUMNS = ("id", "language", "duration")
 _LABEL = program("pseudo-label", "MODEL FOLDER --into DATASET")
 LABEL_HINT = f"set pseudo_share = 0, or write it with: {_LABEL}"
-_REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
-_MISSING = f"remove the line, or let 'prepare' make a data set without such lines; {SEARCHED}"
 _MIN_MILLISECONDS = 100.0  # of a clip, whose duration in seconds would be implausible
 _MAX_LISTED = 10  # remarks on patches that are logged individually
 
@@ -354,7 +352,7 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
-        raise BadInput(f"{row.location}, column {audio}: empty", _REPAIR)
+        raise BadInput(f"{row.location}, column {audio}: empty", _repair(row.table))
     path = resolve_path(row.table.parent, row.cells[audio])
     source = FileSource(path, is_written_absolute(row.cells[audio], path))
     identity = row.cells.get("id") or row.cells[audio]
@@ -388,12 +386,19 @@ def _check_duplicates(clips: Sequence[Clip], column: str, faults: Faults) -> Non
                 )
 
 
+def _repair(table: Path) -> str:
+    """Return the hint for lines of a table that cannot be used."""
+    return f"mend such lines, or leave them out: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
+
+
 def _check_complete(clips: Sequence[Clip], table: _TableClips) -> None:
     """Raise all errors of a table's lines."""
+    repair = _repair(table.faults.file)
     for clip in clips:
         with table.faults:
             if not clip.text and not says_silence(clip.columns):
-                raise BadInput(f"{clip.location}, column {table.text}: empty", _REPAIR)
+                raise BadInput(f"{clip.location}, column {table.text}: empty", repair)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
-                raise BadInput(f"{clip.location}, column {table.audio}: {clip.audio.path} is not there", _MISSING)
+                problem = f"{clip.location}, column {table.audio}: {clip.audio.path} is not there"
+                raise BadInput(problem, f"{repair}; {SEARCHED}")
     table.faults.raise_any()

@@ -77,8 +77,10 @@ def _fields_before_text(rows: list[list[str]]) -> str:
 
 
 def ljspeech_tables(folder: Path) -> list[Path]:
-    """Return the table of a folder in the form of LJSpeech, as a list; empty if there is none."""
-    for path in (folder / name for name in _LJSPEECH):
+    """Return the table of a folder in the form of LJSpeech, as a list: one of its usual names, or the only text file;
+    empty if there is none."""
+    texts = list(folder.glob("*.txt"))
+    for path in [*(folder / name for name in _LJSPEECH), *(texts if len(texts) == 1 else ())]:
         fields = _first_line(path).split("|")
         if len(fields) > 1 and not {field.strip().casefold() for field in fields}.intersection(COLUMNS):
             return [path]

@@ -53,7 +53,7 @@ def test_a_bad_table_starts_nothing(table: Path, text: str, words: str) -> None:
 def test_what_is_held_out_is_told_to_who_starts_the_run(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     table.write_text("id,audio_path,text\na,a.wav,one\nb,a.wav,two\n")
     distributed_train(TrainRequest("whisper-tiny-lora", {"dataset": "speech"}), FakeRun(training()))
-    assert "no validation split: 1 of 2 training clips are held out" in caplog.text
+    assert "no validation split: 1 of 2 training clips is held out" in caplog.text
 
 
 def test_what_was_moved_is_told_before_a_run_goes_on(table: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_line_without_its_recording_is_told_with_what_leaves_it_out(tmp_path: 
     write_csv(tmp_path / "train.csv", [*write_clips(tmp_path, 1), ("b", "b.wav", "two")])
     with pytest.raises(BadInput, match="b.wav is not there") as refused:
         read_speech(str(tmp_path))
-    assert "let 'prepare' make a data set without such lines" in refused.value.hint
+    assert "mend such lines, or leave them out: " in refused.value.hint
 
 
 @given(st.sets(st.text(), min_size=2, max_size=60))

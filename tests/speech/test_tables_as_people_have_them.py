@@ -306,4 +306,4 @@ def test_a_forgotten_transcript_is_told_with_what_leaves_it_out(tmp_path: Path) 
     write_csv(tmp_path / "train.csv", [rows[0], (rows[1][0], "")], "file_name,text")
     with pytest.raises(BadInput, match="line 3, column text: empty") as caught:
         read_speech(str(tmp_path))
-    assert "let 'prepare' make a data set without such lines" in caught.value.hint
+    assert "mend such lines, or leave them out: " in caught.value.hint

@@ -206,7 +206,7 @@ def _is_on_hub(name: str) -> bool:
 
 def _answer_of(kind: HubKind, name: str) -> BadInput | str:
     """Ask the hub for a name, unless ``HF_HUB_OFFLINE`` is set; see :data:`_answers`."""
-    unknown = f"{kind} {name} is not on this computer, and whether the hub has it could not be checked"
+    unknown = f"{kind} {name} is not on this computer, and could not be looked up on the hub"
     if _is_offline():
         return f"{unknown}: HF_HUB_OFFLINE is set"
     try:
@@ -220,7 +220,7 @@ def _answer_of(kind: HubKind, name: str) -> BadInput | str:
         if code == 403:
             hint = f"accept its terms at {_hub_address()}/{name}, and log in: hf auth login"
             return BadInput(f"the hub does not give {kind} {name} to you", hint, option=option)
-        return f"{unknown}: {f'it answered {code}' if code else 'it cannot be reached'}"
+        return f"{unknown}, which {f'answered {code}' if code else 'cannot be reached'}"
     return ""
 
 

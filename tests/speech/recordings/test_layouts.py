@@ -36,6 +36,13 @@ def test_ljspeech(table: str, tmp_path: Path) -> None:
     assert second.exclusion and second.exclusion.reason is ExclusionReason.NOT_THERE
 
 
+def test_the_only_text_file_of_a_folder_may_list_its_recordings(tmp_path: Path) -> None:
+    write_tone(tmp_path / "1.wav")
+    written(tmp_path / "my list.txt", "1.wav| open the door")
+    (recording,) = read(tmp_path, "ljspeech")
+    assert recording.text == "open the door" and recording.exclusion is None
+
+
 def test_a_list_of_files_with_speakers(tmp_path: Path) -> None:
     write_tone(tmp_path / "wavs/a.wav")
     written(tmp_path / "metadata.csv", "wavs/a.wav|7|hello there")

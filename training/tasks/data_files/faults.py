@@ -13,7 +13,8 @@ class Faults:
     """Collects the errors of one file, to raise all of them at once: wrap fallible code in ``with faults:``."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._errors = file, list[BadInput]()
+        self.file = file
+        self._errors = list[BadInput]()
 
     def __enter__(self) -> None:
         pass
@@ -38,8 +39,8 @@ class Faults:
         first_error, *others = self._errors
         messages = [
             first_error.message,
-            *(error.message.removeprefix(f"{self._file}, ") for error in others[: _SHOWN - 1]),
+            *(error.message.removeprefix(f"{self.file}, ") for error in others[: _SHOWN - 1]),
         ]
         unnamed = [f"and {len(self._errors) - _SHOWN} more"] if len(self._errors) > _SHOWN else []
-        hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
+        hints = dict.fromkeys(part for error in self._errors for part in error.hint.split("; ") if part)
         raise BadInput("; ".join(messages + unnamed), "; ".join(hints)) from first_error
