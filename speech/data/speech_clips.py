@@ -115,7 +115,9 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     ranked = sorted(train, key=lambda clip: id_hash(clip.id))
     held = {clip.id for clip in ranked[: held_out_count(len(train))]}
     verb = "is" if len(held) == 1 else "are"
-    warn_once(f"no validation split: {len(held)} of {len(train)} training clips {verb} held out to evaluate on")
+    logger.warning(
+        "no validation split: %d of %d training clips %s held out to evaluate on", len(held), len(train), verb
+    )
     remaining = [clip for clip in train if clip.id not in held]
     return {**splits, "train": remaining, "validation": [clip for clip in train if clip.id in held]}
 

@@ -224,7 +224,7 @@ def test_a_missing_file_says_how_it_was_looked_for(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [("a", "no%20file.wav", "hello")])
     with pytest.raises(BadInput, match="no%20file.wav is not there") as caught:
         read_speech(str(tmp_path))
-    assert "without quotes, file:// and %-codes" in caught.value.hint
+    assert "looked for beside the table, and in clips, wavs" in caught.value.hint
 
 
 def test_of_two_files_that_differ_in_case_none_is_guessed(tmp_path: Path) -> None:
