@@ -18,6 +18,7 @@ from app.task_results import results_of
 from distributed.planning.run_time import plan_stages_text
 from profiles.declarations import trait_of
 from profiles.errors import counted
+from profiles.installation import GROUPED_NAMES
 from profiles.quantities import duration_text
 from training.numerics.schedule import ends_in_warm_up
 from training.records.attempts import starting_seconds_in
@@ -138,6 +139,8 @@ def rerun_line(metadata: RunMetadata, current_folder: Path | None = None) -> str
     program, *words = metadata.command or [""]
     if Path(program).name not in _PROGRAMS:
         return ""
+    if not program.endswith(".py"):
+        words[:1] = GROUPED_NAMES.get("".join(words[:1]), tuple(words[:1]))
     line = shlex.join([*(["python3"] if program.endswith(".py") else []), program, *words])
     is_here = not metadata.folder or metadata.folder == str(current_folder)
     return line if is_here else f"cd {shlex.quote(metadata.folder)} && {line}"

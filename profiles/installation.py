@@ -50,7 +50,8 @@ def program_words() -> list[str]:
     return ["python3", relative_path(TOP / _SCRIPT)] if IS_CHECKOUT else ["muster"]
 
 
-_GROUPED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
+GROUPED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
+"""Commands as the help of the installed program lists them, by the names that the script of a checkout has."""
 
 
 def command_words(*words: str) -> list[str]:
@@ -58,7 +59,7 @@ def command_words(*words: str) -> list[str]:
     keeps the names that always worked."""
     program, command = program_words(), words[:1]
     is_script = program[-1].endswith(_SCRIPT)
-    return [*program, *(command if is_script else _GROUPED_NAMES.get("".join(command), command)), *words[1:]]
+    return [*program, *(command if is_script else GROUPED_NAMES.get("".join(command), command)), *words[1:]]
 
 
 def command_line(*words: str) -> str:

@@ -16,8 +16,8 @@ _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "soun
 _MAX_DEPTH = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 FILE_URL = re.compile(r"file:(?://(?:localhost(?=/))?)?", re.IGNORECASE)
-SEARCHED = f"recordings are looked for beside the table, and in {', '.join(_INNER[:4])} and the like there"
-"""Hint of an error about a missing file."""
+SEARCHED = f"neither as it is written nor in {', '.join(_INNER[:4])} or the like"
+"""Where a missing file was looked for, beside its table."""
 
 
 def resolve_path(folder: Path, cell: str) -> Path:

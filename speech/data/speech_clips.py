@@ -190,6 +190,11 @@ def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
     return next((cells[name] for name in names if cells.get(name)), "")
 
 
+def repair_hint(table: Path) -> str:
+    """Return what to do about lines of a table that cannot be used."""
+    return f"mend such lines, or leave them out: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
+
+
 def says_silence(columns: Mapping[str, str]) -> bool:
     """Whether a clip's columns mark it as having no speech."""
     return columns.get(SILENCE, "").lower() in ("yes", "true", "1")

@@ -39,6 +39,7 @@ from speech.data.speech_clips import (
     SpeechSplits,
     find_text_column,
     hold_out,
+    repair_hint,
     says_silence,
     warn_once,
 )
@@ -352,7 +353,7 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
-        raise BadInput(f"{row.location}, column {audio}: empty", _repair(row.table))
+        raise BadInput(f"{row.location}, column {audio}: empty", repair_hint(row.table))
     path = resolve_path(row.table.parent, row.cells[audio])
     source = FileSource(path, is_written_absolute(row.cells[audio], path))
     identity = row.cells.get("id") or row.cells[audio]
@@ -386,19 +387,14 @@ def _check_duplicates(clips: Sequence[Clip], column: str, faults: Faults) -> Non
                 )
 
 
-def _repair(table: Path) -> str:
-    """Return the hint for lines of a table that cannot be used."""
-    return f"mend such lines, or leave them out: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
-
-
 def _check_complete(clips: Sequence[Clip], table: _TableClips) -> None:
     """Raise all errors of a table's lines."""
-    repair = _repair(table.faults.file)
+    repair = repair_hint(table.faults.file)
     for clip in clips:
         with table.faults:
             if not clip.text and not says_silence(clip.columns):
                 raise BadInput(f"{clip.location}, column {table.text}: empty", repair)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
-                problem = f"{clip.location}, column {table.audio}: {clip.audio.path} is not there"
-                raise BadInput(problem, f"{repair}; {SEARCHED}")
+                problem = f"{clip.location}, column {table.audio}: {clip.audio.path} is not there, {SEARCHED}"
+                raise BadInput(problem, repair)
     table.faults.raise_any()

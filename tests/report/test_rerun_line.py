@@ -25,7 +25,7 @@ LINE = "python3 cli_typer.py distributed-train demo --hosts 'my hosts.json'"
         (STARTED, f"cd /home/ada/muster && {LINE}"),
         (STARTED.model_copy(update={"folder": ""}), LINE),
         (
-            STARTED.model_copy(update={"command": ["muster", "train", "demo"], "folder": "/a b"}),
+            STARTED.model_copy(update={"command": ["muster", "distributed-train", "demo"], "folder": "/a b"}),
             "cd '/a b' && muster train demo",
         ),
         (STARTED.model_copy(update={"command": []}), ""),

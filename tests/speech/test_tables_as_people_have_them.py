@@ -222,9 +222,8 @@ def test_a_url_of_a_file_elsewhere_is_an_absolute_path(tmp_path: Path) -> None:
 
 def test_a_missing_file_says_how_it_was_looked_for(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [("a", "no%20file.wav", "hello")])
-    with pytest.raises(BadInput, match="no%20file.wav is not there") as caught:
+    with pytest.raises(BadInput, match="no%20file.wav is not there, neither as it is written nor in clips, wavs"):
         read_speech(str(tmp_path))
-    assert "looked for beside the table, and in clips, wavs" in caught.value.hint
 
 
 def test_of_two_files_that_differ_in_case_none_is_guessed(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_run_that_lies_in_its_warm_up_is_warned_of() -> None:
     begun = RunEvent(status="running", total_steps=4)
     assert Told(warmup_steps=50)(begun) == [
         "[0 s] training of 4 steps",
-        "[0 s] warning: all of its 4 steps are in the warm-up of 50: the learning rate reaches 8% of its peak; set "
+        "[0 s] warning: all of its 4 steps are in the warm-up of 50: the learning rate reaches 8.0 % of its peak; set "
         "warmup_steps to 0.1, a tenth of the run, or raise epochs",
     ]
     assert Told(warmup_steps=0.1)(begun, begun) == ["[0 s] training of 4 steps"]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.optimisation import TrainingSettings
+from profiles.quantities import share_text
 from profiles.schema import Profile
 from training.numerics.schedule import (
     AskedRule,
@@ -94,9 +95,9 @@ def test_a_run_that_ends_in_its_warm_up_is_told(steps: int, told: bool) -> None:
     said = ends_in_warm_up(steps, TUNED)
     assert bool(said) is told
     if steps == 9:
-        assert "18% of its peak" in said
+        assert "18 % of its peak" in said
     if told:
-        assert f"reaches {learning_rate_at(steps - 1, steps, 50, 'linear', 1.0):.0%}" in said
+        assert f"reaches {share_text(learning_rate_at(steps - 1, steps, 50, 'linear', 1.0))}" in said
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from profiles.quantities import share_text
+
 if TYPE_CHECKING:
     from profiles.optimisation import TrainingSettings
     from profiles.schema import Profile
@@ -70,7 +72,7 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
         return ""
     its = "its only step is" if steps == 1 else f"all of its {steps} steps are"
     extent = f"{its} in the warm-up of {warmup_steps}"
-    reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
+    reached = f"the learning rate reaches {share_text(steps / warmup_steps)} of its peak"
     return f"{extent}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
 
 

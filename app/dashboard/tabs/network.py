@@ -73,7 +73,8 @@ class NetworkPane(Pane):
         yield RowTable(COLUMNS, id="syncs")
 
     def draw(self, picture: Picture) -> None:
-        self.query_one("#sums", Words).show(Content("\n").join([*sums(picture), *advice(picture)]))
+        lines = [] if picture.expected == 1 else [*sums(picture), *advice(picture)]  # the table says why there are none
+        self.query_one("#sums", Words).show(Content("\n").join(lines))
         shown, words = self.query_one("#map", Words), link_map(picture, *self.size, app_of(self).ascii_only)
         shown.display = bool(words)
         shown.show(words)

@@ -42,5 +42,5 @@ class Faults:
             *(error.message.removeprefix(f"{self.file}, ") for error in others[: _SHOWN - 1]),
         ]
         unnamed = [f"and {len(self._errors) - _SHOWN} more"] if len(self._errors) > _SHOWN else []
-        hints = dict.fromkeys(part for error in self._errors for part in error.hint.split("; ") if part)
+        hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
         raise BadInput("; ".join(messages + unnamed), "; ".join(hints)) from first_error
