@@ -173,7 +173,7 @@ def facts(plan: PlanPreview, width: int, unsaved: bool) -> list[Content]:
         unsaved: whether its command does not work yet.
     """
     rows = [
-        ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
+        ("copies", f"up to {bytes_text(plan.bytes_to_copy)}: only what is missing" if plan.bytes_to_copy else "", ""),
         ("time", _time(plan), ""),
         *[("encrypted", f"{StatusMark.OK.symbol} {text}", StatusMark.OK.style) for text in plan.encrypted],
         *[("plaintext", f"{StatusMark.WARNING.symbol} {text}", StatusMark.WARNING.style) for text in plan.in_clear],

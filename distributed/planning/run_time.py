@@ -120,7 +120,7 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
         if 0 < after < _NOTICEABLE_RATIO * seconds:
             words.append(f"After {duration_text(after)} it is where {alone} would end.")
         elif _NOTICEABLE_RATIO * after > seconds:
-            words.append(f"It learns less than {alone} would; to learn as much it takes {duration_text(after)}.")
+            words.append(f"Only after {duration_text(after)} would it be where {alone} would end.")
     if candidate.loss_increase:
         words.append(f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
     return " ".join(words)

@@ -14,8 +14,8 @@ def aligned_texts(reference: str, hypothesis: str, fold: Callable[[str], str] = 
     from jiwer import process_words  # 0.2 s
 
     reference_words, hypothesis_words = reference.split(), hypothesis.split()
-    folded = (" ".join(map(fold, words)) for words in (reference_words, hypothesis_words))
-    alignment = process_words(*([text] for text in folded))
+    meant, written = (" ".join(map(fold, words)) for words in (reference_words, hypothesis_words))
+    alignment = process_words([meant], [written])
     pairs = list[tuple[str, str]]()
     for chunk in alignment.alignments[0]:
         left = reference_words[chunk.ref_start_idx : chunk.ref_end_idx]
