@@ -35,6 +35,7 @@ class EvaluationRequest:
     timestamps: bool | None
     mixed_precision: str
     device: str
+    workers: int
     as_json: bool
 
 

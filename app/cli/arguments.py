@@ -66,6 +66,9 @@ ProfileName = Annotated[
 Setting = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
 ]
+Together = Annotated[
+    int, typer.Option("--local", min=1, metavar="N", help="Let N workers of this machine hold the model together.")
+]
 ModelReference = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model folder, run id, or profile (its newest run with a model).")
 ]

@@ -44,7 +44,8 @@ def evaluate(request: EvaluationRequest) -> ExitCode:
     if predictions is not None:
         check_writable(predictions.parent, "--predictions")
     decoding = {"language": request.language, "prompt": request.prompt, "timestamps": request.timestamps}
-    options = {"device": request.device, "mixed_precision": request.mixed_precision, **decoding}
+    options: dict[str, Any] = {"device": request.device, "mixed_precision": request.mixed_precision, **decoding}
+    options["workers"] = request.workers
     measured = _measured(request.model, dataset, split, **options)
     if predictions is not None:
         write_predictions(predictions, measured.predictions, 0o644)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import OUTPUT, Device, Json, Language, Output, Prompt, Timestamps
+from app.cli.arguments import OUTPUT, Device, Json, Language, Output, Prompt, Timestamps, Together
 from app.cli.model.serve import loaded
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
@@ -46,6 +46,7 @@ def transcribe(
     prompt: Prompt = "",
     timestamps: Timestamps = None,
     device: Device = "auto",
+    local: Together = 1,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -69,6 +70,7 @@ def transcribe(
         recordings = [sound] if sound else files or []
         folder = TranscriptFolder(out, recordings, chosen, overwrite) if out else None
         options: dict[str, Any] = {"language": language, "prompt": prompt, "timestamps": timestamps}
+        options["workers"] = local
         options["prefer_timestamps"] = bool({*chosen} - {"txt"})
         answers = []
         for number, name in enumerate(models):

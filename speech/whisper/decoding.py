@@ -22,10 +22,12 @@ import torch
 from torch import nn
 from transformers import LogitsProcessor
 
-from profiles.schema import ModelSettings
+from profiles.optimisation import TrainingSettings
+from profiles.schema import ModelSettings, Profile
 from speech.data.sound_file import Samples
 from speech.whisper.model import TIMESTAMP_STEP, WhisperModelWrapper
 from training.hardware.device import evaluating, select_device
+from training.inference.in_use import model_for
 
 _MARGIN = 8  # minimum tokens beyond the longest transcript; else half of its length
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
@@ -47,20 +49,31 @@ class Transcriber:
     Args:
         folder: the model's folder or hub name.
         language: name or code; empty: the model's default; ``auto``: detected.
+        workers: of this machine, which hold the model together.
 
     Raises:
         BadInput: the model cannot be used, or does not support the language.
     """
 
-    def __init__(self, folder: str | Path, device: str = "auto", language: str = "") -> None:
-        self.wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), language=language))
+    def __init__(self, folder: str | Path, device: str = "auto", language: str = "", workers: int = 1) -> None:
+        model = ModelSettings(model_path=str(folder), language=language)
+        training = TrainingSettings(device=device, mixed_precision="off")
+        self._profile, self._workers = Profile(name="transcribe", model=model, training=training), workers
+        self.wrapper = WhisperModelWrapper(model)
         self.language = self.wrapper.default_language
         """Language code; empty if it is to be detected."""
-        self.device = select_device(device)
+        self._kind = device
 
     @cached_property
     def model(self) -> nn.Module:
-        return self.wrapper.build().eval().to(self.device)
+        if self._workers == 1:
+            return self.wrapper.build().eval().to(select_device(self._kind))
+        return model_for(self, self._profile, self._workers)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the model, or of its last stage."""
+        return next(self.model.parameters()).device
 
     @torch.no_grad()
     def encode(self, pieces: Sequence[Samples]) -> Any:

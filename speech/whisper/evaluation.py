@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from profiles.optimisation import EvaluationSettings
+from profiles.optimisation import EvaluationSettings, TrainingSettings
 from profiles.schema import DataSettings, ModelSettings, Profile
 from speech.data.speech_dataset import clips_of_split, split_to_evaluate
 from speech.whisper.samples import SpeechData
 from speech.whisper.task import WhisperTask
-from training.hardware.device import Precision, move, select_device, select_precision
+from training.hardware.device import Precision, move
+from training.inference.in_use import model_in_use
 from training.tasks.base import Answer, Progress
 from training.tasks.outputs.predictions import Prediction
 
@@ -45,6 +46,7 @@ def evaluate_model(
     prompt: str = "",
     timestamps: bool | None = None,
     mixed_precision: str = "off",
+    workers: int = 1,
     progress: Progress = lambda phase, done, total: None,
 ) -> EvaluationResult:
     """Evaluate a model on one split: by default ``test``, or all of a single table.
@@ -59,6 +61,8 @@ def evaluate_model(
     ``mixed_precision`` is that of training. A run evaluates in its training precision; by default fp32 is used here.
     ``auto`` reproduces the figures of a run, except for adapters, which are merged in the saved model.
 
+    ``workers``: of this machine, which hold the model together.
+
     The validation split of a data set without one is the set of clips held out by training.
 
     Raises:
@@ -68,6 +72,7 @@ def evaluate_model(
         name="evaluate",
         model=ModelSettings(model_path=str(model_dir), language=language),
         data=DataSettings(dataset_path=dataset, text_column=text_column, cache_dir=cache_dir),
+        training=TrainingSettings(device=device, mixed_precision=mixed_precision),
         evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
     )
     task = WhisperTask(profile)
@@ -75,13 +80,11 @@ def evaluate_model(
     split = split_to_evaluate(dataset, split)
     clips = clips_of_split(dataset, split, text_column)[: max_samples or None]
     data = task.prepare_split(split, clips, progress)
-    model = task.wrapper.build().eval()
-    task.ensure_language(model, data)
-    target = select_device(device)
-    precision = Precision(select_precision(mixed_precision, target, task.bf16_is_faster), target)
-    sums, answers = _sum_over(
-        task, model.to(target), data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
-    )
+    with model_in_use(task, profile, workers, task.wrapper.build) as (model, precision):
+        task.ensure_language(model, data)
+        sums, answers = _sum_over(
+            task, model, data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
+        )
     metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
     return EvaluationResult(metrics, task.predictions_of(data, answers), precision.name)
 

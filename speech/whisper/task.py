@@ -226,7 +226,8 @@ class WhisperTask(Task):
         return model
 
     def build_stage(self, stages: StageMaker) -> nn.Module:
-        if not (self.default_language or all(self.train.languages)):
+        train = getattr(self, "train", None)  # nothing, where a trained model is only used
+        if train is not None and not (self.default_language or all(train.languages)):
             raise BadInput("no stage of a model can tell the language", "set language, or add a column 'language'")
         return self.wrapper.build_stage(stages)
 
@@ -246,6 +247,7 @@ class WhisperTask(Task):
         if self.default_language or all(data.languages):
             return
         clips = torch.from_numpy(np.stack([data.store[i] for i in data.positions[:_DETECTION_CLIPS]]))
+        clips = clips.to(next(model.parameters()).device)
         with evaluating(model), torch.no_grad():
             votes = Counter(self.wrapper.detect_languages(model, self.wrapper.encode_audio(model, clips)))
         self.default_language = votes.most_common(1)[0][0]

@@ -60,6 +60,8 @@ class TranscriptionOptions:
     prefer_timestamps: bool = False
     """With ``timestamps = None``: generate them for all recordings, if supported."""
     max_new_tokens: int = 440
+    workers: int = 1
+    """Of this machine, which hold the model together."""
 
 
 def load_transcriber(
@@ -155,7 +157,7 @@ class _WindowTranscriber(Transcriber):
     """Transcribes windows of several recordings in batches."""
 
     def __init__(self, model_dir: str | Path, device: str, options: TranscriptionOptions) -> None:
-        super().__init__(model_dir, device, options.language)
+        super().__init__(model_dir, device, options.language, options.workers)
         self.wrapper.configure_generation(options.prompt, options.timestamps)
         self.options = options
         self.model.eval()  # loads the model, so that errors are raised here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from tests.layouts.families import BLOCKS, LENGTH, WORDS, architecture, config
 from tests.layouts.pipeline_runs import PRECISION, QueueCarrier, queue_carriers, side_by_side
+from tests.layouts.staged_records import tied_llama
+from training.inference.generation import Sampling, TextGenerator
+from training.inference.text_evaluation import evaluate_text
 from training.layouts.decode import follow, leading, new_cache
 from training.layouts.stages.pretrained_stage import build_stage
 from training.layouts.stages.stage import Cut
@@ -88,3 +92,16 @@ def test_an_encoder_is_computed_once_for_all_tokens(bounds: Sequence[int]) -> No
     assert torch.equal(tokens, expected)
     encoded, hidden = 4 * 2 * 10 * 32, 4 * 2 * 32 * NEW
     assert max(carrier.traffic.bytes_sent for carrier in carriers[:-1]) < 2 * encoded + hidden + 2000
+
+
+@pytest.mark.slow
+def test_workers_that_hold_a_model_together_write_and_measure_what_one_does(tmp_path: Path) -> None:
+    options = tied_llama(tmp_path, 3, 40)
+    model, data = options["model_path"], options["dataset_path"]
+    texts, losses = [], []
+    for workers in (1, 2):
+        writer = TextGenerator(model, "cpu", workers=workers)
+        texts.append("".join(writer.generate(writer.exact_prompt("the quick"), Sampling(12))))
+        losses.append(evaluate_text(model, str(data), "validation", "cpu", workers=workers).metrics["loss"])
+    assert texts[0] == texts[1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

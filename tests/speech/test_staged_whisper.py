@@ -12,8 +12,10 @@ import torch
 from tiny_speech import tiny_whisper
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from profiles.errors import BadInput
+from app.cli.main import main
+from profiles.errors import BadInput, MusterError
 from profiles.files.resolve import profile_from_options
+from speech.whisper.evaluation import evaluate_model
 from speech.whisper.task import WhisperTask
 from tests.layouts.staged_records import agree, assert_same_weights, plan_of, trained
 from training.layouts.parts import join_parts
@@ -27,7 +29,7 @@ from training.tasks.outputs.predictions import FOLDER, NAME
 def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
     """A Whisper of two blocks in the encoder and three in the decoder, without dropout, and what it learns from."""
     folder = tiny_whisper(tmp_path / "whisper")
-    config = WhisperConfig.from_pretrained(folder, encoder_layers=2, decoder_layers=3, dropout=0.0)
+    config = WhisperConfig.from_pretrained(folder, encoder_layers=2, decoder_layers=3, dropout=0.0, init_std=0.1)
     torch.manual_seed(0)
     WhisperForConditionalGeneration(config).save_pretrained(folder)
     return {
@@ -77,3 +79,27 @@ def test_adapters_of_all_stages_become_one_folder(options: dict[str, Any], tmp_p
 def test_students_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="layout = pipeline cannot train students"):
         plan_of(2, **options, student_layers=1, teacher_path="teacher")
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
+    """Return the document that a command writes."""
+    main([*map(str, words), "--device", "cpu", "--json"])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+@pytest.mark.slow
+def test_a_command_uses_it_as_a_whole_one(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = options["model_path"], options["dataset_path"]
+    evaluate = ("evaluate", model, data, "--split", "validation")
+    whole, staged = answered(capsys, *evaluate), answered(capsys, *evaluate, "--local", "2")
+    assert staged["metrics"] == pytest.approx(whole["metrics"], rel=1e-6)
+    assert staged["breakdown"] == whole["breakdown"]
+    transcribe = ("transcribe", model, data / "audio/clip1.wav", "--language", "en")
+    assert answered(capsys, *transcribe, "--local", "2") == answered(capsys, *transcribe)
+
+
+@pytest.mark.slow
+def test_what_a_worker_cannot_do_is_told(options: dict[str, Any]) -> None:
+    with pytest.raises(MusterError, match="a model of 5 blocks cannot lie on 6 devices"):
+        evaluate_model(options["model_path"], str(options["dataset_path"]), "validation", "cpu", workers=6)

@@ -13,11 +13,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput
 from tests.tasks.tiny_tasks import ProfileMaker, byte_tokenizer, learn, silent
+from training.inference.generation import Sampling, TextGenerator, _Pieces
+from training.inference.text_evaluation import evaluate_text
 from training.tasks.text.causal_lm import CausalLMTask
 from training.tasks.text.chat_template import PLAIN_TEMPLATE, renderer_of
 from training.tasks.text.conversations import ChatTokens
-from training.tasks.text.generation import Sampling, TextGenerator, _Pieces
-from training.tasks.text.text_evaluation import evaluate_text
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "b"}]
 

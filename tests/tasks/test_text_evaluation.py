@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from app.cli.main import main
 from profiles.errors import BadInput, ExitCode
 from tests.tasks.tiny_tasks import byte_tokenizer
+from training.inference.text_evaluation import evaluate_text
 from training.records.model_folders import is_language_model
-from training.tasks.text.text_evaluation import evaluate_text
 
 VOCABULARY = 258
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -85,14 +85,22 @@ class GroupCarrier(Carrier):
         group: of the member's devices.
         ranks: rank in the group of each stage.
         names: of the machines, by stage.
+        release: closes what the group was made with.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ranks: Sequence[int],
+        names: Sequence[str],
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(list(ranks).index(group.rank()), names)
-        self._group, self._ranks = group, tuple(ranks)
+        self._group, self._ranks, self._release = group, tuple(ranks), release
 
     def close(self) -> None:
         self._group.shutdown()
+        self._release()
 
     def _send(self, stage: int, data: torch.Tensor) -> PendingSend:
         return _GroupSend(self._group.send([data], self._ranks[stage], 0), data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,20 @@ class StagedModel(Layout):
             return SampleOutput(loss=self._task.metrics(self.answer(batch, False)[0]).get("loss"))
         return SampleOutput(*self._of_leader(lambda: self._task.sample_output(self.model, batch)))
 
+    def leading(self) -> AbstractContextManager[None]:
+        """Let the last stage give what the whole model would, while the others :meth:`follow`."""
+        return leading(self.model, self._carrier, self._precision)
+
+    def follow(self) -> None:
+        """Compute what the last stage asks of this one, until it ends."""
+        follow(self.model, self._carrier, self._precision)
+
     def _of_leader(self, compute: Callable[[], Any]) -> Any:
         """Return on all stages, as JSON has it, what the last one computes with the whole model."""
         if self._carrier.stage < self._carrier.stages - 1:
-            follow(self.model, self._carrier, self._precision)
+            self.follow()
             return json.loads(self.gather(b"")[-1])
-        with leading(self.model, self._carrier, self._precision):
+        with self.leading():
             result = compute()
         return json.loads(self.gather(json.dumps(result).encode())[-1])
 

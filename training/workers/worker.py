@@ -150,7 +150,7 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
 
     def carrier() -> GroupCarrier:
         group = MusterGroup(client, rank, len(names), timedelta(seconds=STANDSTILL), [], listener)
-        return GroupCarrier(group, range(len(names)), names)
+        return GroupCarrier(group, range(len(names)), names, client.close)
 
     member, background = process.member, len(plan.machines) > 1
     links = carrier(), carrier() if background else None

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from app.cli.arguments import OUTPUT, Device, Json, Language, MixedPrecision, ModelReference, Output, Prompt, Timestamps
+from app.cli.arguments import (
+    OUTPUT,
+    Device,
+    Json,
+    Language,
+    MixedPrecision,
+    ModelReference,
+    Output,
+    Prompt,
+    Timestamps,
+    Together,
+)
 from app.cli.model.language_models import evaluate_texts, refuse_of_speech
 from app.task_results import EvaluationRequest, results_of
 from profiles.errors import ExitCode
@@ -36,6 +47,7 @@ def evaluate(
     timestamps: Timestamps = None,
     mixed_precision: MixedPrecision = "off",
     device: Device = "auto",
+    local: Together = 1,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -49,7 +61,8 @@ def evaluate(
         refused = {"--predictions": predictions, "--language": language, "--prompt": prompt, "--timestamps": timestamps}
         refuse_of_speech([option for option, value in refused.items() if value])
         paths = [path, *([against_path] if against_path is not None else [])]
-        return evaluate_texts(paths, dataset, split, as_json, device=device, mixed_precision=mixed_precision)
+        options = {"device": device, "mixed_precision": mixed_precision, "workers": local}
+        return evaluate_texts(paths, dataset, split, as_json, **options)
     request = EvaluationRequest(
         model=path,
         against=against_path,
@@ -62,6 +75,7 @@ def evaluate(
         timestamps=timestamps,
         mixed_precision=mixed_precision,
         device=device,
+        workers=local,
         as_json=as_json,
     )
     return results_of(DEFAULT_TASK).evaluate(request)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from app.cli.arguments import OUTPUT, Device, Json, Output
+from app.cli.arguments import OUTPUT, Device, Json, Output, Together
 from app.cli.model.serve import loaded
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import command_line, ctrl_c_heard, say, show_line, show_piece, visible
@@ -20,7 +20,7 @@ from profiles.errors import BadInput, ExitCode
 from training.records.model_folders import base_model, find_usable_model, holds_tokenizer, is_language_model, model_kind
 
 if TYPE_CHECKING:
-    from training.tasks.text.generation import Sampling, TextGenerator
+    from training.inference.generation import Sampling, TextGenerator
     from training.tasks.text.message_rows import Message
 
 Model = Annotated[
@@ -60,6 +60,7 @@ def generate(
     seed: Seed = 0,
     tokenizer: Tokenizer = "",
     device: Device = "auto",
+    local: Together = 1,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -77,7 +78,7 @@ def generate(
         raise BadInput("the prompt is empty", "write a text; with --exact the model begins one of its own")
     texts = []
     for number, name in enumerate(models):
-        writer = _load(name, device, tokenizer or (str(path) if holds_tokenizer(path) else ""))
+        writer = _load(name, device, tokenizer or (str(path) if holds_tokenizer(path) else ""), local)
         if compare and not as_json:
             show_line(f"{('before', 'after')[number]}: {visible(name)}")
         sampling = _sampling(max_tokens, temperature, top_p, seed)
@@ -96,6 +97,7 @@ def chat(
     seed: Seed = 0,
     tokenizer: Tokenizer = "",
     device: Device = "auto",
+    local: Together = 1,
     output: Output = OUTPUT,
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON document a line: the pieces of an answer, then its end.")
@@ -107,7 +109,7 @@ def chat(
         BadInput: the model cannot be found or used, or knows no conversations.
     """
     path = _find_writer(output, model)
-    writer = _load(str(path), device, tokenizer)
+    writer = _load(str(path), device, tokenizer, local)
     if not writer.has_chat_template:
         hint = f"it goes on from a text: {command_line('generate', str(path), 'TEXT')}"
         raise BadInput(f"model {path} has learnt plain text and has no chat template, so it cannot converse", hint)
@@ -249,16 +251,16 @@ def _find_writer(output: Path, reference: str) -> Path:
     raise BadInput(f"model {path} is no language model in the format of transformers", hint)
 
 
-def _load(model: str, device: str, tokenizer: str) -> TextGenerator:
+def _load(model: str, device: str, tokenizer: str, workers: int) -> TextGenerator:
     say(f"writing with {visible(model)}")
     with only_data_on_stdout():
-        from training.tasks.text.generation import TextGenerator  # imports torch
+        from training.inference.generation import TextGenerator  # imports torch
 
-        return loaded(TextGenerator, model, device, tokenizer)
+        return loaded(TextGenerator, model, device, tokenizer, workers)
 
 
 def _sampling(max_tokens: int, temperature: float, top_p: float, seed: int) -> Sampling:
-    from training.tasks.text.generation import Sampling  # imports torch
+    from training.inference.generation import Sampling  # imports torch
 
     return Sampling(max_tokens, temperature, top_p, seed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.cli.terminal import answer, reporting
 from app.console import visible
@@ -13,7 +13,7 @@ from app.run_view.metrics import metric_text
 from profiles.errors import BadInput, ExitCode, counted
 
 if TYPE_CHECKING:
-    from training.tasks.text.text_evaluation import TextResult
+    from training.inference.text_evaluation import TextResult
 
 
 def refuse_of_speech(options: Sequence[str]) -> None:
@@ -26,15 +26,15 @@ def refuse_of_speech(options: Sequence[str]) -> None:
         raise BadInput(f"{', '.join(options)}: the model is a language model, which hears nothing", "leave it out")
 
 
-def evaluate_texts(
-    models: Sequence[Path], dataset: str, split: str, as_json: bool, device: str, mixed_precision: str
-) -> ExitCode:
+def evaluate_texts(models: Sequence[Path], dataset: str, split: str, as_json: bool, **options: Any) -> ExitCode:
     """Evaluate language models on one split of a data set, or on a single file.
+
+    ``options``: further ones of :func:`training.inference.text_evaluation.evaluate_text`.
 
     Raises:
         BadInput: a model, the data set or the split cannot be used.
     """
-    results = [_measured(model, dataset, split, device, mixed_precision) for model in models]
+    results = [_measured(model, dataset, split, **options) for model in models]
     documents = [
         {"model": str(model), "dataset": dataset, **asdict(result)}
         for model, result in zip(models, results, strict=True)
@@ -47,11 +47,11 @@ def evaluate_texts(
     return answer(as_json, document, lines)
 
 
-def _measured(model: Path, dataset: str, split: str, device: str, mixed_precision: str) -> TextResult:
+def _measured(model: Path, dataset: str, split: str, **options: Any) -> TextResult:
     with reporting(f"evaluating {model}") as progress:
-        from training.tasks.text.text_evaluation import evaluate_text  # imports torch
+        from training.inference.text_evaluation import evaluate_text  # imports torch
 
-        return evaluate_text(model, dataset, split, device, mixed_precision, progress)
+        return evaluate_text(model, dataset, split, progress=progress, **options)
 
 
 def _lines(model: Path, result: TextResult, dataset_part: str) -> Iterator[str]:

@@ -17,7 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
 from profiles.errors import BadInput
+from profiles.optimisation import TrainingSettings
+from profiles.schema import CAUSAL_LM, DataSettings, ModelSettings, Profile
 from training.hardware.device import select_device
+from training.inference.in_use import model_for
 from training.records.model_folders import holds_tokenizer
 from training.tasks.pretrained import adapter_folder, base_of, from_pretrained, read_with_adapters
 from training.tasks.text.chat_template import renderer_of
@@ -56,18 +59,27 @@ class TextGenerator:
     Args:
         model: folder or hub name; adapters are merged into their base model.
         tokenizer: folder or hub name; empty: the model's own.
+        workers: of this machine, which hold the model together.
 
     Raises:
         BadInput: model or tokenizer cannot be read, or there is no tokenizer.
     """
 
-    def __init__(self, model: str | Path, device: str = "auto", tokenizer: str = "") -> None:
+    def __init__(self, model: str | Path, device: str = "auto", tokenizer: str = "", workers: int = 1) -> None:
         self.name = str(model)
         self.tokenizer: Any = from_pretrained(AutoTokenizer, tokenizer or _tokenizer_of(self.name), "tokenizer")
         self._special = SpecialTokens(self.tokenizer)
-        self.model: Any = read_with_adapters(AutoModelForCausalLM, self.name).eval().to(select_device(device))
+        self.model: Any = self._read_model(device, workers)
         self.tokens = 0
         """Tokens of the last generated text."""
+
+    def _read_model(self, device: str, workers: int) -> Any:
+        if workers == 1:
+            return read_with_adapters(AutoModelForCausalLM, self.name).eval().to(select_device(device))
+        model = ModelSettings(task=CAUSAL_LM, model_path=self.name)
+        training = TrainingSettings(device=device, mixed_precision="off")
+        profile = Profile(name="generate", model=model, training=training, data=DataSettings(block_size=2))
+        return model_for(self, profile, workers)
 
     @property
     def has_chat_template(self) -> bool:

@@ -11,8 +11,10 @@ import torch
 from transformers import AutoConfig
 
 from profiles.errors import BadInput
+from profiles.optimisation import TrainingSettings
 from profiles.schema import CAUSAL_LM, DataSettings, ModelSettings, Profile
-from training.hardware.device import Precision, move, select_device, select_precision
+from training.hardware.device import move
+from training.inference.in_use import model_in_use
 from training.records.plan import read_plan
 from training.tasks.base import Progress
 from training.tasks.pretrained import adapter_folder, base_of, from_pretrained
@@ -42,30 +44,31 @@ def evaluate_text(
     device: str = "auto",
     mixed_precision: str = "off",
     progress: Progress = lambda phase, done, total: None,
+    workers: int = 1,
 ) -> TextResult:
     """Evaluate a model on one split: by default ``test``, else ``validation``; of a single file all of it.
+
+    ``workers``: of this machine, which hold the model together.
 
     Raises:
         BadInput: the model or the data set cannot be used, or has no such split.
     """
-    task = CausalLMTask(_profile_of(model_dir, dataset))
+    training = TrainingSettings(device=device, mixed_precision=mixed_precision)
+    profile = _profile_of(model_dir, dataset).model_copy(update={"training": training})
+    task = CausalLMTask(profile)
     lone = Path(dataset).expanduser().is_file()
     splits = task.read(progress, hold_out=not lone)
     split = split or ("train" if lone else "test" if "test" in splits else "validation")
     if split not in splits:
         raise BadInput(f"data set {dataset} has no split {split!r}", f"it has: {', '.join(splits)}")
-    samples, target = splits[split], select_device(device)
-    model, precision = (
-        task.build_model().eval().to(target),
-        Precision(select_precision(mixed_precision, target), target),
-    )
-    total: Counter[str] = Counter()
-    for start in range(0, len(samples), _BATCH):
-        end = min(start + _BATCH, len(samples))
-        batch = move(task.collate([samples[index] for index in range(start, end)], None), target)
-        with precision.autocast():
-            total.update(task.evaluate(model, batch, generate=False))
-        progress("evaluated", end, len(samples))
+    samples, total = splits[split], Counter[str]()
+    with model_in_use(task, profile, workers) as (model, precision):
+        for start in range(0, len(samples), _BATCH):
+            end = min(start + _BATCH, len(samples))
+            batch = move(task.collate([samples[index] for index in range(start, end)], None), precision.device)
+            with precision.autocast():
+                total.update(task.evaluate(model, batch, generate=False))
+            progress("evaluated", end, len(samples))
     metrics = {**task.metrics(total), "samples": float(len(samples)), "tokens": total["weight"]}
     return TextResult(metrics, split, task.profile.data.block_size, precision.name)
 
