@@ -128,6 +128,52 @@ def test_a_stand_in_is_asked_and_written_into_as_what_it_stands_for(kind: type[M
     compare(*cut(model, 0, 6), cut(model, 0, 2, 5, 6), BATCH, seed=1)
 
 
+class WritesIntoItsInput(Block):
+    def forward(self, hidden: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.relu_(hidden))
+
+
+class HasBlocksThatWrite(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(WritesIntoItsInput() for _ in range(6))
+
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        return block(hidden, 1.0)
+
+
+class ReadsTheEmbeddingAtTheEnd(Model):
+    """As heads that are tied without a module of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def begin(self, words: torch.Tensor) -> torch.Tensor:
+        return self.embed(words)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.begin(words) + self.position)
+        for block in self.blocks:
+            hidden = self.call(block, hidden)
+        return self.after(hidden) @ self.embed.weight.T
+
+
+class NeverCallsItsEmbedding(ReadsTheEmbeddingAtTheEnd):
+    def begin(self, words: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(words, 16).float() @ self.embed.weight
+
+
+@pytest.mark.parametrize("kind", [HasBlocksThatWrite, ReadsTheEmbeddingAtTheEnd, NeverCallsItsEmbedding])
+def test_idioms_of_models_are_computed_in_stages(kind: type[Model]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    parts = cut(model, 0, 2, 5, 6)
+    compare(*cut(model, 0, 6), parts, BATCH, seed=1)
+    is_tied = kind is not HasBlocksThatWrite
+    assert all(part.shared.get("embed.weight") == (0, 2) for part in parts[::2]) or not is_tied
+
+
 class Skips(Model):
     def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
         return block(hidden, 1.0) + hidden
@@ -180,6 +226,56 @@ class GivesWordsToAllBlocks(Model):
         return self.head(self.after(hidden))
 
 
+class PenalisesWeights(Model):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return super().forward(words) + sum(weight.square().sum() for weight in self.parameters())
+
+
+class WritesBetween(Model):
+    def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        hidden = super().call(block, hidden)
+        hidden += 1
+        return hidden
+
+
+class HandsOnMappings(Model):
+    def call(self, block: nn.Module, hidden: Any) -> Any:
+        return block({"hidden": hidden})
+
+
+class BalancedBlock(Block):
+    def forward(self, hidden: torch.Tensor, scale: torch.Tensor) -> Any:
+        hidden = super().forward(hidden, scale)
+        return hidden, hidden.square().mean()
+
+
+class SumsBalances(Model):
+    """As mixtures of experts do, whose blocks may have no experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(BalancedBlock() for _ in range(6))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden, balances = self.norm(self.embed(words) + self.position), []
+        for block in self.blocks:
+            hidden, balance = block(hidden, torch.tensor(0.5))
+            balances += [] if balance is None else [balance]
+        return self.head(self.after(hidden)) * sum(balances, start=torch.ones((), device=words.device))
+
+
+class KeepsStatistics(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.BatchNorm1d(WIDTH, affine=False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(words) + self.position)
+        for block in self.blocks:
+            hidden = self.call(block, hidden)
+        return self.head(self.last(self.after(hidden).transpose(1, 2)).transpose(1, 2))
+
+
 class AsksForLosses(Model):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         logits = super().forward(words)
@@ -193,9 +289,14 @@ class AsksForLosses(Model):
         (AddsWordsAtTheEnd, "what follows its blocks reads more than what the last of them gives"),
         (GivesWordsToAllBlocks, "blocks.1 reads more than what the block before it gives"),
         (AsksForLosses, "cannot be followed: 'Block' object has no attribute 'balance'"),
+        (PenalisesWeights, "blocks.0.linear.weight is read outside of its block"),
+        (WritesBetween, "blocks.1 takes something else than what the block before it gives"),
+        (HandsOnMappings, "blocks.0 takes a dict, and one tensor alone crosses"),
+        (SumsBalances, "what follows its blocks reads more than what the last of them gives"),
+        (KeepsStatistics, "its buffer last.num_batches_tracked changes after blocks, which not all stages compute"),
         (Skips, "blocks.1 takes something else than what the block before it gives"),
         (CallsTwice, "are not called once each"),
-        (NormsBetween, "norm is called neither only before its blocks nor only after them"),
+        (NormsBetween, "norm is used neither only before its blocks nor only after them"),
         (LooksAtNumbers, "cannot be followed: Tensor.item"),
         (HasIdleWeights, "idle has weights, and its forward is not called"),
     ],

@@ -54,7 +54,7 @@ class StageBuilder:
         return _StageReader(architecture, cut, self._seed)
 
     def cut(self, model: nn.Module, run: Callable[[nn.Module], object]) -> nn.Module:
-        anatomy = examine(meta_copy(model), run)
+        anatomy = examine(meta_copy(model).train(), run)
         place_stand_ins(model, self._cut(len(anatomy.blocks)), anatomy)
         return model
 

@@ -16,18 +16,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from profiles.errors import BadInput
+from training.layouts.stages.origins import Origins
 from training.layouts.stages.stand_ins import hidden_state
+
+_LOST = frozenset({-2})
+"""The origins of what blocks give beside the hidden state: it does not cross."""
 
 Run = Callable[[nn.Module], object]
 """Runs the forward of a model on the meta device."""
-
-_SHAPE_ONLY = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_")
-"""Begins of the names of operations that read no number of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,15 @@ def examine(model: nn.Module, run: Run) -> Anatomy:
     memory = trace.memory() if len(lists) == 2 else ""
     homes = dict(trace.homes())
     number = {name: index for index, name in enumerate(blocks)} | homes
+    needed = {name: _blocks_of(users, number) for name, users in _ties(model).items()}
+    for name, block in trace.reads():
+        needed[name] = needed.get(name, _blocks_of({_parent(name)}, number)) | {block}
     return Anatomy(
         blocks=tuple(blocks),
         encoder_blocks=trace.boundary,
         memory=memory,
         homes=homes,
-        shared={name: needed for name, users in _ties(model).items() if (needed := _blocks_of(users, number))},
+        shared={name: blocks for name, blocks in needed.items() if blocks},
         everywhere=frozenset(trace.beside_blocks()),
         gives_pairs=trace.gives_pairs,
     )
@@ -101,6 +103,7 @@ def _follow(model: nn.Module, lists: list[str], run: Run) -> _Trace:
             trace.record(run)
         except BadInput:
             raise error from error.__cause__
+        _Trace(model, list(lists), gives_pairs=True, is_lone_half=False).record(run)
     return trace
 
 
@@ -151,47 +154,6 @@ def _lineage(name: str) -> Iterator[str]:
         name = _parent(name)
 
 
-class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates it in part
-    """For each tensor of a forward: after which blocks the modules were left that it was computed from.
-
-    Modules before the blocks count as block -1. A tensor that depends on inputs and no module has no origins.
-
-    Args:
-        check: is given the origins of what each operation reads.
-    """
-
-    def __init__(self, check: Callable[[frozenset[int]], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._check = check
-        self._origins: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
-
-    def of(self, values: object) -> frozenset[int]:
-        """Return the origins of all tensors in ``values``."""
-        return frozenset().union(*(self._origins[id(leaf)][1] for leaf in tree_leaves(values) if self._is_known(leaf)))
-
-    def set(self, values: object, origins: frozenset[int]) -> None:
-        """Set the origins of all tensors in ``values``."""
-        # with the tensor, whose id is another's once it is gone
-        self._origins |= {id(leaf): (leaf, origins) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
-
-    def _is_known(self, leaf: object) -> bool:
-        return isinstance(leaf, torch.Tensor) and id(leaf) in self._origins
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if not func.overloadpacket.__name__.startswith(_SHAPE_ONLY) and (origins := self.of((args, kwargs))):
-            self._check(origins)
-            self.set(output, origins)
-        return output
-
-
-def _fresh(gives_pairs: bool, *args: Any, **kwargs: Any) -> Any:
-    """Return a new tensor like the hidden state, so what reads it is told apart from what reads the input."""
-    hidden = hidden_state(args, kwargs)
-    fresh = torch.empty_like(hidden) if isinstance(hidden, torch.Tensor) else hidden
-    return (fresh, None) if gives_pairs else fresh
-
-
 @dataclass
 class _Trace:
     """One forward: in which order blocks and other modules with weights are called, and what they read."""
@@ -199,6 +161,8 @@ class _Trace:
     model: nn.Module
     lists: list[str]
     gives_pairs: bool = False
+    is_lone_half: bool = True
+    """Whether the second of a pair is ``None``, as on stages that do not compute it; else it is a number."""
     blocks: list[str] = field(default_factory=list)
     """Names of the blocks in the order of their calls."""
     ends: list[int] = field(default_factory=list)
@@ -208,9 +172,18 @@ class _Trace:
     """Number of each call of each module outside the blocks."""
     _count: int = 0
     _hidden: object = None
+    _version: int = 0
+    """How often the hidden state had been written into when its block was left."""
 
     def __post_init__(self) -> None:
-        self._origins = _Origins(self._check_ending)
+        self._origins = Origins(self._check_ending, self._read)
+        self._buffers_before: dict[str, tuple[int, int]] = {}
+        self._running: list[str] = []
+        self._reads: dict[str, list[int]] = defaultdict(list)
+        """Number of each read of a weight outside of its module, by the first name of the weight."""
+        self._weights: dict[int, list[str]] = defaultdict(list)
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            self._weights[id(weight)].append(name)
 
     def record(self, run: Run) -> None:
         hooks = [*self._watch_blocks(), *self._watch_others()]
@@ -229,9 +202,22 @@ class _Trace:
         finally:
             for hook in hooks:
                 hook.remove()
-        expected = [name for blocks in self.lists for name in self._names(blocks)]
-        if self.blocks != expected:
+        if self.blocks != self._expected:
             self._refuse_order()
+        for name, state in self._buffers().items():
+            if self._buffers_before.get(name) != state:
+                self._refuse(f"its buffer {name} changes after blocks, which not all stages compute")
+
+    @property
+    def _expected(self) -> list[str]:
+        return [name for blocks in self.lists for name in self._names(blocks)]
+
+    def _buffers(self) -> dict[str, tuple[int, int]]:
+        """Return identity and version of each saved buffer that all stages have."""
+        saved = self.model.state_dict(keep_vars=True)
+        of_one_stage = tuple(f"{name}." for name in (*self._others(), *self._expected))
+        buffers = ((name, saved[name]) for name, _ in self.model.named_buffers() if name in saved)
+        return {name: (id(buffer), buffer._version) for name, buffer in buffers if not name.startswith(of_one_stage)}
 
     def _refuse_order(self) -> NoReturn:
         self._refuse(f"the blocks of {' and '.join(self.lists)} are not called once each, in their order")
@@ -256,17 +242,25 @@ class _Trace:
             self._refuse_order()
         if not self.blocks and not name.startswith(self.lists[0] + "."):
             self.lists.reverse()  # the encoder's come first
+        hidden = hidden_state(args, kwargs)
+        if not isinstance(hidden, torch.Tensor):
+            self._refuse(f"{name} takes a {type(hidden).__name__}, and one tensor alone crosses")
         # what arrives replaces a block's output, and what departs is the next one's input
-        if not is_first and hidden_state(args, kwargs) is not self._hidden:
+        if not is_first and (hidden is not self._hidden or hidden._version != self._version):
             self._refuse(f"{name} takes something else than what the block before it gives")
-        beside = (args[1:], kwargs) if args else list(kwargs.values())[1:]
-        if not is_first and self._origins.of(beside) - self._from_encoder:
+        origins = self._origins.of((args[1:], kwargs) if args else list(kwargs.values())[1:])
+        if not is_first and origins - self._from_encoder:
             self._refuse(f"{name} reads more than what the block before it gives, and that alone crosses")
+        if not self.blocks:
+            self._buffers_before = self._buffers()
         self.blocks.append(name)
         self.begins.append(self._count)
 
-    def _leave(self, _: nn.Module, __: Any, output: object) -> None:
-        self._hidden = output[0] if isinstance(output, tuple) else output
+    def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
+        self._hidden = output[0] if self.gives_pairs else output
+        self._version = self._hidden._version
+        if self.gives_pairs:
+            self._origins.set(output[1], _LOST)
         self._origins.set(self._hidden, frozenset({len(self.ends)}))
         self.ends.append(self._count)
 
@@ -276,21 +270,41 @@ class _Trace:
         return frozenset({self.boundary - 1}) if self.boundary else frozenset()
 
     def _check_ending(self, origins: frozenset[int]) -> None:
-        last = sum(len(self._names(blocks)) for blocks in self.lists) - 1
+        last = len(self._expected) - 1
         if len(self.ends) > last and origins - self._from_encoder - {last}:
             self._refuse("what follows its blocks reads more than what the last of them gives, and that alone crosses")
+
+    def _read(self, weight: nn.Parameter) -> frozenset[int]:
+        """Note a weight that is read outside of its module; return its origins."""
+        names = self._weights[id(weight)]
+        if not names or any(self._contains_blocks(_parent(name)) or self._is_running(name) for name in names):
+            return frozenset()
+        if any(name.startswith(tuple(f"{blocks}." for blocks in self.lists)) for name in names):
+            self._refuse(f"{names[0]} is read outside of its block")
+        self._reads[names[0]].append(self._count)
+        self._count += 1
+        return frozenset({len(self.ends) - 1})
+
+    def _is_running(self, name: str) -> bool:
+        return any(name.startswith(f"{running}.") for running in self._running)
 
     @contextmanager
     def _hollow(self) -> Iterator[None]:
         """Let the blocks compute nothing: what they compute does not matter, and may need data or a device."""
         blocks = [self.model.get_submodule(name) for blocks in self.lists for name in self._names(blocks)]
         for block in blocks:
-            block.__dict__["forward"] = partial(_fresh, self.gives_pairs)
+            block.__dict__["forward"] = self._fresh
         try:
             yield
         finally:
             for block in blocks:
                 del block.__dict__["forward"]
+
+    def _fresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a new tensor like the hidden state, so what reads it is told apart from what reads the input."""
+        fresh = torch.empty_like(hidden_state(args, kwargs))
+        second = None if self.is_lone_half else fresh.new_empty(())
+        return (fresh, second) if self.gives_pairs else fresh
 
     def _others(self) -> Iterator[str]:
         """Yield the outermost modules with weights of their own that neither are in a block nor contain blocks."""
@@ -308,16 +322,19 @@ class _Trace:
         return not name or any(blocks.startswith(name + ".") for blocks in self.lists)
 
     def _watch_others(self) -> Iterator[RemovableHandle]:
-        def call(name: str) -> None:
+        def enter(name: str, *_: object) -> None:
             self.calls[name].append(self._count)
             self._count += 1
+            self._running.append(name)
+
+        def leave(_: nn.Module, __: object, output: object) -> None:
+            self._running.pop()
+            self._origins.set(output, frozenset({len(self.ends) - 1}))
 
         for name in self._others():
             module = self.model.get_submodule(name)
-            yield module.register_forward_pre_hook(lambda _, __, name=name: call(name))
-            yield module.register_forward_hook(
-                lambda _, __, output: self._origins.set(output, frozenset({len(self.ends) - 1}))
-            )
+            yield module.register_forward_pre_hook(partial(enter, name))
+            yield module.register_forward_hook(leave)
 
     def beside_blocks(self) -> Iterator[str]:
         """Yield the weights of the modules that contain the blocks."""
@@ -336,10 +353,17 @@ class _Trace:
         """Yield each module outside the blocks that is called, with the block in whose stage it is computed."""
         tied = {user for users in _ties(self.model).values() for user in users}
         for name in self._others():
-            if calls := self.calls[name]:
+            reads = [moments[0] for weight, moments in self._reads.items() if weight.startswith(f"{name}.")]
+            if calls := self.calls[name] or reads[:1]:
                 yield name, self._home(name, calls)
             elif name not in tied:
                 self._refuse(f"{name} has weights, and its forward is not called")
+
+    def reads(self) -> Iterator[tuple[str, int]]:
+        """Yield each weight that is read outside of its module, with the block in whose stage that is done."""
+        for name, moments in self._reads.items():
+            for moment in moments:
+                yield name, self._home(name, [moment])
 
     def _home(self, name: str, calls: list[int]) -> int:
         final, boundary = len(self.blocks) - 1, self.boundary
@@ -354,7 +378,7 @@ class _Trace:
                 return boundary
         if boundary and self._is_under(name, 1) and calls[-1] < self.begins[boundary]:
             return boundary
-        self._refuse(f"{name} is called neither only before its blocks nor only after them")
+        self._refuse(f"{name} is used neither only before its blocks nor only after them")
 
     def _is_under(self, name: str, index: int) -> bool:
         return name.startswith(_parent(self.lists[index]) + ".")

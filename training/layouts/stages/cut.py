@@ -114,7 +114,7 @@ def _stand_ins(model: nn.Module, record: StageRecord) -> Iterator[tuple[str, nn.
             yield name, Passed(model.get_submodule(name), crossing, anatomy.gives_pairs)
     held = _held_for_others(record)
     for name, home in anatomy.homes.items():
-        if home in cut.blocks or name in held:
+        if home in cut.blocks or any(f"{module}.".startswith(f"{name}.") for module in held):
             continue
         if record.is_behind_encoder and name == anatomy.memory:
             yield name, EncoderOutput(model.get_submodule(name), crossing, not record.takes_hidden)
@@ -264,8 +264,9 @@ class CutModel:
                 [list(tensor.shape) for tensor in arrived], [list(spec.shape) for spec in self.arriving(batch)]
             )
         with crossing.under_way(_device_of(batch), seed):
-            # views: autocast casts a leaf once for all its uses, and would sum their gradients in its own precision
-            tensors = [tensor.view_as(tensor) for tensor in arrived]
+            # copies: autocast casts a leaf once for all its uses, and would sum their gradients in its own precision;
+            # and a block may write into what it is given, which a view of a leaf forbids
+            tensors = [tensor.clone() for tensor in arrived]
             crossing.memory = tensors.pop() if record.is_behind_encoder else None
             crossing.hidden = tensors.pop() if record.takes_hidden else None
             try:
