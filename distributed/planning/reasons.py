@@ -326,7 +326,11 @@ WORDS = {
     "layout-no-blocks": "the blocks of the model are not known",
     "layout-teacher": "a model that learns from a teacher is not divided",
     "layout-one-device": "{subject} is the only device",
-    "layout-no-memory": "{subject} do not have the memory for all blocks, in any order",
+    "layout-one-block": "the model has one block, which cannot be divided",
+    "layout-large-block": "no device holds {other}: {subject} comes closest, where it needs {needed_text}, and "
+    "{free_text} can be used",
+    "layout-small-devices": "{other} need a block each, and {subject} has the memory for none",
+    "layout-no-memory": "the memory of {subject} does not hold all blocks, in any order",
     "layout-no-link": "{subject} would need links that were not measured",
     "layout-pipeline": "{subject} with {other} blocks: {step_text} a step; its devices have no work for {bubble:.0f} % "
     "of it, and wait for links for {share:.0f} %",

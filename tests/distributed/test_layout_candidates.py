@@ -97,7 +97,7 @@ def test_where_a_person_wants_all_weights_trained_the_model_is_divided() -> None
         ("replicate", False, 0),
     ]
     assert "no machine holds the whole model: machine a comes closest, where it needs" in sentence(ranked[-1].reason)
-    assert sentence(ranked[1].reason) == "1 member of 2 devices do not have the memory for all blocks, in any order"
+    assert sentence(ranked[1].reason) == "the memory of 1 member of 2 devices does not hold all blocks, in any order"
     assert sentence(ranked[0].reason).startswith("a+b+c with ")
 
 
@@ -248,6 +248,23 @@ def test_shards_that_do_not_fit_are_refused_with_what_they_need() -> None:
 )
 def test_a_model_that_cannot_be_divided(size: ModelSize, expected: str) -> None:
     assert sentence(of("pipeline", candidates(home(32, 32), size)).reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("cluster", "size", "expected"),
+    [
+        (
+            home(16, 16),
+            replace(LLAMA_3B, blocks=LLAMA_3B.blocks[:1]),
+            "the model has one block, which cannot be divided",
+        ),
+        (home(90, 0.001), LLAMA_3B, "2 devices need a block each, and machine b has the memory for none"),
+        (home(8, 9), LLAMA_3B, "no device holds block 28 with the head: machine b comes closest, where it needs"),
+    ],
+)
+def test_memory_that_does_not_suffice_is_named(cluster: Cluster, size: ModelSize, expected: str) -> None:
+    divided = layout_candidates(replace(job(cluster, size), divides=True))
+    assert sentence(of("pipeline", divided).reason).startswith(expected)
 
 
 def test_unmeasured_machines_are_an_error() -> None:

@@ -100,6 +100,8 @@ def _pipelines(job: LayoutJob) -> Iterator[LayoutCandidate]:
     devices = len(job.devices)
     if not job.size.blocks:
         yield refusal("pipeline", "layout-no-blocks")
+    elif len(job.size.blocks) == 1:
+        yield refusal("pipeline", "layout-one-block")
     elif job.size.teacher is not None:
         yield refusal("pipeline", "layout-teacher")
     elif devices < 2:
@@ -124,9 +126,32 @@ def _pipeline(job: LayoutJob, members: int, stages: int) -> LayoutCandidate:
                 best = next((f for f in forecasts if f.fits), None) or _forecast(job, by_evaluation[-1], *planned)
         if best is not None:
             return best
-    is_linked = any(chain.is_linked for chain in _chains(job, stagings[0], members, stages))
     devices = f"{counted(members, 'member')} of {counted(stages, 'device')}"
-    return refusal("pipeline", "layout-no-memory" if is_linked else "layout-no-link", devices)
+    if not any(chain.is_linked for chain in _chains(job, stagings[0], members, stages)):
+        return refusal("pipeline", "layout-no-link", devices)
+    return _too_small(job, stagings[-1], members, stages) or refusal("pipeline", "layout-no-memory", devices)
+
+
+def _too_small(job: LayoutJob, staged: StagedJob, members: int, stages: int) -> LayoutCandidate | None:
+    """Return the refusal of a pipeline for a block that fits no device, or for a device that holds none."""
+
+    def lacking(machine: ClusterMachine, block: int) -> tuple[int, int, str]:
+        usable = budget_of(machine).usable
+        need = staged.need(machine, block, block + 1, 1, members == 1) if machine.memory_total else usable
+        return need - usable, need, machine.name
+
+    blocks = range(len(job.size.blocks))
+    nearest = [min(lacking(machine, block) for machine in job.devices) for block in blocks]
+    block = max(blocks, key=nearest.__getitem__)
+    missing, need, name = nearest[block]
+    if missing > 0:
+        ends = {job.size.encoder_layers: " with the embedding", blocks[-1]: " with the head"}
+        block_name = f"block {block + 1}{ends.get(block, '')}"
+        return refusal("pipeline", "layout-large-block", name, block_name, needed=need, free=need - missing)
+    small = [m.name for m in job.devices if all(lacking(m, block)[0] > 0 for block in blocks)]
+    if len(job.devices) - len(small) < members * stages:
+        return refusal("pipeline", "layout-small-devices", small[0], counted(members * stages, "device"))
+    return None
 
 
 def _fastest(

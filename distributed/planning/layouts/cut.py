@@ -3,9 +3,9 @@
 The search goes through all cuts from the front to the back of the model, and leaves out those of which it knows that
 they cannot be better: a step takes at least as long as the slowest stage so far, the slowest one that the blocks left
 over allow, and all their seconds together. The latter two come from dynamic programming from the back, block by block
-and stage by stage, with the memory of each device. With more than :data:`MOST_EXACT` devices, of all ways to reach a
-block the ones are left out that have both a slower slowest stage and more seconds than another: they could be better
-only by waiting less for round trips.
+and stage by stage, with the memory of each device. With more than :data:`MOST_EXACT` devices, or more than
+:data:`MOST_EXACT_BLOCKS` blocks, of all ways to reach a block the ones are left out that have both a slower slowest
+stage and more seconds than another: they could be better only by waiting less for round trips.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from distributed.planning.layouts.pipeline_step import PipelineStep, pipeline_st
 from training.layouts.orders import micro_batches_under_way
 
 _FP32 = 4
-MOST_EXACT = 5
-"""Devices up to which the search is exact."""
+MOST_EXACT, MOST_EXACT_BLOCKS = 5, 100
+"""Devices and blocks up to which the search is exact."""
 
 
 class StageDevice(NamedTuple):
@@ -244,7 +244,7 @@ class StageChain:
             branch = pending.pop()
             if branch.floor >= limit:
                 continue
-            if len(self.columns) * self.members > MOST_EXACT:
+            if len(self.columns) * self.members > MOST_EXACT or self.blocks > MOST_EXACT_BLOCKS:
                 others = ways.setdefault((len(branch.bounds), branch.bounds[-1]), [])
                 if any(other.slowest <= branch.slowest and other.total <= branch.total for other in others):
                     continue
