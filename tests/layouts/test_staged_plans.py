@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,17 @@ from distributed.planning.memory.fitting import MemoryBudget, fit_to_budgets
 from profiles.errors import BadInput, RunFailed
 from profiles.files.resolve import profile_from_options
 from tests.layouts.pipeline_runs import queue_carriers, side_by_side
+from training.exchange.base import SoloExchange
 from training.layouts.bounds import bounds_of
 from training.layouts.carrier import gather_among
 from training.layouts.parts import _announced, collect_parts, join_files
+from training.loop.trainer import Trainer
 from training.records.plan import DevicePlan
 from training.run.local_plan import plan_local_run, with_workers
+from training.run.orders import Control
 from training.snapshots.member_snapshots import MemberSnapshots
+from training.snapshots.snapshot_store import Snapshot
+from training.tasks.custom import CustomTask
 from training.tasks.inputs.model_size import BlockSize, sum_of_blocks
 
 
@@ -108,6 +114,27 @@ def test_a_stage_that_announces_something_else_is_refused(sizes: str) -> None:
         _announced(queue_carriers(2)[0], 1, sizes.encode())
 
 
+def test_a_stage_whose_snapshot_cannot_be_written_is_named(tmp_path: Path) -> None:
+    plan = plan_local_run(profile_of(model_path="tests.layouts.deep_model:deep_job"), 2)
+    trainer = Trainer(plan, 1, CustomTask(plan.profile), SoloExchange(), lambda event: None, Control(), tmp_path)
+    (tmp_path / "checkpoints").write_text("a file where the folder belongs")
+    with pytest.raises(RunFailed) as caught:
+        trainer.writer.begin(Snapshot(1, {}), plan.hash(), in_background=False)
+    assert caught.value.machine == "worker-0-stage-2"
+
+
+def test_parts_that_nobody_writes_any_more_go_with_the_others(tmp_path: Path) -> None:
+    plan = plan_local_run(profile_of(), 3)
+    for rank, step in itertools.product(range(3), (1, 2)):
+        MemberSnapshots(tmp_path, plan, rank).own.save(Snapshot(step, {}), plan.hash())
+    fewer, steps = with_workers(plan, 2), []
+    for step in (3, 4, 5):
+        for rank in range(2):
+            MemberSnapshots(tmp_path, fewer, rank).own.save(Snapshot(step, {}), plan.hash())
+        steps.append(MemberSnapshots(tmp_path, plan, 2).own.steps())
+    assert steps == [[2, 1], [2], []]
+
+
 def test_tensors_of_several_files_become_one_file(tmp_path: Path) -> None:
     first = {"b": torch.arange(3, dtype=torch.uint8), "embedding": torch.randn(2, 3)}
     tied = nn.ParameterDict({"embedding": nn.Parameter(first["embedding"].clone())})
@@ -137,6 +164,8 @@ def test_a_run_is_resumed_with_other_workers_if_they_hold_one_model() -> None:
         other = with_workers(plan, workers)
         assert (len(other.processes), other.profile.run.layout, other.hash()) == (workers, layout, plan.hash())
     assert with_workers(plan, 3) is plan
+    with pytest.raises(BadInput, match="0 workers cannot train"):
+        with_workers(plan, 0)
     with pytest.raises(BadInput, match="goes on with the workers it began with"):
         with_workers(plan_local_run(profile_of(layout="replicate"), 2), 3)
     with pytest.raises(BadInput, match="layout = pipeline .*fp16"):

@@ -40,7 +40,7 @@ from training.optimization.optimizers import build_optimizer, plain_steps, set_l
 from training.records.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
-from training.snapshots.member_snapshots import MemberSnapshots
+from training.snapshots.member_snapshots import MemberSnapshots, Origin
 from training.snapshots.snapshot_copies import copies_of
 from training.snapshots.snapshot_store import Snapshot
 from training.snapshots.snapshot_writer import SnapshotWriter
@@ -66,14 +66,14 @@ class Trainer:
     ) -> None:  # fmt: skip
         process = plan.process(rank)
         self.plan, self.task, self.run_dir, self.layout = plan, task, run_dir, layout or WholeModel()
-        self.emit, self.control, self.exchange = emit, control, exchange
+        self.emit, self.control, self.exchange, self.name = emit, control, exchange, process.name
         self.traffic = self.layout.traffic or exchange.traffic
         self.profile, self.settings, self.member = plan.profile, plan.profile.training, process.member
         self.rank, self.device = self.member.rank, select_device(process.device.kind, process.device.index)
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
         self.precision = Precision(precision, self.device)
         self.snapshots = MemberSnapshots(run_dir / "checkpoints", plan, rank)
-        self.writer = SnapshotWriter(self.snapshots.own, self.device, self.member.name, emit, run_dir)
+        self.writer = SnapshotWriter(self.snapshots.own, self.device, self.name, emit, run_dir)
         self.writer.copies = copies_of(self.snapshots, self.layout.background, self.layout.gather, self._warn)
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
@@ -125,7 +125,7 @@ class Trainer:
         self.strategy: Strategy = kind(context)
         self.strategy.set_optimizer(self.optimizer)
         broken = self.profile.data.max_broken_share
-        self.samples = Samples(self.task, settings.seed, self.device, broken, self.member.name)
+        self.samples = Samples(self.task, settings.seed, self.device, broken, self.name)
         ahead = not self.exchange.shares_process
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
         self.backward = self.layout.backward(self.writer.release, self.total_steps)
@@ -357,7 +357,7 @@ class Trainer:
     def _snapshot(self, wait: bool = False, for_copies: bool = False) -> None:
         """Save everything this member needs to go on as if it had never stopped; ``wait`` until it is on the disk."""
         if self.position.step != self.snapshots.own.current:
-            check_finite(self.parameters, self.member.name, self.position.step, self.writer.newest_in_words)
+            check_finite(self.parameters, self.name, self.position.step, self.writer.newest_in_words)
             tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
             state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump(),
                      "most": self.backward.max_micro_batch, "part": self.layout.part}  # fmt: skip
@@ -375,7 +375,7 @@ class Trainer:
         if message := precision_warning(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
-        if snapshot.state["part"][1] == self.layout.part[1]:
+        if Origin.of(snapshot.state).parts == self.layout.part[1]:
             self.backward.max_micro_batch = int(snapshot.state["most"])
         self.position.load(snapshot.state, snapshot.tensors, self.plan.absent)
         self.position.cut_short = 0  # by the stop before this start

@@ -44,8 +44,7 @@ def plan_local_run(
         BadInput: zero workers, shares that do not fit, or a strategy that is unknown or incompatible with the data or
             with other settings.
     """
-    if workers < 1:
-        raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
+    _check_count(workers)
     if profile.run.layout == "pipeline":
         _check_pipeline(profile, workers, simulated)
     text = profile.run.shares
@@ -73,6 +72,11 @@ def plan_local_run(
         members=_members(chosen, batch_sizes, devices),
         engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
     )
+
+
+def _check_count(workers: int) -> None:
+    if workers < 1:
+        raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
 
 
 def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[DevicePlan]) -> tuple[MemberPlan, ...]:
@@ -140,6 +144,7 @@ def with_workers(plan: RunPlan, workers: int, count: Callable[[], int] = count_g
     Raises:
         BadInput: it has several members, or is not of workers of this machine; or see :func:`plan_local_run`.
     """
+    _check_count(workers)
     if workers == len(plan.processes):
         return plan
     (member, *others), layout = plan.members, "pipeline" if workers > 1 else "replicate"

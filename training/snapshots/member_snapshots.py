@@ -62,6 +62,9 @@ class MemberSnapshots:
         """Of the member's devices."""
         neighbours = [number for number, machine in enumerate(self.machines) if machine == process.device.machine]
         self._turn, self._turns = neighbours.index(process.device_number), len(neighbours)
+        if process.is_lead:
+            written = {worker.folder for worker in plan.processes}
+            self.own.abandoned = [store for store in self._stores if store.directory.name not in written]
 
     @property
     def to_check(self) -> list[SnapshotStore]:

@@ -20,7 +20,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +74,8 @@ class SnapshotStore:
         """Steps that are kept, however many newer ones there are."""
         self.current: int | None = None
         """The step that was saved or loaded last. Folders of other steps may belong to an abandoned attempt."""
+        self.abandoned: Sequence[SnapshotStore] = ()
+        """Other parts of the same snapshots that nobody writes any more: they go with this store's."""
 
     def save(self, snapshot: Snapshot, plan_hash: str) -> tuple[Path, int]:
         """Write a snapshot from its tensors, see :meth:`write`."""
@@ -103,6 +105,8 @@ class SnapshotStore:
             folder = self._publish(writing, step)
             self._drop(old for old in self.steps() if old > step)
             self._drop(self._earlier(step)[self.keep - (not self._shared) :])
+            for store in self.abandoned:
+                store._drop(old for old in store.steps() if old not in self.steps())
         except OSError as error:
             reason, hint = _explain(error, self.directory)
             message = f"the snapshot of step {step} cannot be written to {self.directory}: {reason}"
