@@ -71,6 +71,25 @@ class _Movable:
         return self
 
 
+class _SomeWeighNothing(ToyTask):
+    """As texts of which no word is to be learnt: their loss is a mean over nothing."""
+
+    def weight(self, batch: Batch) -> float:
+        return float((batch["x"][:, 0] > 0).sum())
+
+
+def test_a_micro_batch_without_weight_takes_no_part_in_a_step() -> None:
+    task = _SomeWeighNothing(8)
+    task.prepare(lambda *_: None)
+    source = BatchSource(task, SampleSchedule(8, 0, 1), 0, Samples(task, 0))
+    batches = source.take(Cursor(0, 0), {0: 8}, remaining_steps=0, max_micro_batch=1)
+    source.close()
+    heavy = {index for index, inputs, _ in task.train if inputs[0] > 0}
+    assert 0 < len(heavy) < 8 and {index for (index,) in batches.indices} == heavy
+    assert batches.weights == [1.0] * len(heavy) and len(batches.micro_batches) == len(heavy)
+    assert batches.samples == 8
+
+
 def test_every_tensor_of_a_batch_is_pinned_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
     movable = _Movable()

@@ -304,11 +304,18 @@ class BatchSource:
 
     def _make(self, plan: _StepPlan) -> StepBatches:
         readable = [batch for batch in self._read(plan.pieces, plan.epoch) if batch is not None]
-        indices, batches = [read for read, _ in readable], [batch for _, batch in readable]
-        batches = [self._task.pad_to_length(batch, plan.longest) for batch in batches] if plan.longest else batches
-        weights = [self._task.weight(batch) for batch in batches]
-        batches = list(map(pin, batches)) if is_asynchronous(self._samples.device) else batches
-        return StepBatches(batches, weights, indices, sum(map(len, indices)), plan.after)
+        if plan.longest:
+            readable = [(indices, self._task.pad_to_length(batch, plan.longest)) for indices, batch in readable]
+        # the loss of a micro-batch without weight is a mean over nothing: not a number
+        weighed = [(*read, weight) for read in readable if (weight := self._task.weight(read[1]))]
+        batches = [batch for _, batch, _ in weighed]
+        return StepBatches(
+            micro_batches=list(map(pin, batches)) if is_asynchronous(self._samples.device) else batches,
+            weights=[weight for *_, weight in weighed],
+            indices=[indices for indices, *_ in weighed],
+            samples=sum(len(indices) for indices, _ in readable),
+            cursor=plan.after,
+        )
 
     def _read(self, pieces: list[list[int]], epoch: int) -> list[ReadBatch | None]:
         if self._processes is None:

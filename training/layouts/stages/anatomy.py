@@ -171,7 +171,7 @@ class _Trace:
     calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Number of each call of each module outside the blocks."""
     _count: int = 0
-    _hidden: object = None
+    _hidden: torch.Tensor | None = None
     _version: int = 0
     """How often the hidden state had been written into when its block was left."""
 
@@ -257,11 +257,10 @@ class _Trace:
         self.begins.append(self._count)
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
-        self._hidden = output[0] if self.gives_pairs else output
-        self._version = self._hidden._version
-        if self.gives_pairs:
-            self._origins.set(output[1], _LOST)
-        self._origins.set(self._hidden, frozenset({len(self.ends)}))
+        hidden, beside = output if self.gives_pairs else (output, None)
+        self._hidden, self._version = hidden, hidden._version
+        self._origins.set(beside, _LOST)
+        self._origins.set(hidden, frozenset({len(self.ends)}))
         self.ends.append(self._count)
 
     @property
