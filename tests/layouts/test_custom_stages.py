@@ -174,6 +174,24 @@ def test_idioms_of_models_are_computed_in_stages(kind: type[Model]) -> None:
     assert all(part.shared.get("embed.weight") == (0, 2) for part in parts[::2]) or not is_tied
 
 
+class LooksIntoWords(Model):
+    """As transformers' models look into masks, and for padding."""
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        mask = words.to(words.device, torch.bool)
+        scale = 0.5 if mask.all() or 0 in words[:, -1] else float(words.float().mean()) / 10
+        hidden = self.norm(self.embed(words) + self.position)
+        for block in self.blocks:
+            hidden = block(hidden, torch.tensor(scale))
+        return self.head(self.after(hidden))
+
+
+def test_a_model_may_look_into_its_inputs() -> None:
+    torch.manual_seed(0)
+    model = LooksIntoWords()
+    compare(*cut(model, 0, 6), cut(model, 0, 2, 5, 6), BATCH, seed=1)
+
+
 class Skips(Model):
     def call(self, block: nn.Module, hidden: torch.Tensor) -> Any:
         return block(hidden, 1.0) + hidden

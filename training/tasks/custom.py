@@ -112,8 +112,8 @@ class CustomTask(Task):
     def build_stage(self, stages: StageMaker) -> nn.Module:
         if self.job.metrics is not None:
             raise BadInput("metrics of a job are not computed in stages", "leave them out, or set layout = replicate")
-        batch = move(self.collate([self.train[0]], None), torch.device("meta"))
-        return stages.cut(self.build_model(), lambda model: self.loss(model, batch))
+        batch, meta = self.collate([self.train[0]], None), torch.device("meta")
+        return stages.cut(self.build_model(), lambda model: self.loss(model, move(batch, meta)))
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return ``{"data": ..., "weight": ...}`` with the batch from the job's collate function."""
