@@ -196,7 +196,7 @@ def memory_reasons(job: Job, machine: ClusterMachine) -> Iterator[Reason]:
     if job.adaptable and not job.lora and job.start == "pretrained":
         remedies.append(("would-fit-with-lora", memory_model.with_lora(job, machine)))
     sufficient = [Reason.of(code, machine.name, needed=size, free=free) for code, size in remedies if size <= free]
-    yield from sufficient or [Reason.of("needs-sharding", machine.name)]
+    yield from sufficient or [Reason.of("needs-dividing", machine.name)]
 
 
 def settings_of(best: Candidate, predictor: Predictor) -> Settings:
@@ -299,8 +299,7 @@ WORDS = {
     "would-fit-with-checkpointing": "it would fit {subject} with gradient_checkpointing = true "
     "({needed_text} of {free_text}), for a third more compute",
     "would-fit-with-lora": "it would fit {subject} with tuning = lora ({needed_text} of {free_text})",
-    "needs-sharding": "no setting would make it fit {subject}, and no strategy here splits a model across machines: "
-    "take a smaller model",
+    "needs-dividing": "no setting would make it fit {subject}: several machines hold it with layout = pipeline",
     "strategy-does-not-fit": "{subject} does not have the memory for {other}: it needs {needed_text}, and "
     "{free_text} are free",
     "no-speed": "{subject} is left out: its speed was not measured",
@@ -321,14 +320,12 @@ WORDS = {
     "nothing-fits": "the job fits none of these machines",
     "layout-fits": "{subject} holds the whole model, which is faster than dividing it",
     "layout-not-needed": "not needed: {subject} holds the whole model, which is faster",
-    "layout-too-large": "no machine holds the whole model: {subject} comes closest, where it needs {needed_text}, and "
-    "{free_text} can be used",
+    "layout-too-large": "no machine holds the whole model: {subject} is closest, with {free_text} of the {needed_text}",
     "layout-no-blocks": "the blocks of the model are not known",
     "layout-teacher": "a model that learns from a teacher is not divided",
     "layout-one-device": "{subject} is the only device",
     "layout-one-block": "the model has one block, which cannot be divided",
-    "layout-large-block": "no device holds {other}: {subject} comes closest, where it needs {needed_text}, and "
-    "{free_text} can be used",
+    "layout-large-block": "no device holds {other}: {subject} is closest, with {free_text} of the {needed_text}",
     "layout-small-devices": "{other} need a block each, and {subject} has the memory for none",
     "layout-no-memory": "the memory of {subject} does not hold all blocks, in any order",
     "layout-no-link": "{subject} would need links that were not measured",

@@ -96,7 +96,7 @@ def test_where_a_person_wants_all_weights_trained_the_model_is_divided() -> None
         ("tensor", False, 0),
         ("replicate", False, 0),
     ]
-    assert "no machine holds the whole model: machine a comes closest, where it needs" in sentence(ranked[-1].reason)
+    assert "no machine holds the whole model: machine a is closest, with" in sentence(ranked[-1].reason)
     assert sentence(ranked[1].reason) == "the memory of 1 member of 2 devices does not hold all blocks, in any order"
     assert sentence(ranked[0].reason).startswith("a+b+c with ")
 
@@ -259,7 +259,11 @@ def test_a_model_that_cannot_be_divided(size: ModelSize, expected: str) -> None:
             "the model has one block, which cannot be divided",
         ),
         (home(90, 0.001), LLAMA_3B, "2 devices need a block each, and machine b has the memory for none"),
-        (home(8, 9), LLAMA_3B, "no device holds block 28 with the head: machine b comes closest, where it needs"),
+        (
+            home(8, 9),
+            LLAMA_3B,
+            "no device holds block 28 with the head: machine b is closest, with 6.4 GB of the 11 GB",
+        ),
     ],
 )
 def test_memory_that_does_not_suffice_is_named(cluster: Cluster, size: ModelSize, expected: str) -> None:

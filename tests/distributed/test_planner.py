@@ -367,14 +367,14 @@ def test_adapters_are_proposed_where_the_optimizer_is_too_large() -> None:
 
 
 def test_what_a_task_refuses_is_not_proposed() -> None:
-    assert "needs-sharding" in codes(plan(with_memory(12_000_000, 1_000), job(1_000_000, adaptable=False)), "a")
+    assert "needs-dividing" in codes(plan(with_memory(12_000_000, 1_000), job(1_000_000, adaptable=False)), "a")
     workload = Workload(model_path="m:build", trainable=10, total=10, samples=10)
     custom = profile_from_options("p", {"task": "custom", "model_path": "m:build"})
     assert not job_of(custom, workload).adaptable
 
 
 def test_nothing_helps_is_said_too() -> None:
-    assert "needs-sharding" in codes(plan(with_memory(3_000_000, 1_000), job(1_000_000)), "a")
+    assert "needs-dividing" in codes(plan(with_memory(3_000_000, 1_000), job(1_000_000)), "a")
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan
