@@ -242,7 +242,8 @@ class LaunchScreen(StepScreen):
         run = Path(state.launch.value.run)
         if state.started and run.is_dir() and not is_live(run):
             return [muted(line) for line in what_next(summarise(run))]
-        return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
+        phases = [literal(f"{row.name}: {row.phase}") for row in state.launch.value.rows if row.phase]
+        return [*phases, *[muted(line) for line in state.launch.progress[-_PROGRESS:]]]
 
     def question(self, state: WizardState) -> str:
         run = Path(state.launch.value.run)

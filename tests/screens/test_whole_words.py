@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.wizard.plain.plain_words import strategy_lines
+from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import ItemStatus, JobOption, MachineRow
 from app.wizard.state.state import StatePart, Step, TaskKind
 from distributed.hosts.file import Machine
@@ -90,6 +91,12 @@ def test_what_is_wrong_with_a_machine_stands_whole_at_80_columns(step: Step) -> 
         )
     words = shown(steering)
     assert words.count(CAUSE) == 1 and words.count(FIX) == 1
+
+
+def test_what_a_machine_prepares_is_told_at_launch() -> None:
+    row = LaunchRow("studio", "studio", (), status=ItemStatus.WORKING, phase="features (train) 300/3880")
+    launch = StatePart(LaunchProgress(("program", "joined"), (row,)), status=ItemStatus.WORKING)
+    assert "studio: features (train) 300/3880" in shown(at(Step.LAUNCH, launch))
 
 
 LONG = ("whisper-trainer-attic1", "whisper-trainer-cellar", "whisper-trainer-office", "whisper-trainer-studio")

@@ -51,6 +51,14 @@ def test_members_go_their_way_one_by_one(tmp_path: Path) -> None:
     assert {cell for row in launch.rows for cell in row.cells} == {ItemStatus.OK}
 
 
+def test_a_row_says_what_its_machine_prepares_and_how_far_it_is(tmp_path: Path) -> None:
+    started = MemberEvent(member=0, status="started")
+    features = ProgressEvent(member=0, phase="features (train)", done=300, total=3880)
+    row, other = grid(started, features).launch(tmp_path).rows
+    assert (row.phase, other.phase) == ("features (train) 300/3880", "")
+    assert grid(started, features, MemberEvent(member=0, status="ready")).launch(tmp_path).rows[0].phase == ""
+
+
 def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "b.log").write_text("\n".join(f"line {number}" for number in range(100)))

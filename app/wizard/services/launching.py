@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.follow import Follower
-from app.run_view.run_state import RunState, apply
+from app.run_view.member_state import phase_text
 from app.trackers.notify import failed_start_notified
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.services.forecasting import Forecast
@@ -92,12 +92,11 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
     Raises:
         RunFailed: the run ended before that.
     """
-    follower, grid, state = Follower(path), Grid(plan), RunState()
+    follower, grid = Follower(path), Grid(plan)
     shown: LaunchProgress | None = None
     for event in follower.events():
         if event is not None:
             grid.take(event)
-            state = apply(state, event)
         launch = grid.launch(path)
         if launch != shown:
             see(launch)
@@ -117,6 +116,8 @@ class Grid:
         self.names = [member.name for member in plan.members]
         self.done = [_CHECKED] * plan.world_size
         self.problems: dict[int, tuple[str, str]] = {}
+        self.phases: dict[int, str] = {}
+        """What each member prepares, with its progress."""
 
     def take(self, event: Event) -> None:
         """Apply one event."""
@@ -126,6 +127,10 @@ class Grid:
         if rank is None or not 0 <= rank < len(self.done):
             return
         self.done[rank] = max(self.done[rank], reached)
+        if isinstance(event, ProgressEvent):
+            self.phases[rank] = phase_text(event.phase, event.done, event.total)
+        elif reached:
+            self.phases.pop(rank, None)
         if isinstance(event, ErrorEvent):
             self.problems.setdefault(rank, (event.message, event.hint))
         elif isinstance(event, MemberEvent) and event.status in ("failed", "lost"):
@@ -142,7 +147,8 @@ class Grid:
         for rank, (name, count) in enumerate(zip(self.names, self.done)):
             problem = self.problems.get(rank)
             status = ItemStatus.FAILED if problem else ItemStatus.OK if count == _TRAINS else ItemStatus.WORKING
-            rows.append(_row(name, count, status, problem, tail(path / "logs", name) if problem else ()))
+            row = _row(name, count, status, problem, tail(path / "logs", name) if problem else ())
+            rows.append(row if problem else replace(row, phase=self.phases.get(rank, "")))
         return LaunchProgress(STEPS, tuple(rows), str(path))
 
 

@@ -14,6 +14,8 @@ class LaunchRow(AssessedRow):
     cells: tuple[ItemStatus, ...] = ()
     log: tuple[str, ...] = ()
     """Last lines of its log if it failed."""
+    phase: str = ""
+    """What it prepares, with its progress; empty: nothing that takes long."""
 
 
 @dataclass(frozen=True)
