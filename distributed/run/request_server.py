@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -99,6 +99,16 @@ class RequestServer:
 
         threading.Thread(target=poll_repeatedly, name="requests", daemon=True).start()
 
+    def take_over(self, events: Iterable[Event]) -> None:
+        """Carry out again what a killed supervisor had accepted and not ended, by the events of the run."""
+        requests = self._book.restore(events)
+        with self._lock:
+            for request in requests:
+                if request.action == "add":  # how far it came is not known
+                    self._tell(request.event("refused", "the run's supervisor was killed meanwhile; ask again"))
+                else:
+                    self._try(request)
+
     def close(self) -> None:
         """Stop taking requests. Idempotent."""
         self._closed.set()
@@ -108,12 +118,15 @@ class RequestServer:
     def poll(self) -> None:
         """Carry out the requests that have arrived since the last call."""
         for request in take_requests(self._run_dir):
-            try:
-                self._accept(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a later request to stop must still be served
-                with self._lock:
-                    reason = _reason(error)
-                    self._tell(*(self._book.end(request, "refused", reason) or [request.event("refused", reason)]))
+            self._try(request)
+
+    def _try(self, request: Request) -> None:
+        try:
+            self._accept(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a later request to stop must still be served
+            with self._lock:
+                reason = _reason(error)
+                self._tell(*(self._book.end(request, "refused", reason) or [request.event("refused", reason)]))
 
     def _accept(self, request: Request) -> None:
         if request.action == "add":

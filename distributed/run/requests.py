@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.hosts.schema import Machine
 from profiles.errors import BadInput
-from training.records.events import RequestEvent
+from training.records.events import Event, RequestEvent, RunEvent
 from training.records.run_files import explain_errors, private_folder, write_atomically
 
 Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
@@ -100,6 +100,23 @@ class RequestBook:
         self._paused = False
         self._stopping = False
         self._over = ""
+
+    def restore(self, events: Iterable[Event]) -> list[Request]:
+        """Take over from a killed process whether the run is paused; return the requests that it had not ended."""
+        unanswered: dict[str, Request] = {}
+        for event in events:
+            if isinstance(event, RunEvent) and event.status == "starting":  # another attempt
+                unanswered, self._paused = {}, False
+            if not isinstance(event, RequestEvent):
+                continue
+            if event.outcome == "accepted":
+                fields = {"id": event.request, "action": event.action, "machine": event.machine}
+                unanswered[event.request] = Request.model_validate(fields)
+            else:
+                unanswered.pop(event.request, None)
+            if event.outcome == "done" and event.action in ("pause", "resume"):
+                self._paused = event.action == "pause"
+        return list(unanswered.values())
 
     def accept(self, request: Request) -> RequestEvent:
         """Accept a request.

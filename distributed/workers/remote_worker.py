@@ -32,8 +32,8 @@ from distributed.workers.rendezvous import EngineRoute, RendezvousUpdates, SameA
 from profiles.errors import ExitCode, MusterError
 from profiles.quantities import bytes_text
 from training.records.bounded_fields import first_problem
-from training.records.events import ErrorEvent, Event, WarningEvent, from_line, to_line
-from training.run.processes import WAITING
+from training.records.events import ErrorEvent, Event, WarningEvent, to_line
+from training.run.processes import WAITING, NumberedLine
 from training.run.stopping import ProgressMonitor
 
 LOST = 255
@@ -70,15 +70,19 @@ class RemoteWorker:
     """Resolves to whether the run still needs the worker's files on the machine after its end."""
     log_budget: int = LOG_BUDGET
     """Bytes of the worker's log that are kept."""
+    adopted: int | None = None
+    """Number of the last line that the run has of a worker that a killed supervisor had started; ``None``: start it."""
 
     def __post_init__(self) -> None:
         self.pid = 0
         self.end_reason = ""
         self.is_unwanted = False
         self._progress = ProgressMonitor()
-        self._commands: list[bytes] = []
+        self._commands: list[dict[str, Any]] = []
+        self._earlier_commands = 0
+        """Number of the commands that the agent has from a killed supervisor."""
         self._changed = threading.Condition()
-        self._seen = 0
+        self._seen = self.adopted or 0
         self._logged = 0
         self._code: int | None = None
         self._done = threading.Event()
@@ -99,6 +103,8 @@ class RemoteWorker:
             self._broken = error
             self.signal(signal.SIGKILL)
             return
+        if self.adopted is not None:
+            return self._post({"worker": {"command": "redial", **rendezvous}})
         self._post({"files": self._certificates(), "worker": rendezvous})
 
     def _send_new_rendezvous(self, get_update: Callable[[], dict[str, str]]) -> str:
@@ -149,11 +155,12 @@ class RemoteWorker:
 
     def lines(self) -> Iterator[bytes]:
         try:
-            if not self._wait_until_ready():
-                self._raise_broken()
-                self._lose("ended before it was started")
-                return
-            self.link.ask(self._start(), timeout=30.0)
+            if self.adopted is None:
+                if not self._wait_until_ready():
+                    self._raise_broken()
+                    self._lose("ended before it was started")
+                    return
+                self.link.ask(self._start(), timeout=30.0)
             yield from self._follow()
             if self._over and self.assignment.brings:
                 timeout, name = self.timeouts.give_up, self.assignment.brings
@@ -281,6 +288,8 @@ class RemoteWorker:
                 with contextlib.suppress(SshError):
                     self.link.ask(Forget(*self._folder))
                 return
+            if self.adopted is not None and self._attached == -math.inf:
+                self._earlier_commands = hello.commands
             self._attached = time.monotonic()
             stop = threading.Event()
             writer = threading.Thread(target=self._write, args=(process, hello.commands, stop), daemon=True)
@@ -304,7 +313,7 @@ class RemoteWorker:
             self.pid = record.pid
         elif record.end is not None:
             self._code, self.end_reason = LOST if record.why else record.end, record.why
-        return record.event.encode()
+        return NumberedLine.of(record.event, record.seq)
 
     def _keep_log(self, text: bytes) -> None:
         if self._logged > self.log_budget:
@@ -324,20 +333,20 @@ class RemoteWorker:
 
     def _post(self, command: dict[str, Any]) -> None:
         with self._changed:
-            number = len(self._commands) + 1
-            self._commands.append(json.dumps({"n": number, **command}).encode() + b"\n")
+            self._commands.append(command)
             self._changed.notify_all()
 
     def _write(self, process: Process, carried_out: int, stop: threading.Event) -> None:
         """Send the commands that the agent has not carried out yet, and beats between them."""
+        earlier = self._earlier_commands
         with contextlib.suppress(SshError):
             while not stop.is_set():
                 with self._changed:
-                    if len(self._commands) <= carried_out:
+                    if earlier + len(self._commands) <= carried_out:
                         self._changed.wait(self.timeouts.beat)
-                    fresh = self._commands[carried_out:]
-                beat = json.dumps({"beat": 1, "grace": self.timeouts.grace}).encode() + b"\n"
-                process.write(b"".join(fresh) or beat)
+                    fresh = [{"n": n, **c} for n, c in enumerate(self._commands, earlier + 1) if n > carried_out]
+                messages = fresh or [{"beat": 1, "grace": self.timeouts.grace}]
+                process.write(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
                 carried_out += len(fresh)
 
     # -------------------------------------------------------------------------------------------------------- end
@@ -369,31 +378,6 @@ class RemoteWorker:
         with contextlib.suppress(MusterError, OSError, ValueError):
             for _ in self._records():
                 continue
-
-
-@dataclass(eq=False)
-class RemoteCoordinator(RemoteWorker):
-    """The coordinator of a run on another machine: a :class:`training.run.meeting_point.CoordinatorHandle`."""
-
-    note: Callable[[Event], object] = lambda event: None
-    """Called with events about the connection, which are not the coordinator's own."""
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines of its standard output: first ``{"port": N}``, then events."""
-        begun = False
-        for line in super().lines():
-            begun = begun or line.startswith(b'{"port"')
-            if begun:
-                yield line
-            else:  # an event about the connection, before the coordinator's first line
-                self.note(from_line(line))
-
-    def stop(self, timeout: float = 5.0) -> None:
-        """End the coordinator and wait until nothing of it is left on its machine; else its lease ends it."""
-        self.signal(signal.SIGTERM)
-        if not self.wait(timeout):
-            self.signal(signal.SIGKILL)
-            self.wait(timeout)
 
 
 def _encoded(content: bytes) -> str:

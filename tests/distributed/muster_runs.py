@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.waiting import until
 from training.records.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
@@ -149,8 +151,15 @@ class Muster:
         return dict(json.loads((self.folder_of(run_id) / "metadata.json").read_text()))
 
     def supervisor(self, run_id: str) -> int:
-        """Return the process that holds the run."""
-        return int((self.folder_of(run_id) / "run.lock").read_text())
+        """Return the process that holds the run; 0: it takes it just now."""
+        return int((self.folder_of(run_id) / "run.lock").read_text() or 0)
+
+    def kill_supervision(self, run_id: str) -> None:
+        """Kill the supervisor of a run, and first what would start another one."""
+        watchers = [p for p in psutil.process_iter() if _watches(p, self.folder_of(run_id))]
+        for process in (*watchers, psutil.Process(self.supervisor(run_id))):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def leave_nothing(self) -> None:
         """End what a failed test has left."""
@@ -158,7 +167,14 @@ class Muster:
             with_pid = lock.read_text().strip()
             command = Path(f"/proc/{with_pid}/cmdline")
             if with_pid and command.exists() and "distributed.supervisor" in command.read_text():
-                os.kill(int(with_pid), signal.SIGKILL)
+                self.kill_supervision(lock.parent.name)
+
+
+def _watches(process: psutil.Process, folder: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        words = process.cmdline()
+        return "distributed.run.watcher" in words and str(folder) in words
+    return False
 
 
 def ours(host: Any) -> list[int]:

@@ -82,7 +82,7 @@ def test_the_others_go_on_when_a_cable_is_pulled(make_lab: MakeLab, start: Start
     until(lambda: ours(lab["b"]) == [])
 
 
-def test_a_killed_supervisor_leaves_no_orphan_and_the_run_resumes(make_lab: MakeLab, start: Start) -> None:
+def test_without_a_supervisor_no_orphan_is_left_and_the_run_resumes(make_lab: MakeLab, start: Start) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
     options = ["--max-steps", "20", "--snapshot-interval", "5", "--lease", "5"]
@@ -92,12 +92,31 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_run_resumes(make_lab: Make
     assert muster.run(*words).returncode == 0
     (undisturbed,) = (folder.name[:20] for folder in (muster.folder / "output").iterdir())
     run_id = stands_still(muster, *options, step=12)
-    signal_all([muster.supervisor(run_id)], signal.SIGKILL)
+    muster.kill_supervision(run_id)
     until(lambda: ours(lab["a"]) + ours(lab["b"]) == [])
     muster.let_pass(20)
     resumed = muster.run("distributed-train", "--resume", run_id)
     assert resumed.returncode == 0, resumed.stderr
     assert dict(muster.losses(run_id)) == pytest.approx(dict(muster.losses(undisturbed)), rel=1e-6)
+
+
+def test_another_supervisor_takes_the_place_of_a_killed_one(make_lab: MakeLab, start: Start) -> None:
+    lab = make_lab("a", "b")
+    muster = start(lab, 0.05)
+    run_id = stands_still(muster, "--max-steps", "30")
+    muster.let_pass(15)  # it trains while it is killed
+    for _ in range(2):
+        killed = muster.supervisor(run_id)
+        signal_all([killed], signal.SIGKILL)
+        until(lambda: muster.supervisor(run_id) not in (0, killed))  # noqa: B023 - at once
+    muster.let_pass(30)
+    ended = muster.wait_for_end(run_id)
+    assert ended.returncode == 0, ended.stderr
+    for member in range(2):
+        assert [step for step, _ in muster.losses(run_id, member)] == list(range(1, 31))
+    assert muster.metadata(run_id)["metrics"]["lost_members"] == []
+    assert (muster.folder_of(run_id) / "model" / "model.safetensors").is_file()
+    until(lambda: ours(lab["a"]) + ours(lab["b"]) == [])
 
 
 def test_a_lost_connection_loses_and_doubles_no_event(make_lab: MakeLab, start: Start) -> None:

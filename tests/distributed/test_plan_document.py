@@ -23,7 +23,7 @@ from distributed.planning.planner import plan as plan_for
 from distributed.planning.run_time import plan_stages_text
 from distributed.preparation.prepare import updated_hosts
 from distributed.run.run_machines import links_of, on_present, record_added_machine
-from distributed.supervisor import Supervisor
+from distributed.supervision import Supervisor
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
 from profiles.schema import Profile

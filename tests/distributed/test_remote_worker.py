@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,13 +21,14 @@ from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, HereProcess, MachineLink
 from distributed.ssh.errors import ConnectTimeout, ForwardRefused
 from distributed.ssh.process import Process
-from distributed.supervisor import Supervisor
+from distributed.supervision import Supervisor
 from distributed.workers.agent_records import AgentTimeouts, Assignment, Record
 from distributed.workers.remote_worker import LOST, RemoteWorker
 from profiles.errors import ExitCode
 from tests.app.app_events import step
 from tests.waiting import until
 from training.records.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
+from training.run.processes import NumberedLine
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +131,27 @@ def test_events_come_once_and_in_order_over_broken_connections(machines: Machine
     assert worker.exit_code() == 0
     assert any("reconnected" in warning for warning in warnings)
     assert machines.log.getvalue() == b"all done\n"
+
+
+def test_another_supervisor_gets_the_rest_of_the_events_and_gives_the_next_commands(machines: Machines) -> None:
+    worker = machines.worker()
+    worker.send({"address": "coordinator:1"})
+    go_on(worker, 1)
+    steps, lines = [], worker.lines()
+    for line in lines:
+        event = from_line(line)
+        if isinstance(event, StepEvent):
+            steps.append(event.step)
+        if len(steps) == 15:
+            break
+    machines.cut()  # its supervisor is killed
+    assert isinstance(line, NumberedLine) and line.number is not None
+    following = replace(worker, adopted=line.number)
+    following.send({"address": "coordinator:1"})
+    go_on(following, 2)
+    steps += [event.step for event in map(from_line, following.lines()) if isinstance(event, StepEvent)]
+    assert steps == list(range(1, 41))
+    assert following.exit_code() == 0 and not machines.folder.exists()
 
 
 def train_to_the_end(worker: RemoteWorker) -> None:

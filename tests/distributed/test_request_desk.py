@@ -141,6 +141,10 @@ def test_whatever_is_asked_in_whatever_order_comes_to_one_end(steps: list[tuple[
             told += book.complete_for("drop", rank, "left") + book.refuse("add", rank, "it is lost")
     turns = [a.action for a in told if a.outcome == "accepted" and a.action in ("pause", "resume")]
     assert turns == (["pause", "resume"] * len(turns))[: len(turns)]  # no pause but an open one holds the run
+    restored = RequestBook()
+    unanswered = restored.restore(told)  # in the place of one that was killed
+    assert [request.id for request in unanswered] == list(book._open)
+    assert all(restored.accept(request).outcome == "accepted" for request in unanswered)
     ends = told + book.close("cancelled", "stopped")
     for answer in told:
         outcomes = [other.outcome for other in ends if other.request == answer.request]

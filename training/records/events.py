@@ -51,6 +51,9 @@ class _Event(BaseModel):
     """Rank of the member that wrote the event; ``None`` for the run itself. Set where events are merged."""
     seq: Count | None = None
     """Position in the run's merged log, set by the writer of ``events.jsonl``."""
+    line: Count | None = None
+    """Number of the line at the agent of the worker that wrote it: who goes on in the place of a killed supervisor asks
+    for the lines after it. ``None``: the worker has no agent, or the event is not a worker's."""
 
 
 class RunEvent(_Event):

@@ -14,8 +14,8 @@ import threading
 import time
 from pathlib import Path
 
-LEASE = "lease"
-"""Name of the file."""
+LEASE, LOCK_NAME = "lease", "run.lock"
+"""Names of the file, and of that which the process at work locks."""
 _RENEWED = 5.0
 _VALID = 180.0
 """Seconds after which a lease that was not renewed has expired: clocks of machines may differ by a minute, and the view

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, MusterError
-from training.records.lease import Lease, held_elsewhere
+from training.records.lease import LOCK_NAME, Lease, held_elsewhere
 
-LOCK_NAME = "run.lock"
 _LOCK_PATIENCE = 1.0
 """Seconds to wait for a lock: a reader that asks whether a run is alive holds it for an instant."""
 
@@ -182,15 +181,20 @@ class FolderLock:
         self._descriptor: int | None = None
         self._lease: Lease | None = None
 
-    def acquire(self) -> None:
+    def acquire(self, inherited: int | None = None) -> None:
         """Take the lock.
+
+        Args:
+            inherited: descriptor of a lock that a killed process had.
 
         Raises:
             BadInput: another process has it, or another machine.
             OSError: the lock file cannot be written.
         """
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o600) if inherited is None else inherited
         try:
+            os.set_inheritable(descriptor, False)
             _lock_patiently(descriptor, self._path)
             if other_machine := held_elsewhere(self._path.parent):
                 message = f"{self._path.parent.name}: {other_machine}, which shares this folder, is working on this run"
@@ -208,8 +212,15 @@ class FolderLock:
             self._lease.release()
             self._lease = None
         if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also that of processes which have inherited it
             os.close(self._descriptor)
             self._descriptor = None
+
+    @property
+    def descriptor(self) -> int:
+        """The lock's descriptor."""
+        assert self._descriptor is not None
+        return self._descriptor
 
     @property
     def held(self) -> bool:

@@ -26,11 +26,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from profiles.errors import BadInput, RunFailed
 from training.records.event_log import EventLog, read_events
 from training.records.events import Event, SnapshotEvent
 from training.records.plan import (
     Earlier,
+    MemberPlan,
     RunMetadata,
     RunPlan,
     RunType,
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+_ADDED, _ADDED_MEMBERS = "secrets/added.json", TypeAdapter(tuple[MemberPlan, ...])
+"""Removed with the keys at the end of an attempt: a resumed run has the members of its plan."""
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
@@ -160,14 +165,17 @@ class RunFolder:
         return folder
 
     @classmethod
-    def take_over(cls, path: Path) -> RunFolder:
-        """Hold a run that another process has prepared and released.
+    def take_over(cls, path: Path, lock: int | None = None) -> RunFolder:
+        """Hold a run that another process has prepared and released, or whose holder was killed.
+
+        Args:
+            lock: descriptor of the killed process's lock, which this process has inherited.
 
         Raises:
             BadInput: no run, a damaged one, or one that is being worked on.
         """
         folder = cls.open(path)
-        folder._hold()
+        folder._hold(lock)
         folder.taken_over = True
         return folder
 
@@ -197,6 +205,19 @@ class RunFolder:
     def plan(self) -> RunPlan:
         """Read ``plan.json``. Raises BadInput if it is missing or damaged."""
         return read_plan(self.path / "plan.json")
+
+    def record_added(self, members: tuple[MemberPlan, ...]) -> None:
+        """Record the members that were added to the plan, for a supervisor that takes over.
+
+        Raises:
+            RunFailed: the file cannot be written.
+        """
+        self._write(_ADDED, _ADDED_MEMBERS.dump_json(members))
+
+    def added_members(self) -> tuple[MemberPlan, ...]:
+        """Return the members that were added to the plan in this attempt of a live run."""
+        path = self.path / _ADDED
+        return _ADDED_MEMBERS.validate_json(path.read_bytes()) if path.is_file() else ()
 
     def events(self) -> Iterator[Event]:
         """Yield all events so far, oldest first, passing over damaged lines."""
@@ -295,9 +316,14 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _hold(self) -> None:
+    @property
+    def lock(self) -> int:
+        """Descriptor of the lock: a child process that inherits it holds the run, too, until this one closes it."""
+        return self._folder_lock.descriptor
+
+    def _hold(self, lock: int | None = None) -> None:
         try:
-            self._folder_lock.acquire()
+            self._folder_lock.acquire(lock)
             self._log = EventLog(self.path / "events.jsonl")
         except OSError as error:
             self._folder_lock.release()

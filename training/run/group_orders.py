@@ -47,19 +47,20 @@ class GroupOrders:
     ) -> None:
         self._spread = spread
         self._present, self._send, self._ended = present, send, ended
-        self._count = 0
+        self.count = 0
+        """Number of the newest order."""
         self._queue: deque[_Order] = deque()
         self._current: _Order | None = None
 
     def give(self, action: OrderAction, **words: Any) -> int:
         """Give an order and return its number; a stop replaces all earlier orders."""
-        self._count += 1
+        self.count += 1
         if action == "stop":
             self._queue.clear()
             self._current = None
-        self._queue.append(_Order(self._count, action, words))
+        self._queue.append(_Order(self.count, action, words))
         self.look()
-        return self._count
+        return self.count
 
     def receive_answer(self, rank: int, answer: AnswerEvent) -> None:
         """Take a member's answer."""

@@ -31,6 +31,7 @@ from training.records.events import (
     from_line,
 )
 from training.run.membership import Membership
+from training.run.processes import NumberedLine
 from training.strategies.registry import segment_steps_of
 
 COORDINATOR = -1
@@ -188,7 +189,8 @@ class EventIntake:
                 event = event.model_copy(update={"time": time.time()})
             if source == COORDINATOR:
                 return self._of_coordinator(event)
-            event = self._of_member(source, event)
+            number = line.number if isinstance(line, NumberedLine) else None
+            event = self._of_member(source, event.model_copy(update={"line": number}))
             if isinstance(event, WarningEvent):
                 return event if self._is_first_to_warn(source, event.message) else None
             return event if isinstance(event, _OF_EVERY_DEVICE) or self._members.speaks(source) else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+
+import psutil
 
 from profiles.errors import BadInput, MusterError, RunFailed
 from training.exchange.links.certificates import issue_run_certificates
@@ -16,12 +20,12 @@ from training.records.events import WarningEvent
 from training.records.plan import RunPlan
 from training.records.run_files import write_atomically
 from training.records.run_folder import RunFolder
-from training.run.processes import Channel, CoordinatorProcess
+from training.run.processes import Channel, CoordinatorProcess, processes_of
 
 SPARE = 8
 """Machines that may join during a run. Their keys are made with the others' and stay here until they join."""
 
-_MOST_ENDS, _HOUR = 5, 3600.0
+_MOST_ENDS, _MINUTE = 5, 60.0
 """Number of ends of the coordinator, and the seconds within which so many mean that it cannot go on."""
 _PORT_SECONDS = 20.0
 """Seconds to wait until the port of a restarted coordinator is free."""
@@ -73,8 +77,11 @@ class MeetingPoint:
         self._gate = threading.RLock()
         """Held while a coordinator is started or stopped, also by a signal handler: none starts after the end."""
 
-    def start(self) -> str:
+    def start(self, again: bool = False) -> str:
         """Start it and return its address; a single worker needs none.
+
+        Args:
+            again: take the place of a coordinator whose supervisor was killed: same ports, same keys.
 
         Raises:
             BadInput: the port that was asked for is taken.
@@ -85,7 +92,7 @@ class MeetingPoint:
             return ""
         has_relay = self._plan.has_coordinator or len(self._plan.machines) > 1
         if has_relay:
-            self._start_coordinator()
+            self._start_coordinator(again)
         else:
             issue_run_certificates(secrets, self._plan.run_id, range(processes), [self._listen])
         if not self._plan.has_coordinator:
@@ -95,11 +102,24 @@ class MeetingPoint:
             return f"127.0.0.1:{self._store.port}"
         return f"{self._host}:{self._port}"
 
-    def _start_coordinator(self) -> None:
-        config = self._coordinator_config()
-        log = self._open_log("coordinator")
-        lines = self._started(config, log)
+    def _start_coordinator(self, again: bool) -> None:
+        config, log = self._coordinator_config(), self._open_log("coordinator")
+        if again:
+            self._kill_orphan()  # before it tells the members that it was stopped
+            lines = self._started_again({**config, **json.loads(self._ports.read_bytes())}, log)
+        else:
+            ranks = range(len(self._plan.processes) + SPARE)
+            issue_run_certificates(self._folder.secrets, self._plan.run_id, ranks, [self._listen])
+            lines = self._started(config, log)
         self._watch(self._lines(lines, config, log))
+
+    def _kill_orphan(self) -> None:
+        """Kill the coordinator that a killed supervisor has left on this machine."""
+        for process in processes_of(self._plan.run_id):
+            with contextlib.suppress(psutil.Error):
+                if str(self._configuration) in process.cmdline():
+                    process.kill()
+                    process.wait()
 
     def _started(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
         """Start the coordinator, and return its events.
@@ -119,6 +139,7 @@ class MeetingPoint:
         if "port" not in greeting:
             raise RunFailed("the coordinator did not start", f"see {log.name}")
         self._port, self._relay_port = int(greeting["port"]), int(greeting.get("relay", 0))
+        write_atomically(self._ports, json.dumps({"port": self._port, "relay_port": self._relay_port}).encode())
         return lines
 
     def _lines(self, lines: Iterator[bytes], config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
@@ -129,8 +150,8 @@ class MeetingPoint:
             if self._stopped:
                 return
             ends.append(time.monotonic())
-            if len(ends) == _MOST_ENDS and ends[-1] - ends[0] < _HOUR:
-                yield _warning(f"ended {_MOST_ENDS} times within an hour and is not started again: see {log.name}")
+            if len(ends) == _MOST_ENDS and ends[-1] - ends[0] < _MINUTE:
+                yield _warning(f"ended {_MOST_ENDS} times within a minute and is not started again: see {log.name}")
                 return
             yield _warning("ended unexpectedly and is started again; the machines continue where they were")
             if (ended := self._coordinator) is not None:
@@ -160,14 +181,11 @@ class MeetingPoint:
             time.sleep(_LOOK)
 
     def _start_here(self, config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
-        path = self._folder.secrets / "coordinator.json"
-        write_atomically(path, json.dumps(config).encode())
-        return CoordinatorProcess(path, log)
+        write_atomically(self._configuration, json.dumps(config).encode())
+        return CoordinatorProcess(self._configuration, log)
 
     def _coordinator_config(self) -> dict[str, Any]:
         secrets, strategy = self._folder.secrets, self._plan.profile.strategy
-        ranks = range(len(self._plan.processes) + SPARE)
-        issue_run_certificates(secrets, self._plan.run_id, ranks, [self._listen])
         return {
             "run_id": self._plan.run_id,
             "names": [member.name for member in self._plan.members],
@@ -180,6 +198,16 @@ class MeetingPoint:
             "round_deadline": strategy.round_deadline,
             "quorum": strategy.quorum,
         }
+
+    @property
+    def _configuration(self) -> Path:
+        """Of a coordinator on this machine."""
+        return self._folder.secrets / "coordinator.json"
+
+    @property
+    def _ports(self) -> Path:
+        """Document with the coordinator's ports, for a supervisor that takes over."""
+        return self._folder.secrets / "ports.json"
 
     @property
     def relay(self) -> str:

@@ -33,6 +33,19 @@ START_PATIENCE = 120.0
 """Seconds for a process that is alive to begin: its imports take seconds, on a busy machine many times as long."""
 
 
+class NumberedLine(bytes):
+    """An event line of a worker with an agent."""
+
+    number: int | None = None
+    """Its number there."""
+
+    @classmethod
+    def of(cls, text: str, number: int) -> NumberedLine:
+        line = cls(text.encode())
+        line.number = number
+        return line
+
+
 class Channel(Protocol):
     """Interface of any process of a run."""
 

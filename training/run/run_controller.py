@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, BinaryIO, Literal
 
 from profiles.errors import BadInput, ExitCode, MusterError, counted, exit_text
@@ -26,16 +27,13 @@ from training.records.events import (
 from training.records.plan import FinalStatus, MemberPlan, ProcessPlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.run.intake import COORDINATOR, EventIntake
+from training.run.local_workers import AdoptWorker, StartWorker, local_starter
 from training.run.meeting_point import MeetingPoint, StartCoordinator
-from training.run.membership import Membership, WorkerHandle
+from training.run.membership import MemberHistory, Membership, WorkerHandle
 from training.run.orders import OrderAction
 from training.run.outcome import RunOutcome, RunTotals, blaming, early_end, write_end
-from training.run.processes import SubprocessWorker, Worker
-from training.run.simulated_process import SharedProcess
 from training.run.stopping import FAILED_GRACE, SCRIPT_GRACE, OrderCoordinator, ProgressMonitor, Stopping
 from training.script.script_start import is_peer_loss
-
-StartWorker = Callable[[int, BinaryIO], Worker]
 
 
 class RunController:
@@ -64,12 +62,10 @@ class RunController:
         worker: str = "training.workers.worker",
         progress: ProgressMonitor | None = None,
     ) -> None:
-        self.plan = plan
-        self._worker = "training.workers.script_worker" if plan.launch else worker
-        self._more_metrics = more_metrics
-        self.folder = folder
-        self._on_event = on_event
-        self._start_worker = start_worker or (self._shared() if plan.engine == "simulated" else self._start_subprocess)
+        self.plan, self.folder = plan, folder
+        self._more_metrics, self._on_event = more_metrics, on_event
+        module = "training.workers.script_worker" if plan.launch else worker
+        self._start_worker = start_worker or local_starter(plan, folder, module)
         self.members = Membership(plan)
         self._intake = EventIntake(self.members, self._record, self._kill_invalid)
         self._orders = OrderCoordinator(self.members)
@@ -97,21 +93,47 @@ class RunController:
         Raises:
             BadInput: the coordinator's port is taken.
         """
-        for event in self.folder.events():  # of an earlier attempt, where the run is resumed
+        self._note_earlier()
+        self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
+        self._begin({process.rank: self._start_worker for process in self._present_processes()})
+
+    def take_over(self, adopt: AdoptWorker) -> None:
+        """Go on with a run that trains, in the place of a supervisor that was killed.
+
+        Args:
+            adopt: returns the worker of a rank, which runs; called with the number of its last recorded line.
+        """
+        history = MemberHistory.of(self.folder.events())
+        self._note_earlier()
+        self.members.restore(history)
+        self._orders.count_from(history.newest)
+        self._has_begun, self._status, self._intake.may_pause = True, history.run_status, True
+        self._record(WarningEvent(message="the run's supervisor was killed; another one has taken its place"))
+        self._begin({rank: partial(adopt, line=line) for rank, line in history.attached.items()}, again=True)
+
+    def _note_earlier(self) -> None:
+        """Note the events of an earlier attempt, where the run is resumed, or of a killed supervisor."""
+        for event in self.folder.events():
             self._totals.note(event)
             self._intake.note_earlier(event)
             if isinstance(event, SnapshotEvent):
                 self._progress(event)
-        self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
+
+    def _begin(self, starts: Mapping[int, StartWorker], again: bool = False) -> None:
+        """Start the workers and the place where they meet."""
         try:
-            for process in self._present_processes():
-                worker = self._start_worker(process.rank, self._log(process.name))
-                self.members.workers[process.rank] = WorkerHandle(worker)
-                self._intake.listen(process.rank, worker.lines())
-            self._address = self._engine.start()
-        except BaseException:
-            self.kill()
-            raise
+            for rank, start in starts.items():
+                worker = start(rank, self._log(self.members.name(rank)))
+                self.members.workers[rank] = WorkerHandle(worker)
+                self._intake.listen(rank, worker.lines())
+            self._address = self._engine.start(again)
+        except BaseException as error:
+            if not again or not isinstance(error, MusterError):
+                self.kill()
+                raise
+            self._first_error = ErrorEvent.of(error)
+            self._record(self._first_error)
+            return self._stopping.keep_and_end(error.message)
         for handle in self.members.workers.values():
             handle.process.send({"address": self._address, "relay": self._engine.relay})
 
@@ -121,22 +143,6 @@ class RunController:
         for rank in absent:
             self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
         return [p for p in self.plan.processes if p.member.rank < self.plan.world_size and p.member.rank not in absent]
-
-    def _shared(self) -> StartWorker:
-        members, threads = self.plan.world_size, self.plan.members[0].lead.threads
-        return SharedProcess(self._worker, self._arguments(0), members, threads).start
-
-    def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
-        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.process(rank).device.threads, log)
-
-    def _arguments(self, rank: int) -> list[str]:
-        arguments = {
-            "--plan": self.folder.path / "plan.json",
-            "--rank": rank,
-            "--run-dir": self.folder.path,
-            "--secrets": self.folder.secrets,
-        }
-        return [str(item) for pair in arguments.items() for item in pair]
 
     def _log(self, name: str) -> BinaryIO:
         self._logs.append(self.folder.log_path(name).open("ab"))
@@ -327,6 +333,7 @@ class RunController:
         """
         self.check_changeable()
         self.members.announce(member)
+        self.folder.record_added(self.members.plan.added)
         self.members.send({"command": "expect", "member": member.model_dump(mode="json")})
 
     def give_up(self, rank: int) -> None:

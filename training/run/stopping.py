@@ -71,6 +71,10 @@ class OrderCoordinator:
         self._ended: list[tuple[int, int]] = []
         self._callbacks: dict[int, Callable[[int], None]] = {}
 
+    def count_from(self, number: int) -> None:
+        """Number the orders from here on: members may still answer those of a killed supervisor."""
+        self._group.count = number
+
     def give(self, action: OrderAction, on_done: Callable[[int], None] | None = None, **words: Any) -> None:
         """Give an order; ``on_done`` is called with the step when all have carried it out."""
         with self._turn() as group:

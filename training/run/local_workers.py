@@ -1,20 +1,49 @@
-"""The one process of a simulated run, presented as one worker for each member."""
+"""The workers of a run on this machine: a process each, or the one process of a simulated run."""
 
 from __future__ import annotations
 
 import json
 import queue
 import threading
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Protocol
 
 from profiles.errors import ExitCode
 from training.records.events import ErrorEvent, Event, MemberEvent
+from training.records.plan import RunPlan
+from training.records.run_folder import RunFolder
 from training.run.processes import SubprocessWorker, Worker
 
 _ONE_HEAP = {"MALLOC_ARENA_MAX": "1", "MKL_DISABLE_FAST_MM": "1"}
 """One member computes at a time, and the next one can use the memory it frees. But glibc gives each thread its own
 heap, with which a step of 64 members took half as long again, and MKL keeps buffers for each, 48 MB a member."""
+
+
+StartWorker = Callable[[int, BinaryIO], Worker]
+"""Starts the process of a rank, its log going there."""
+
+
+class AdoptWorker(Protocol):
+    """Returns the worker of a rank that runs already, of whose lines the run has those up to ``line``."""
+
+    def __call__(self, rank: int, log: BinaryIO, *, line: int) -> Worker: ...
+
+
+def local_starter(plan: RunPlan, folder: RunFolder, module: str) -> StartWorker:
+    """Return what starts the workers of a plan on this machine: ``python -m MODULE``."""
+
+    def arguments(rank: int) -> list[str]:
+        options = {
+            "--plan": folder.path / "plan.json",
+            "--rank": rank,
+            "--run-dir": folder.path,
+            "--secrets": folder.secrets,
+        }
+        return [str(item) for pair in options.items() for item in pair]
+
+    if plan.engine == "simulated":
+        return SharedProcess(module, arguments(0), plan.world_size, plan.members[0].lead.threads).start
+    return lambda rank, log: SubprocessWorker(module, arguments(rank), plan.process(rank).device.threads, log)
 
 
 class SharedProcess:

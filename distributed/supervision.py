@@ -1,0 +1,336 @@
+"""The supervision of one distributed run, from the first connection to the last.
+
+It sends code and data to the machines, starts the engine here and the workers there, merges their events into the run
+folder, carries out the requests left in ``requests/``, and outlives the terminal. Views of the run read the folder.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, BinaryIO
+
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.link import Dial, MachineLink, link_to
+from distributed.planning.feedback import prediction_metrics
+from distributed.preparation.code_sync import Inputs, collect
+from distributed.preparation.members import starter_of
+from distributed.preparation.prepare import PrepareOptions, prepare
+from distributed.preparation.transfer import send_trees
+from distributed.resuming import covered_step, held_parts, recut
+from distributed.run.lasting_run import LastingRun
+from distributed.run.request_server import RequestServer
+from distributed.run.requests import Request
+from distributed.run.run_machines import (
+    MachineRoute,
+    StartWatch,
+    check_newcomer,
+    ensure_reachable,
+    links_of,
+    listening_address,
+    record_added_machine,
+)
+from distributed.workers.agent_records import AgentTimeouts, Assignment, assigned, assigned_coordinator
+from distributed.workers.remote_coordinator import RemoteCoordinator
+from distributed.workers.remote_worker import RemoteWorker
+from profiles.errors import BadInput
+from training.records.events import ENGINE, Event, ProgressEvent, WarningEvent
+from training.records.plan import LAUNCHED_FILES, DevicePlan, RunPlan
+from training.records.run_folder import RunFolder
+from training.run.outcome import RunOutcome
+from training.run.processes import PhaseTimer
+from training.run.run_controller import RunController
+
+_START_WARNING = 30.0
+"""Seconds between two warnings about missing members during the start."""
+_END_TIMEOUT = 10.0
+_POLL = 0.05
+
+
+class Supervisor:
+    """Drives one run from the first connection to the last.
+
+    Args:
+        folder: run folder, locked by this process.
+        ssh_config: SSH configuration of the hosts file, for machines added later.
+        dial: returns the link to such a machine.
+    """
+
+    def __init__(
+        self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "", dial: Dial = link_to
+    ) -> None:
+        self._folder = folder
+        self._note = folder.append
+        plan = folder.plan().model_copy(update={"added": folder.added_members()})
+        self._links = links_of(plan, links)
+        """By the machines' names, those that were added later included."""
+        self._plan = plan = plan.without_absent_coordinator(starter_of(self._links.values()))
+        present = [name for member in plan.members if member.rank not in plan.absent for name in member.machines]
+        self._present = list(dict.fromkeys(present))
+        """Names of the machines that take part from the start."""
+        coordinator = self._links.get(plan.coordinator) if plan.has_coordinator else None
+        self._coordinator_link = coordinator if coordinator and not coordinator.machine.is_local else None
+        """The machine of the coordinator, if it is not this one."""
+        self._ssh_config, self._dial = ssh_config, dial
+        self._run: RunController | None = None
+        self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
+        self._requests: RequestServer | None = None
+        self._workers: list[RemoteWorker] = []
+        self._keep_files: Future[bool] = Future()
+        """Whether the files on the machines are needed after the end, to resume the run."""
+        self._ended = threading.Event()
+        self._inputs: Future[Inputs] = Future()
+        self._prepared: dict[str, Future[None]] = {}
+        self._prepared_count = 0
+        self._lock = threading.Lock()
+        self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.absent)
+
+    def supervise(self, takes_over: bool = False) -> RunOutcome:
+        """Drive the run to its end and return the outcome.
+
+        Args:
+            takes_over: go on with a run that trains, in the place of a supervisor that was killed.
+
+        Raises:
+            MusterError: it could not begin, or its folder cannot be written.
+        """
+        phases = PhaseTimer(self._note)
+        phases.end("supervisor: program")
+        pool = ThreadPoolExecutor(len(self._present) + 1)
+        try:
+            self._inputs = pool.submit(collect, self._plan)
+            if takes_over:
+                self._prepared = {name: _done() for name in self._links}
+            else:
+                threading.Thread(target=self._report_missing_members, daemon=True).start()
+                self._prepared = {name: pool.submit(self._prepare, self._links[name]) for name in self._present}
+                self._inputs.result()
+                phases.end("supervisor: hashes")
+            kind = partial(LastingRun, go_on=self._go_on_without) if self._plan.is_staged else RunController
+            self._run = run = kind(
+                self._plan,
+                self._folder,
+                self._watch,
+                self._worker,
+                listen="0.0.0.0" if self._coordinator_link else listening_address(list(self._links.values())),
+                more_metrics=lambda: prediction_metrics(self._folder),
+                start_coordinator=self._start_coordinator if self._coordinator_link else None,
+            )
+            self._requests = RequestServer(run, self._folder.path, self._note, self)
+            if takes_over:
+                run.take_over(self._adopt)
+                self._requests.take_over(self._folder.events())
+            else:
+                run.start()
+            phases.end(ENGINE)
+            self._requests.open()  # earlier requests have waited for a run to act on
+            outcome = run.wait()
+            self._keep_files.set_result(outcome.status != "completed" and self._plan.launch is None)
+            return outcome
+        finally:
+            pool.shutdown(wait=False)
+            self._ended.set()
+            if not self._keep_files.done():
+                self._keep_files.set_result(True)
+            if self._requests is not None:
+                self._requests.close()
+            self._end_workers()
+            for link in self._links.values():
+                link.close()
+
+    def _prepare(self, link: MachineLink) -> None:
+        """Send agent, code and data to one machine; its workers then start independently of the other machines."""
+        phases = PhaseTimer(self._note, whole_process=False)
+        link.put_agent()
+        phases.end("machine: connected")
+        self._send_inputs(link)
+        phases.end("machine: code and data")
+        with self._lock:
+            self._prepared_count += 1
+            self._note(ProgressEvent(phase="machines", done=self._prepared_count, total=len(self._present)))
+
+    def _watch(self, event: Event) -> None:
+        self._start_watch(event)
+        if self._requests is not None:
+            self._requests(event)
+
+    # ------------------------------------------------------------------------------------- joining and leaving machines
+
+    @property
+    def _current_plan(self) -> RunPlan:
+        """The plan with the members that were added later."""
+        return self._plan if self._run is None else self._run.members.plan
+
+    def ranks(self, machine: str) -> tuple[int, ...]:
+        if not (ranks := self._current_plan.ranks_of(machine)):
+            raise BadInput(f"{machine} is not a machine of this run", f"it has: {', '.join(self._links)}")
+        return ranks
+
+    def leaving_ranks(self, machine: str) -> tuple[int, ...]:
+        if self._coordinator_link is not None and machine == self._plan.coordinator and self._plan.engine == "mesh":
+            raise BadInput(f"{machine} carries the coordinator: the run depends on it", "drop another machine")
+        return self.ranks(machine)
+
+    def prepare(self, request: Request) -> tuple[int, ...]:
+        entry = request.entry
+        if entry is not None and entry.name not in self._links:
+            return self._add_machine(entry)
+        ranks = self.ranks(request.machine if entry is None else entry.name)
+        link = self._links[self._current_plan.all_members[ranks[0]].machine]
+        if address := ensure_reachable(link, self._ssh_config, self._folder.path, dial=self._dial):
+            self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
+        self._send_files(link)
+        self._prepared.setdefault(link.name, _done())
+        return ranks
+
+    def _send_files(self, link: MachineLink) -> None:
+        link.put_agent()
+        self._send_inputs(link)
+
+    def _send_inputs(self, link: MachineLink) -> None:
+        """Send the missing inputs, with progress events."""
+        rank = self.ranks(link.name)[0] if link.name in self._links else None
+        phase = "bytes copied on this computer" if link.machine.is_local else f"bytes to {link.name}"
+
+        def report_progress(done: int, total: int) -> None:
+            self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
+
+        send_trees(link, self._inputs.result().trees.values(), report_progress)
+
+    def _add_machine(self, entry: Machine) -> tuple[int, ...]:
+        """Add a machine that is not in the plan; return the ranks of its members."""
+        assert self._run is not None
+        plan, required_bytes = self._run.members.plan, self._inputs.result().bytes
+        participants = dict.fromkeys(plan.all_members[rank].machine for rank in self._run.members.active_ranks)
+        compared = [self._links[name] for name in participants]
+        link, members = check_newcomer(entry, compared, self._ssh_config, plan, required_bytes, self._dial)
+        try:
+            record_added_machine(self._folder.path, entry)  # first: a clean-up finds what was sent
+            self._send_files(link)
+            self._prepared[link.name] = _done()
+            for member in members:
+                self._run.expect(member)
+                self._links[link.name] = link
+        finally:
+            if link.name not in self._links:
+                link.close()
+        return tuple(member.rank for member in members)
+
+    def _worker(self, rank: int, log: BinaryIO) -> RemoteWorker:
+        assert self._run is not None
+        inputs = self._inputs.result()
+        plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
+        process = plan.process(rank)
+        assignment = assigned(plan, inputs.links, rank, process.device.threads)
+        if plan.launch is not None:
+            brings = LAUNCHED_FILES if rank == 0 else ""
+            assignment = replace(assignment, module="training.workers.script_worker", brings=brings, resumes=False)
+        elif not process.is_lead:
+            assignment = replace(assignment, brings="")
+        return self._attached(process.device, assignment, log)
+
+    def _adopt(self, rank: int, log: BinaryIO, *, line: int) -> RemoteWorker:
+        """Return the worker that a killed supervisor had started, to go on after its ``line``."""
+        return self._attached(self._plan.process(rank).device, Assignment(self._plan.run_id, rank, b"", {}), log, line)
+
+    def _attached(
+        self, device: DevicePlan, assignment: Assignment, log: BinaryIO, adopted: int | None = None
+    ) -> RemoteWorker:
+        link = self._links[device.machine]
+        worker = RemoteWorker(
+            link,
+            assignment,
+            log,
+            self._folder.path,
+            self._folder.secrets,
+            MachineRoute(link, device, self._plan.has_coordinator, self._coordinator_link),
+            self._timeouts,
+            ready=self._prepared[link.name],
+            delivers=lambda: self._delivers(assignment.rank),
+            keep=self._keep_files,
+            adopted=adopted,
+        )
+        self._workers.append(worker)
+        return worker
+
+    def _delivers(self, rank: int) -> bool:
+        """Wait for the attached members of lower rank; return whether none of them has delivered a model.
+
+        The lowest rank saves the model. Another member that claims to have one saw the lower ranks lost, or is wrong.
+        """
+        assert self._run is not None
+        members = self._run.members
+        while any(
+            watched.exit_code is None and other < rank and other not in members.detached - members.done
+            for other, watched in members.workers.items()
+        ):
+            time.sleep(_POLL)
+        return not self._folder.model.exists()
+
+    def _go_on_without(self, lost: Sequence[str]) -> str:
+        """Plan the next attempt of a run of one member without some of its machines; return a line about it.
+
+        Raises:
+            MusterError: the others cannot go on: the model does not fit them, or they lack a part of every snapshot.
+        """
+        folder, left = self._folder, [name for name in self._plan.machines if name not in lost]
+        if not left:
+            raise BadInput("no machine is left", "resume the run when they are back")
+        hosts = Hosts(machines=tuple(self._links[name].machine for name in left), ssh_config=self._ssh_config)
+
+        def tell(line: str) -> None:
+            self._note(WarningEvent(message=line))
+
+        options = PrepareOptions(tell=tell, allow_missing=True, repair=False, dial=self._dial)
+        machines = prepare(hosts, self._plan.profile.model.task, options)
+        links = [link for link, _ in machines]
+        try:
+            plan = folder.plan().model_copy(update={"resume": True, "attempt": folder.metadata.attempt + 1})
+            held = held_parts(links, plan.run_id)
+            folder.go_on(recut(plan, machines, held, folder.path, tell))
+        finally:
+            for link in links:
+                link.close()
+        machines_left, step = ", ".join(held), covered_step(held)
+        return f"{', '.join(lost)} is lost; the run goes on with {machines_left} from the snapshot of step {step}"
+
+    def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
+        link = self._coordinator_link
+        assert link is not None
+        links, secrets = self._inputs.result().links, self._folder.secrets
+        assignment = assigned_coordinator(self._plan.run_id, config, links, secrets / "coordinator")
+        return RemoteCoordinator(
+            link,
+            assignment,
+            log,
+            self._folder.path,
+            secrets,
+            timeouts=self._timeouts,
+            ready=self._prepared[link.name],
+            note=self._note,
+        )
+
+    def _end_workers(self) -> None:
+        """End all workers, and wait until their agents know; an agent that cannot be reached ends with its lease."""
+        for worker in self._workers:
+            if not worker.ended:
+                worker.signal(signal.SIGKILL)
+        for worker in self._workers:
+            worker.wait(_END_TIMEOUT)
+
+    def _report_missing_members(self) -> None:
+        """Log a warning for each missing member when the start takes long."""
+        while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
+            for message in self._start_watch.missing():
+                self._note(WarningEvent(message=message))
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
