@@ -57,6 +57,16 @@ def test_more_wrong_words_than_were_said_are_no_error_rate_yet() -> None:
     assert line(84, evaluated(0, 1.801), evaluated(900, 0.071)).endswith("WER on validation: not yet -> 7.1 %")
 
 
+@pytest.mark.parametrize(
+    ("wer", "loss", "told"), [(0.789, 10.5, True), (0.789, 1.0, False), (0.1, 1.3, False), (0.27, 1.11, False)]
+)
+def test_a_model_that_got_worse_is_told_with_what_may_help(wer: float, loss: float, told: bool) -> None:
+    events = [evaluated(0, 0.263).model_copy(update={"loss": 1.102}),
+              evaluated(30, wer).model_copy(update={"loss": loss})]  # fmt: skip
+    last = evaluation_lines(reduce_events([*started(), *events]))[-1]
+    assert (last == "validation: worse than before training; a lower learning_rate or fewer epochs may help") is told
+
+
 def test_a_value_of_an_earlier_evaluation_says_of_which_step(tmp_path: Path) -> None:
     test = evaluated(0, 1.933).model_copy(update={"split": "test"})
     picture = Picture(tmp_path, reduce_events([*started(), test, evaluated(0, 1.801), evaluated(30, 0.45)]))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from app.console import visible
 from app.run_view.metrics import SplitResults, metric_label, metric_text, metrics_of, unfinished_text
 from app.run_view.run_series import evaluation_series
 from app.run_view.run_state import RunState
+
+_CLEARLY = 1.05
+"""Ratio of a metric to its first value from which on a model got worse."""
 
 
 class MetricRow(NamedTuple):
@@ -49,7 +52,7 @@ def metric_rows(state: RunState) -> list[MetricRow]:
 
 def evaluation_lines(state: RunState) -> list[str]:
     """Return one line a metric and split in columns: ``WER test 97.9 % -> 3.1 %``; with the step where another split
-    was evaluated later. Texts that the trained model did not end are a sentence."""
+    was evaluated later. Texts that the trained model did not end, and a model that got worse, are sentences."""
     rows, cut = [], []
     for row in metric_rows(state):
         if row.metric != "cut":
@@ -57,7 +60,19 @@ def evaluation_lines(state: RunState) -> list[str]:
         elif row.results.last.step:
             cut.append(f"{visible(row.split)}: {unfinished_text(row.results.last.figures[row.metric])}")
     widths = [max((len(cells[column]) for cells in rows), default=0) for column in (0, 1)]
-    return [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {change}" for label, split, change in rows] + cut
+    lines = [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {change}" for label, split, change in rows]
+    return [*lines, *cut, *_worsened(state)]
+
+
+def _worsened(state: RunState) -> Iterator[str]:
+    """Yield a sentence for each split on which the model is clearly worse than before the first step."""
+    for split, results in state.evaluations.items():
+        before, after = metrics_of(results.first), metrics_of(results.last)
+        judged = {next(iter(after), ""), "loss"}
+        if results.first.step or not judged <= before.keys() & after.keys() & {"wer", "cer", "loss"}:
+            continue
+        if all(after[name] > _CLEARLY * before[name] for name in judged):
+            yield f"{visible(split)}: worse than before training; a lower learning_rate or fewer epochs may help"
 
 
 def old_step(state: RunState, series: str) -> int | None:
