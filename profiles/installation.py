@@ -101,7 +101,10 @@ def package_line(*packages: str) -> str:
     pins = ["-c", relative_path(tested)] if tested.is_file() else []
     pip = [sys.executable, "-m", "pip", "install"]
     if importlib.util.find_spec("pip") is None:
-        pip = ["uv", "pip", "install", "--python", sys.executable]
+        from shutil import which  # not needed to start
+
+        beside = Path(sys.prefix).parent / ".uv" / "bin" / "uv"  # of the environments that Muster makes
+        pip = ["uv" if which("uv") else str(beside), "pip", "install", "--python", sys.executable]
     return shlex.join([*pip, *pins, *packages])
 
 

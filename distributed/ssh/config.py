@@ -139,7 +139,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
     if target.from_hosts_file and not accepted(target.config_file):
         problem = f"the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
         approve_it = command("access", "--hosts FILE")
-        hint = f"it can run commands here: read it, then approve it: {approve_it}"
+        hint = f"it can run commands here: read it, then approve it at Access in the set-up, or with: {approve_it}"
         raise BadInput(problem, hint, machine=target.name)
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))
     if target.found_at:  # dialled there; its key remains known under its name
