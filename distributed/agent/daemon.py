@@ -2,10 +2,10 @@
 
 Standard library only, Python >= 3.9: part of :mod:`distributed.agent.program`, and run before anything else exists.
 
-``start`` leaves a daemon in a session of its own. It numbers every line of the worker and keeps it on disk, and serves
-a socket in the run's folder (mode 0700). ``attach`` carries lines between that socket and an SSH session: a supervisor
-that reconnects sends the last number it has and gets the later records, so that no event is lost or doubled. Its
-commands are numbered too.
+``start`` leaves a daemon in a session of its own. It numbers every line of the worker and keeps it on disk until the
+supervisor has written it down, and serves a socket in the run's folder (mode 0700). ``attach`` carries lines between
+that socket and an SSH session: a supervisor that reconnects sends the last number it has and gets the later records, so
+that no event is lost or doubled. Its commands are numbered too.
 
 Every line that arrives renews the lease. When it expires, the worker is told to stop with a snapshot and is killed
 after a grace time with all its descendants; then the daemon ends. A guard process does the same if the daemon itself is
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import Attach, Start
+from distributed.agent.spool import Spool
 from distributed.system import keep_awake
 from training.records.lease import Lease, held_elsewhere
 
@@ -50,44 +51,6 @@ def run_folder(root: Path, run: str, rank: str) -> Path:
     return root / "runs" / run / rank
 
 
-class Spool:
-    """Numbered records, from 1. On disk; in memory where the disk is full."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._locations: list[tuple[int, int] | bytes] = []
-        self._size = 0
-        self._changed = threading.Condition()
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Number a record and store it."""
-        with self._changed:
-            line = json.dumps({"seq": len(self._locations) + 1, **record}).encode() + b"\n"
-            self._locations.append(self._write(line))
-            self._changed.notify_all()
-
-    def _write(self, line: bytes) -> tuple[int, int] | bytes:
-        try:
-            if os.pwrite(self._descriptor, line, self._size) < len(line):
-                return line
-        except OSError:
-            return line
-        location = (self._size, len(line))
-        self._size += len(line)
-        return location
-
-    def read(self, number: int, timeout: float) -> bytes:
-        """Return record ``number``; empty if it is not available within ``timeout`` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._locations) >= number, timeout):
-                return b""
-            location = self._locations[number - 1]
-        return location if isinstance(location, bytes) else os.pread(self._descriptor, location[1], location[0])
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
 class Daemon:
     """The agent of one worker.
 
@@ -99,7 +62,7 @@ class Daemon:
     def __init__(self, folder: Path, order: Start) -> None:
         self._folder, self._order = folder, order
         self._lease, self._grace = float(order.lease), float(order.grace)
-        self._spool = Spool(folder / "spool.jsonl")
+        self._spool = Spool(folder / "spool")
         self._renewed = time.monotonic()
         self._commands = 0
         self._why, self._over = "", False
@@ -182,17 +145,22 @@ class Daemon:
                     threading.Thread(target=self._send, args=(connection, message["after"]), daemon=True).start()
                 elif "n" in message:
                     self._carry_out(message)
-                elif message.get("grace", 0.0) > self._grace:
-                    self._grace = float(message["grace"])
-                    os.write(self._guard, b" %d" % self._grace)
+                else:
+                    self._note_beat(message)
+
+    def _note_beat(self, message: Mapping[str, Any]) -> None:
+        self._spool.forget(message.get("recorded", 0))
+        if message.get("grace", 0.0) > self._grace:
+            self._grace = float(message["grace"])
+            os.write(self._guard, b" %d" % self._grace)
 
     def _send(self, connection: socket.socket, after: int) -> None:
         """Send all records after ``after``, and beats while there are none."""
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps({"commands": self._commands}).encode() + b"\n")
             while True:
-                record = self._spool.read(after + 1, BEAT)
-                after += 1 if record else 0
+                number, record = self._spool.read(after + 1, BEAT)
+                after = number if record else after
                 connection.sendall(record or b'{"beat": 1}\n')
 
     def _carry_out(self, message: dict[str, Any]) -> None:

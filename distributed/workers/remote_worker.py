@@ -83,6 +83,8 @@ class RemoteWorker:
         """Number of the commands that the agent has from a killed supervisor."""
         self._changed = threading.Condition()
         self._seen = self.adopted or 0
+        self._recorded = 0
+        """Number of the newest line that the run has written down, or needs not: its agent may forget it."""
         self._logged = 0
         self._code: int | None = None
         self._done = threading.Event()
@@ -125,6 +127,7 @@ class RemoteWorker:
 
     def note_event(self, event: Event) -> Event:
         """Note how long steps and snapshots take; add the machine's name to errors, whose paths are of that machine."""
+        self._recorded = self._recorded if event.line is None else event.line - 1  # the run writes one after the other
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
         # An event right after connecting may have been written while the connection was broken.
@@ -345,7 +348,7 @@ class RemoteWorker:
                     if earlier + len(self._commands) <= carried_out:
                         self._changed.wait(self.timeouts.beat)
                     fresh = [{"n": n, **c} for n, c in enumerate(self._commands, earlier + 1) if n > carried_out]
-                messages = fresh or [{"beat": 1, "grace": self.timeouts.grace}]
+                messages = fresh or [{"beat": 1, "grace": self.timeouts.grace, "recorded": self._recorded}]
                 process.write(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
                 carried_out += len(fresh)
 

@@ -68,7 +68,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 def fill(root: Path) -> None:
     """Lay out what a run leaves behind."""
-    for name in (f"blobs/ab/{HASH}", f"agent/{SHORT}/agent.py", "runs/dead/0/spool.jsonl"):
+    for name in (f"blobs/ab/{HASH}", f"agent/{SHORT}/agent.py", "runs/dead/0/spool.1"):
         (root / name).parent.mkdir(parents=True)
         (root / name).write_bytes(b"x" * 50_000)
     (root / "trees" / HASH).mkdir(parents=True)
@@ -294,7 +294,7 @@ def test_a_run_that_another_machine_carries_in_the_same_home_is_alive(machine: H
     lease = cache(home) / "runs" / "dead" / "0" / "lease"
     lease.write_text(f"{time.time():.0f} b/other-boot/pid:[1]\n")
     left = remove(machine, BLOB, survey(machine, BLOB))
-    assert left.alive == ("dead",) and left.elsewhere == ("b",) and (lease.parent / "spool.jsonl").exists()
+    assert left.alive == ("dead",) and left.elsewhere == ("b",) and (lease.parent / "spool.1").exists()
     lease.write_text(f"{time.time() - 1000:.0f} b/other-boot/pid:[1]\n")
     assert remove(machine, BLOB, survey(machine, BLOB)).empty
 
