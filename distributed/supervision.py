@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +21,7 @@ from distributed.machine.link import Dial, MachineLink, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import starter_of
+from distributed.preparation.model_blocks import BlockInputs, blocks_of_stages
 from distributed.preparation.prepare import PrepareOptions, prepare
 from distributed.preparation.transfer import send_trees
 from distributed.resuming import covered_step, held_parts, recut
@@ -85,6 +87,9 @@ class Supervisor:
         """Whether the files on the machines are needed after the end, to resume the run."""
         self._ended = threading.Event()
         self._inputs: Future[Inputs] = Future()
+        self._block_inputs = BlockInputs(plan.profile, folder.path / "blocks", blocks_of_stages(plan))
+        self._trees: dict[str, dict[str, str]] = defaultdict(dict)
+        """Folders of the trees on each machine, by their path under a worker's folder; known when it is prepared."""
         self._prepared: dict[str, Future[None]] = {}
         self._prepared_count = 0
         self._lock = threading.Lock()
@@ -140,6 +145,7 @@ class Supervisor:
             if self._requests is not None:
                 self._requests.close()
             self._end_workers()
+            self._block_inputs.close()
             for link in self._links.values():
                 link.close()
 
@@ -153,6 +159,8 @@ class Supervisor:
         with self._lock:
             self._prepared_count += 1
             self._note(ProgressEvent(phase="machines", done=self._prepared_count, total=len(self._present)))
+            if self._prepared_count == len(self._present):
+                self._block_inputs.close()
 
     def _watch(self, event: Event) -> None:
         self._start_watch(event)
@@ -200,7 +208,9 @@ class Supervisor:
         def report_progress(done: int, total: int) -> None:
             self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
 
-        send_trees(link, self._inputs.result().trees.values(), report_progress)
+        inputs = self._block_inputs.of(link, self._inputs.result())
+        self._trees[link.name] |= inputs.links
+        send_trees(link, inputs.trees.values(), report_progress)
 
     def _add_machine(self, entry: Machine) -> tuple[int, ...]:
         """Add a machine that is not in the plan; return the ranks of its members."""
@@ -226,7 +236,8 @@ class Supervisor:
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
         process = plan.process(rank)
-        assignment = assigned(plan, inputs.links, rank, process.device.threads)
+        links = self._trees[process.device.machine] if plan.is_staged else inputs.links
+        assignment = assigned(plan, links, rank, process.device.threads)
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
             assignment = replace(assignment, module="training.workers.script_worker", brings=brings, resumes=False)

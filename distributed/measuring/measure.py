@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ from distributed.planning.documents.document import Figures, Workload
 from distributed.planning.layouts.divided_plan import fit_or_divide
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
+from distributed.preparation.model_blocks import BlockInputs, blocks_to_measure
 from distributed.preparation.preflight import Ready, check, memory_budgets, ready
 from distributed.ssh.connection import Trust
 from profiles.errors import BadInput, MusterError, counted
@@ -280,6 +282,8 @@ def current_speeds(
         Figures of the members that could be measured, and the errors of the others.
     """
     inputs, tell = collect(plan), options.tell
+    blocks = BlockInputs(plan.profile, options.cache.folder / f"blocks-{os.getpid()}", blocks_to_measure(plan.profile))
+    inputs_of = dict[MachineLink, Inputs]()
     speeds = usable_speeds(placements, inputs, options)
     missing = [placement for placement in placements if placement.member.name not in speeds] if options.machines else []
     fresh: dict[str, SpeedFigures] = {}
@@ -294,17 +298,21 @@ def current_speeds(
         return True
 
     def run(placement: Placement) -> None:
-        fresh[placement.member.name] = measure_member(placement, inputs, barrier, tell)
+        fresh[placement.member.name] = measure_member(placement, inputs_of[placement.link], barrier, tell)
         tell(f"{placement.member.name}: measured")
+
+    def send(link: MachineLink) -> None:
+        inputs_of[link] = blocks.of(link, inputs)
+        bring(link, inputs_of[link], tell, barrier.given_up.is_set)
 
     if missing:
         names = ", ".join(placement.member.name for placement in missing)
         tell(f"running the task briefly; the first time its data are prepared: {names}")
     links = list(dict.fromkeys(placement.link for placement in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
-        is_abandoned = barrier.given_up.is_set
-        outcomes = pool.map(lambda link: attempt(lambda: bring(link, inputs, tell, is_abandoned)), links)
+        outcomes = pool.map(lambda link: attempt(lambda: send(link)), links)
         is_prepared = dict(zip(links, outcomes, strict=True))
+        blocks.close()
         barrier.brought.set()
         prepared = [placement for placement in missing if is_prepared[placement.link]]
         list(pool.map(lambda placement: attempt(lambda: run(placement)), prepared))

@@ -21,8 +21,9 @@ from tests.layouts.pipeline_runs import queue_carriers, side_by_side
 from training.exchange.base import SoloExchange
 from training.layouts.bounds import bounds_of
 from training.layouts.carrier import gather_among
-from training.layouts.parts import _announced, collect_parts, join_files
+from training.layouts.parts import _announced, collect_parts
 from training.loop.trainer import Trainer
+from training.model.model_files import join_files
 from training.records.plan import DevicePlan
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.orders import Control

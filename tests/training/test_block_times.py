@@ -11,11 +11,12 @@ from torch import nn
 
 from profiles.files.resolve import profile_from_options
 from tests.layouts.families import architecture, batch, config, loss
+from training.layouts.bounds import kinds_of_blocks
 from training.run.local_plan import plan_local_run
 from training.tasks.base import Task
 from training.trial import block_times as measuring
 from training.trial import short_run
-from training.trial.block_times import block_times, kinds_of_blocks
+from training.trial.block_times import block_times
 
 
 class FamilyTask:

@@ -35,3 +35,14 @@ def bounds_of(devices: Sequence[DevicePlan], blocks: int) -> tuple[int, ...]:
             raise BadInput(f"the plan's stages {planned} are not the {blocks} blocks of the model", "plan it again")
         return bounds
     return tuple(round(blocks * number / len(devices)) for number in range(len(devices) + 1))
+
+
+def kinds_of_blocks(blocks: int, encoder: int) -> tuple[int, ...]:
+    """Return for each block the one that is measured for it: itself at the ends of an encoder and of a decoder, where
+    other modules are computed too, else the second one of them.
+
+    Args:
+        encoder: how many of the blocks are the encoder's.
+    """
+    ends = {0, encoder - 1, encoder, blocks - 1}
+    return tuple(block if block in ends else 1 if block < encoder else encoder + 1 for block in range(blocks))

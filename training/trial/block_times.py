@@ -17,7 +17,7 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.data.batches import Samples
 from training.hardware.device import Precision, move, read, release_memory, select_precision
-from training.layouts.bounds import micro_batch_size
+from training.layouts.bounds import kinds_of_blocks, micro_batch_size
 from training.layouts.staged import StageBuilder
 from training.layouts.stages.cut import CutModel, record_of
 from training.layouts.stages.stage import Cut, Departing
@@ -104,17 +104,6 @@ def block_times(task: Task, profile: Profile, device: torch.device) -> BlockTime
         trainable=sum(each.trainable for each in figures),
         total=sum(each.total for each in figures),
     )
-
-
-def kinds_of_blocks(blocks: int, encoder: int) -> tuple[int, ...]:
-    """Return for each block the one that is measured for it: itself at the ends of an encoder and of a decoder, where
-    other modules are computed too, else the second one of them.
-
-    Args:
-        encoder: how many of the blocks are the encoder's.
-    """
-    ends = {0, encoder - 1, encoder, blocks - 1}
-    return tuple(block if block in ends else 1 if block < encoder else encoder + 1 for block in range(blocks))
 
 
 def _first_batch(task: Task, profile: Profile, device: torch.device, count: int) -> Batch:
