@@ -47,11 +47,14 @@ def doubt_lines(planning: Planning | None) -> Iterator[str]:
 
 def way_text(plan: RunPlan) -> str:
     """Return how the members of a plan train together, in a sentence."""
-    if plan.is_staged:
+    if plan.is_staged and plan.world_size == 1:
         return f"{plan_stages_text(plan)}; each micro-batch passes through all of them."
     if plan.world_size == 1:
         return f"{SINGLE}: nothing is exchanged."
     label, interval = label_of_run(plan), sync_schedule_of(plan.profile.strategy).interval
+    if plan.is_staged:
+        rhythm = f"every {counted(interval, 'step')}" if interval > 1 else "in every step"
+        return f"{plan_stages_text(plan)}; the members merge what they have learnt {rhythm}."
     if interval > 1:
         return f"{label}: they merge what they have learnt every {counted(interval, 'step')}."
     effect = "as if one machine did all the work" if label == EXACT else "and send less than everything"

@@ -242,12 +242,10 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     for link, _ in machines:
         if link.name not in links:
             link.close()
-    members = tuple(
-        as_cut(member, planning.settings.members[0], names, machines)
-        if plan.is_staged
-        else _as_chosen(member, chosen[member.name], links[member.machine])
-        for member in plan.members
-    )
+    if plan.is_staged:
+        members = as_cut(plan.members, planning.settings.members, names, machines)
+    else:
+        members = tuple(_as_chosen(m, chosen[m.name], links[m.machine]) for m in plan.members)
     requested = planning.settings.coordinator
     coordinator = requested if requested in links else starter_of(links.values())
     return PlannedRun(plan.model_copy(update={"members": members, "coordinator": coordinator}), planning)

@@ -119,7 +119,8 @@ class NetworkTrainer(ObjectTrainer):
             raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")
         reported_events = sum(1 for _ in RunFolder.open(path).events())
         accept(load_hosts(path / RUN_HOSTS).ssh_config)  # the author of the script named the run
-        hosts = load_hosts(self._hosts) if plan.is_staged and self._hosts.is_file() else None
+        can_move = plan.is_staged and plan.world_size == 1 and self._hosts.is_file()
+        hosts = load_hosts(self._hosts) if can_move else None
         if hosts is not None:
             accept_pythons(hosts)
             accept(hosts.ssh_config)

@@ -116,7 +116,8 @@ class Supervisor:
                 self._prepared = {name: pool.submit(self._prepare, self._links[name]) for name in self._present}
                 self._inputs.result()
                 phases.end("supervisor: hashes")
-            kind = partial(LastingRun, go_on=self._go_on_without) if self._plan.is_staged else RunController
+            is_one = self._plan.is_staged and self._plan.world_size == 1
+            kind = partial(LastingRun, go_on=self._go_on_without) if is_one else RunController
             self._run = run = kind(
                 self._plan,
                 self._folder,
@@ -259,7 +260,7 @@ class Supervisor:
             log,
             self._folder.path,
             self._folder.secrets,
-            MachineRoute(link, device, self._plan.has_coordinator, self._coordinator_link),
+            MachineRoute(link, device, self._coordinator_link),
             self._timeouts,
             ready=self._prepared[link.name],
             delivers=lambda: self._delivers(assignment.rank),

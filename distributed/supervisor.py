@@ -47,7 +47,8 @@ def supervise_folder(path: Path, lock: int | None = None) -> ExitCode:
             return _supervise(folder)
         finally:  # released by now
             watcher.communicate()
-    if folder.metadata.status in _TRAINS and folder.plan().has_coordinator:
+    plan = folder.plan()
+    if folder.metadata.status in _TRAINS and plan.has_coordinator and not plan.is_staged:
         return _supervise(folder, takes_over=True)
     folder.close()  # its machines end it with their lease
     return ExitCode.RUN_FAILED

@@ -313,6 +313,7 @@ class RunSettings(Section):
         "micro-batches of one batch pass, for a model that no device holds; auto: pipeline where no other setting "
         "makes the model fit",
     )
+    stages: int = option(0, "devices of a member with layout = pipeline; 0: all, as one member", ge=0, le=64)
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024
     )

@@ -42,7 +42,7 @@ class SpeechResults(TaskResults):
         commands = [transcribe, f"{command_about(run_dir, 'evaluate')} {shlex.quote(dataset)}", *others]
         is_starter = profile.dataset_name and not is_location(profile.dataset_name, Path.cwd())
         if is_starter and not profile.model.from_scratch:
-            local_option = ["--local", str(plan.world_size)] if all(map(plan.is_local, plan.members)) else []
+            local_option = ["--local", str(len(plan.processes))] if all(map(plan.is_local, plan.processes)) else []
             train = command_line("distributed-train", profile.name, *local_option)
             commands.append(f"{train} --dataset YOUR_RECORDINGS")
         return commands

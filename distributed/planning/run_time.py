@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from distributed.planning.documents.document import Candidate, Planning
 from profiles.errors import counted
 from profiles.quantities import duration_text, machine_text
-from training.records.plan import RunPlan
+from training.records.plan import MemberPlan, RunPlan
 
 FIXED_STEPS = "max_steps is fixed: more machines see more samples in the same number of steps, and do not end sooner"
 _NOTICEABLE_RATIO = 0.95
@@ -133,19 +133,35 @@ def stages_text(names: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
         names: of the devices.
         blocks: of each of them, the first one from 0 and the first one of the next device; empty: not known.
     """
-    *others, last = names
-    over = f"The model is divided over {', '.join(others)} and {last}"
+    members = sum(start == 0 for start, _ in blocks) or 1
+    stages = len(names) // members
+    groups = [_and(names[first : first + stages]) for first in range(0, len(names), stages)]
+    return _divided(groups, blocks[:stages])
+
+
+def _divided(groups: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
+    """Return which layers the devices of each of these members hold: all have the same cut."""
+    each = f"{counted(len(groups), 'member')} hold the model, divided over " if len(groups) > 1 else ""
+    over = (each or "The model is divided over ") + "; ".join(groups)
     ranges = ", ".join(f"{start + 1}-{end}" if end > start + 1 else str(end) for start, end in blocks)
     return f"{over}: layers {ranges}" if ranges else f"{over}, in about equal parts"
 
 
+def _and(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def plan_stages_text(plan: RunPlan) -> str:
-    """Return which layers of a plan's first member lie where."""
-    member = plan.members[0]
-    is_one_each = all(member.machines) and len(member.machines) == len(member.devices)
-    processes = [process for process in plan.processes if process.member is member]
-    names = [process.device.machine if is_one_each else process.name for process in processes]
-    return stages_text(names, [device.blocks for device in member.devices if device.blocks])
+    """Return which layers of a plan's members lie where."""
+
+    def names(member: MemberPlan) -> list[str]:
+        is_one_each = all(member.machines) and len(member.machines) == len(member.devices)
+        processes = [plan.process(rank) for rank in plan.processes_of(member.rank)]
+        return [process.device.machine if is_one_each else process.name for process in processes]
+
+    groups = [_and(names(member)) for member in plan.members]
+    return _divided(groups, [device.blocks for device in plan.members[0].devices if device.blocks])
 
 
 def together_text(members: Sequence[str], blocks: Sequence[tuple[int, int]] = ()) -> str:

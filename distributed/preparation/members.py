@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink, address_towards
+from distributed.planning.layouts.layout_documents import member_name
 from distributed.preparation.preflight import Facts, Ready
 from distributed.ssh.forward import LOOPBACK
 from distributed.system import interface_of
+from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.local_plan import own_data, plan_local_run
@@ -32,39 +34,50 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     machine_names = {machine.name for machine, *_ in taking_part}
     machines = [ready for ready in machines if ready[0].name in machine_names]
     local = plan_local_run(profile, len(taking_part), on_this_machine=False)
-    batch_sizes = [member.batch_size for member in local.members for _ in member.devices]
     members = [
-        member_of(machine, name, rank, profile, batch_sizes[rank], facts)
+        member_of(machine, name, rank, profile, local.process(rank).member.batch_size, facts)
         for rank, (machine, facts, name) in enumerate(taking_part)
     ]
     engine = "nccl" if not local.is_staged and _wants_nccl(profile, taking_part) else "mesh"
     if len(machines) > 1:
         members = [member.on_device(interface=_interface(member.machine, engine, machines)) for member in members]
     if local.is_staged:
-        members = [_as_one(members, addresses_of(machines))]
+        addresses = addresses_of(machines)
+        groups = [[members[rank] for rank in local.processes_of(member.rank)] for member in local.members]
+        members = [_as_one(rank, group, addresses, len(groups) == 1) for rank, group in enumerate(groups)]
     update = {"members": tuple(members), "engine": engine, "coordinator": _coordinator(machines)}
+    if local.is_staged and len(members) > 1 and update["coordinator"] != starter_of(link for link, _ in machines):
+        message = f"{update['coordinator']} cannot carry the coordinators of members of several devices"
+        raise BadInput(message, "leave out coordinator in the hosts file: this computer carries them")
     return local.model_copy(update=update)
 
 
-def _as_one(members: Sequence[MemberPlan], addresses: Mapping[str, str]) -> MemberPlan:
+def _as_one(rank: int, members: Sequence[MemberPlan], addresses: Mapping[str, str], is_only: bool) -> MemberPlan:
     """Return the member whose model lies on the devices of all these."""
     devices = tuple(member.lead.model_copy(update={"addresses": (addresses[member.machine],)}) for member in members)
-    name = "+".join(dict.fromkeys(member.machine for member in members))
-    return members[0].model_copy(update={"name": name, "devices": devices})
+    name = member_name([member.machine for member in members], [member.name for member in members], is_only)
+    return members[0].model_copy(update={"rank": rank, "name": name, "devices": devices})
 
 
-def as_cut(member: MemberPlan, chosen: MemberPlan, names: Sequence[str], machines: Sequence[Ready]) -> MemberPlan:
-    """Return a member of several devices with these in the planned order, each with its blocks.
+def as_cut(
+    members: Sequence[MemberPlan], chosen: Sequence[MemberPlan], names: Sequence[str], machines: Sequence[Ready]
+) -> tuple[MemberPlan, ...]:
+    """Return members of several devices with these in the planned order, each with its blocks.
 
     Args:
-        names: those of the devices in that order.
+        names: those of the devices in that order, member by member.
     """
-    by_name = dict(zip((name for name in member_names(machines) if name in names), member.devices, strict=True))
-    devices = tuple(
-        by_name[name].model_copy(update={"blocks": planned.blocks, "ahead": planned.ahead})
-        for name, planned in zip(names, chosen.devices, strict=True)
+    devices = (device for member in members for device in member.devices)
+    by_name = dict(zip((name for name in member_names(machines) if name in names), devices, strict=True))
+    ordered = iter([by_name[name] for name in names])
+
+    def cut(planned: DevicePlan) -> DevicePlan:
+        return next(ordered).model_copy(update={"blocks": planned.blocks, "ahead": planned.ahead})
+
+    return tuple(
+        member.model_copy(update={"name": planned.name, "devices": tuple(map(cut, planned.devices))})
+        for member, planned in zip(members, chosen, strict=True)
     )
-    return member.model_copy(update={"name": chosen.name, "devices": devices})
 
 
 def addresses_of(machines: Sequence[Ready]) -> dict[str, str]:

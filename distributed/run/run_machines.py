@@ -80,20 +80,16 @@ def listening_address(links: Sequence[MachineLink]) -> str:
 class MachineRoute:
     """Route of one machine to the engine: turns an address of the engine into the one to dial on that machine now.
 
-    Coordinator and relay are dialled directly where that is possible; the stores of launched scripts and of pipelines
-    listen on loopback only and are reached through an SSH forward.
+    Coordinator and relay are dialled directly where that is possible; the store of a launched script, or of the devices
+    of a member, listens on loopback only and is reached through an SSH forward.
 
     Args:
         device: the member's device on that machine.
-        has_coordinator: whether the members meet at a coordinator.
         coordinator: the coordinator's machine, if it is not this one.
     """
 
-    def __init__(
-        self, link: MachineLink, device: DevicePlan, has_coordinator: bool, coordinator: MachineLink | None = None
-    ) -> None:
-        self._link, self._has_coordinator = link, has_coordinator
-        self._coordinator = coordinator if has_coordinator else None
+    def __init__(self, link: MachineLink, device: DevicePlan, coordinator: MachineLink | None = None) -> None:
+        self._link, self._coordinator = link, coordinator
         self._chosen = device.coordinator_address
         self._chosen_is_ours = interface_at(self._chosen) != ""
         self._through_ssh = device.through_ssh and self._coordinator is None
@@ -126,7 +122,7 @@ class MachineRoute:
             return loopback
         if link.machine.is_local and self._coordinator is None:
             return loopback if host in ANY else host
-        if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
+        if not link.host or self._through_ssh or host == LOOPBACK:
             return ""  # the relay is reachable for all, a store is not
         if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):
             return self._chosen

@@ -100,12 +100,13 @@ class RemoteWorker:
             self._post({"worker": message})
             return
         try:
-            rendezvous = self._rendezvous.begin(message["address"], message.get("relay", ""))
+            rendezvous = self._rendezvous.begin(message)
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)
             return
         if self.adopted is not None:
+            rendezvous.pop("store", "")  # where its member's devices met at the start
             return self._post({"worker": {"command": "redial", **rendezvous}})
         self._post({"files": self._certificates(), "worker": rendezvous})
 

@@ -1,12 +1,13 @@
-"""Addresses at which a remote worker reaches coordinator and relay, and the messages that update them."""
+"""Addresses at which a remote worker reaches coordinator, relay and store, and the messages that update them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 
 class EngineRoute(Protocol):
-    """How a machine dials coordinator and relay; may change during the run."""
+    """How a machine dials coordinator, relay and store; may change during the run."""
 
     def __call__(self, address: str) -> str:
         """Turn an address of the engine into the one to dial on the machine now.
@@ -40,17 +41,18 @@ class RendezvousUpdates:
 
     def __init__(self, route: EngineRoute) -> None:
         self._route = route
-        self._engine: tuple[str, str] | None = None
-        self._sent: tuple[str, str] | None = None
+        self._engine: dict[str, str] | None = None
+        self._sent: dict[str, str] | None = None
 
-    def begin(self, address: str, relay: str) -> dict[str, str]:
-        """Set the engine's addresses of coordinator and relay; return the message with the addresses for the worker.
+    def begin(self, addresses: Mapping[str, str]) -> dict[str, str]:
+        """Set the engine's addresses by what listens there; return the message with the addresses for the worker.
 
         Raises:
             MusterError: the machine cannot reach them.
         """
-        self._engine = address, relay
-        return self._message(self._addresses_for(self._engine))
+        self._engine = {name: address for name, address in addresses.items() if name != "store"}  # of the start alone
+        self._sent = self._addresses_for(self._engine)
+        return self._addresses_for(addresses) | self._sent
 
     def update(self) -> dict[str, str]:
         """Return the message with changed addresses; empty where nothing has changed.
@@ -60,7 +62,8 @@ class RendezvousUpdates:
         """
         if self._engine is None or (addresses := self._addresses_for(self._engine)) == self._sent:
             return {}
-        return {"command": "redial", **self._message(addresses)}
+        self._sent = addresses
+        return {"command": "redial", **addresses}
 
     def replace_address(self, address: str) -> dict[str, str]:
         """Return the message that replaces an unreachable address, by a changed one, else by another route; empty where
@@ -69,15 +72,10 @@ class RendezvousUpdates:
         Raises:
             MusterError: the machine cannot reach them any more.
         """
-        if self._sent is None or self._sent[0] != address:  # reported before it received another one
+        if self._sent is None or self._sent["address"] != address:  # reported before it received another one
             return {}
         message = self.update()
         return self.update() if not message and self._route.switch_route() else message
 
-    def _addresses_for(self, engine: tuple[str, str]) -> tuple[str, str]:
-        address, relay = (self._route(part) if part else "" for part in engine)
-        return address, relay
-
-    def _message(self, addresses: tuple[str, str]) -> dict[str, str]:
-        self._sent = addresses
-        return dict(zip(("address", "relay"), addresses, strict=True))
+    def _addresses_for(self, engine: Mapping[str, str]) -> dict[str, str]:
+        return {name: address and self._route(address) for name, address in engine.items()}

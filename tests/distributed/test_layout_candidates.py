@@ -7,12 +7,15 @@ from itertools import pairwise
 from math import inf
 
 import pytest
+from planner_figures import job as planned_job
 from planner_figures import joined, machine
 
 from distributed.planning.documents.cluster import Cluster, ClusterMachine
+from distributed.planning.layouts import divided_plan
 from distributed.planning.layouts.candidates import _extras, _orders, layout_candidates
 from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob
 from distributed.planning.reasons import sentence
+from distributed.planning.run_time import together_text
 from profiles.errors import BadInput
 from profiles.files.resolve import profile_from_options
 from training.tasks.inputs.model_size import ModelSize, decoder_size
@@ -300,3 +303,23 @@ def test_of_many_devices_not_all_choices_are_tried() -> None:
 def test_values_of_extra_are_doubled_for_many_micro_batches() -> None:
     assert _extras(3) == [0, 1, 2, 3]
     assert _extras(100) == [*range(17), 32, 64, 100]
+
+
+@pytest.mark.parametrize(("stages", "members"), [(0, 1), (2, 2), (3, 1)])
+def test_a_plan_has_members_of_as_many_devices_as_asked_for(
+    stages: int, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divided_plan, "size_for", lambda profile: UNTIED)
+    options = {**FIXED, "layout": "pipeline", "stages": stages, "strategy": "diloco", "sync_interval": 20}
+    planning = divided_plan.plan_layout(
+        home(400, 400, 400, 400), planned_job(10_000), profile_from_options("mine", options)
+    )
+    assert planning.settings is not None and planning.best is not None
+    assert len(planning.settings.members) == members
+    cuts = {tuple(device.blocks for device in member.devices) for member in planning.settings.members}
+    assert len(cuts) == 1  # all members alike
+    choice = planning.best.choice
+    assert (choice.strategy, choice.interval) == (("diloco", 20) if members > 1 else ("allreduce", 1))
+    assert len(choice.members) == len(choice.blocks) == members * len(planning.settings.members[0].devices)
+    if members > 1:
+        assert together_text(choice.members, choice.blocks).startswith("2 members hold the model, divided over ")

@@ -40,28 +40,28 @@ def links(center: str = "") -> list[MachineLink]:
 def test_who_is_beside_the_coordinator(engine: Literal["mesh", "nccl"], coordinator: str, local: list[bool]) -> None:
     profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": engine})
     plan = plan_run(profile, [(link, SOUND) for link in links(coordinator)])
-    assert [plan.is_local(member) for member in plan.members] == local
+    assert [plan.is_local(process) for process in plan.processes] == local
     assert plan.model_copy(update={"coordinator": "b"}).hash() == plan.hash()
 
 
 def test_this_computer_dials_a_coordinator_on_another_machine_at_its_address() -> None:
     carrier = undialled("a", "10.0.0.1", address="10.0.0.1", carries_coordinator=True)
     here = undialled("here", "127.0.0.1", address="localhost")
-    assert MachineRoute(here, DevicePlan(), True, carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
-    assert MachineRoute(carrier, DevicePlan(), True, carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
+    assert MachineRoute(here, DevicePlan(), carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
+    assert MachineRoute(carrier, DevicePlan(), carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
     chosen = DevicePlan(coordinator_address="10.9.0.1")
-    assert MachineRoute(here, chosen, True, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
+    assert MachineRoute(here, chosen, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
 
 
 def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> None:
-    direct = MachineRoute(undialled("a", "10.0.0.1", address="10.0.0.1"), DevicePlan(), False)
+    direct = MachineRoute(undialled("a", "10.0.0.1", address="10.0.0.1"), DevicePlan())
     assert direct("10.0.0.9:4000") == "10.0.0.9:4000"
     with pytest.raises(AssertionError, match="nobody is called"):  # it would be forwarded
         direct("127.0.0.1:4000")
-    jumped = MachineRoute(undialled("b"), DevicePlan(), False)
+    jumped = MachineRoute(undialled("b"), DevicePlan())
     with pytest.raises(AssertionError, match="nobody is called"):
         jumped("10.0.0.9:4000")
-    here = MachineRoute(undialled("me", "127.0.0.1", address="localhost"), DevicePlan(), False)
+    here = MachineRoute(undialled("me", "127.0.0.1", address="localhost"), DevicePlan())
     assert here("0.0.0.0:4000") == "127.0.0.1:4000"
     assert here("[::]:4000") == "[::1]:4000"
 
@@ -107,15 +107,18 @@ def test_a_forward_is_made_again_on_every_connection(monkeypatch: pytest.MonkeyP
 
 def test_who_cannot_dial_this_computer_is_sent_through_ssh() -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
-    assert MachineRoute(link, DevicePlan(), True)("0.0.0.0:4000") == "127.0.0.1:4000"
-    assert MachineRoute(link, DevicePlan(through_ssh=True), True)("0.0.0.0:4000") == "127.0.0.1:5000"
+    assert MachineRoute(link, DevicePlan())("0.0.0.0:4000") == "127.0.0.1:4000"
+    assert MachineRoute(link, DevicePlan(through_ssh=True))("0.0.0.0:4000") == "127.0.0.1:5000"
 
 
 def test_a_member_is_told_once_what_has_changed() -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "10.0.0.1")
-    rendezvous = RendezvousUpdates(MachineRoute(link, DevicePlan(coordinator_address="10.9.9.9"), True))
+    rendezvous = RendezvousUpdates(MachineRoute(link, DevicePlan(coordinator_address="10.9.9.9")))
     assert rendezvous.update() == {}
-    assert rendezvous.begin("0.0.0.0:4000", "0.0.0.0:4001") == {"address": "10.9.9.9:4000", "relay": "10.9.9.9:4001"}
+    assert rendezvous.begin({"address": "0.0.0.0:4000", "relay": "0.0.0.0:4001"}) == {
+        "address": "10.9.9.9:4000",
+        "relay": "10.9.9.9:4001",
+    }
     assert rendezvous.update() == {}
     assert rendezvous.replace_address("10.8.8.8:4000") == {}  # it has been told another one since
     changed = {"command": "redial", "address": "127.0.0.1:5000", "relay": "127.0.0.1:5001"}
@@ -128,10 +131,8 @@ def test_a_member_is_told_once_what_has_changed() -> None:
 def test_a_new_address_comes_before_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["10.0.0.7", "10.0.0.8"]
     monkeypatch.setattr(run_machines, "address_towards", lambda host: ours[0])
-    rendezvous = RendezvousUpdates(
-        MachineRoute(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), DevicePlan(), True)
-    )
-    rendezvous.begin("0.0.0.0:4000", "")
+    rendezvous = RendezvousUpdates(MachineRoute(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), DevicePlan()))
+    rendezvous.begin({"address": "0.0.0.0:4000"})
     ours.pop(0)
     assert rendezvous.replace_address("10.0.0.7:4000")["address"] == "10.0.0.8:4000"
     assert rendezvous.replace_address("10.0.0.8:4000")["address"] == "127.0.0.1:5000"
@@ -150,7 +151,7 @@ def test_a_machine_that_is_back_elsewhere_has_its_new_address() -> None:
 
 def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path: Path) -> None:
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
-    reach, nothing = MachineRoute(link, DevicePlan(), True), io.BytesIO()
+    reach, nothing = MachineRoute(link, DevicePlan()), io.BytesIO()
     worker = RemoteWorker(link, Assignment("r", 0, b"{}", {}), nothing, tmp_path, tmp_path, reach)
     worker.send({"address": "0.0.0.0:4000"})
     warning = WarningEvent(message="a: cannot reach it", unreached="127.0.0.1:4000")
@@ -162,7 +163,7 @@ def test_an_address_of_this_computer_that_is_gone_is_not_dialled(monkeypatch: py
     link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
     ours = {"127.0.0.2": "wlan0"}
     monkeypatch.setattr(run_machines, "interface_at", lambda address: ours.get(address, ""))
-    reach = MachineRoute(link, DevicePlan(coordinator_address="127.0.0.2"), True)
+    reach = MachineRoute(link, DevicePlan(coordinator_address="127.0.0.2"))
     assert reach("0.0.0.0:4000") == "127.0.0.2:4000"
     ours.clear()
     assert reach("0.0.0.0:4000") == "127.0.0.1:4000"

@@ -98,7 +98,7 @@ def test_an_absent_machine_carries_no_coordinator() -> None:
     update = {"members": (there, plan.members[1]), "coordinator": "b", "absent": (1,)}
     present = plan.model_copy(update=update).without_absent_coordinator("")
     assert present.members[0].lead.coordinator_address == "" and present.coordinator == ""
-    assert [present.is_local(member) for member in present.members] == [False, False]
+    assert [present.is_local(process) for process in present.processes] == [False, False]
 
 
 def test_it_is_said_where_only_absent_machines_hold_the_newest_snapshot() -> None:

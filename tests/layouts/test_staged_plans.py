@@ -155,6 +155,7 @@ def test_memory_is_that_of_the_largest_stage() -> None:
     size, budgets = sum_of_blocks([block] * 8, outputs=0, evaluation=0), [MemoryBudget("here", 9 << 30, "cuda")]
     options = {"fit_memory": "off", "workers": 2, "batch_size": 1}
     assert fit_to_budgets(profile_of(**options), size, budgets).tightest is None
+    assert fit_to_budgets(profile_of(**{**options, "workers": 4, "stages": 2}), size, budgets).tightest is None
     with pytest.raises(BadInput, match="here"):
         fit_to_budgets(profile_of(**options, layout="replicate"), size, budgets)
 

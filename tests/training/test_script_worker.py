@@ -48,7 +48,7 @@ def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None
 
 
 def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
-    told = environment(on("a", "b"), JOB, 1, Rendezvous("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
+    told = environment(on("a", "b"), JOB, 1, Rendezvous("", "10.0.0.9:2", "127.0.0.1:1"), tmp_path)
     assert (told["MUSTER_STORE"], told["MUSTER_RELAY"]) == ("127.0.0.1:1", "10.0.0.9:2")
     assert (told["MUSTER_LISTEN"], told["MASTER_ADDR"], told["RANK"]) == ("10.0.0.2", "10.0.0.1", "1")
 
@@ -62,7 +62,7 @@ def test_the_interface_of_its_address_is_named_to_stock_torch_unless_a_person_ha
     assert interface_variables("203.0.113.7", 2) == {}
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine0")
     plan = on("a", "b", addresses=dict.fromkeys("ab", "127.0.0.1"))
-    given = environment(plan, JOB, 1, Rendezvous("127.0.0.1:1"), tmp_path)
+    given = environment(plan, JOB, 1, Rendezvous("", store="127.0.0.1:1"), tmp_path)
     assert (given["GLOO_SOCKET_IFNAME"], given["TP_SOCKET_IFNAME"]) == ("mine0", LOOPBACK)
 
 
@@ -100,6 +100,7 @@ def test_every_process_is_told_whether_each_of_its_machine_has_a_gpu(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     given = [
-        environment(on(*machines), JOB, rank, Rendezvous("127.0.0.1:1"), tmp_path)["MUSTER_NCCL"] for rank in (0, 1)
+        environment(on(*machines), JOB, rank, Rendezvous("", store="127.0.0.1:1"), tmp_path)["MUSTER_NCCL"]
+        for rank in (0, 1)
     ]
     assert given == [told, told]

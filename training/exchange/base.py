@@ -150,6 +150,10 @@ class Traffic:
         """Return the difference to an earlier copy."""
         return Traffic(*map(operator.sub, astuple(self), astuple(before)))
 
+    def plus(self, other: Traffic) -> Traffic:
+        """Return the sum with that of another connection."""
+        return Traffic(*map(operator.add, astuple(self), astuple(other)))
+
     def copy(self) -> Traffic:
         return replace(self)
 

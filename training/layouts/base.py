@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from profiles.schema import Profile
 from training.data.batches import StepBatches
-from training.exchange.base import Traffic
+from training.exchange.base import Exchange, Traffic
 from training.hardware.device import Precision
 from training.layouts.carrier import Carrier
 from training.optimization.backward import MakeBatches
@@ -53,8 +54,8 @@ class Layout(ABC):
     """To the member's other devices; ``None``: there are none."""
     background: Carrier | None = None
     """Likewise, for what is sent beside the training; ``None``: all are on one machine."""
-    traffic: Traffic | None = None
-    """Of the member's devices among one another; ``None``: there is only one."""
+    traffic: Traffic
+    """Of the member's devices among one another."""
 
     @property
     def stage_seconds(self) -> tuple[float, ...]:
@@ -80,6 +81,10 @@ class Layout(ABC):
     @abstractmethod
     def trained_weights(self) -> int:
         """Return the number of weights of the whole model that are trained."""
+
+    def ties_trained_weights(self) -> bool:
+        """Whether several devices of the member hold the same trained weight."""
+        return False
 
     @abstractmethod
     def norm(self) -> float | None:
@@ -113,6 +118,24 @@ class Layout(ABC):
             ExchangeError: a device is lost.
         """
 
+    @property
+    def is_part(self) -> bool:
+        """Whether this device holds a part of the model, and others of the member the rest."""
+        return len(self.names) > 1
+
+    def traffic_with(self, exchange: Exchange) -> Traffic:
+        """Return a copy of what this device has exchanged with those of its member and, by ``exchange``, others."""
+        return exchange.traffic.plus(self.traffic)
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the numbers that the member's devices give."""
+        return max(map(int, self.gather(str(number).encode())))
+
+    def agreed(self, members: Collection[int]) -> tuple[int, ...]:
+        """Return the ranks among ``members`` that are so on all devices: each sees members come and go on its own."""
+        views = (set(json.loads(payload)) for payload in self.gather(json.dumps([*members]).encode()))
+        return tuple(sorted(set.intersection(*views)))
+
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any device."""
         return b"set" in self.gather(b"set" if flag else b"")
@@ -124,6 +147,11 @@ class Layout(ABC):
         Raises:
             MusterError, OSError: it cannot be written.
         """
+
+    def save_copy(self, run_dir: Path) -> str:
+        """Save the model in case that the machine that delivers it is lost; return the error, empty if it was saved, or
+        each device has a part only."""
+        return ""
 
     @abstractmethod
     def close(self) -> None:

@@ -104,6 +104,11 @@ class Pipeline:
         count = sum(parameter.numel() for parameter in self._counted_parameters())
         return int(self._sum_over_stages([torch.tensor(count, dtype=torch.float64)], 1))
 
+    @property
+    def ties_trained_weights(self) -> bool:
+        """Whether another stage holds a trained weight of this one too."""
+        return bool(self._tied_parameters())
+
     def norm(self) -> float:
         """Return the norm of the member's whole gradient: a weight that several stages hold counts once.
 

@@ -132,6 +132,9 @@ class StagedModel(Layout):
     def trained_weights(self) -> int:
         return self._pipeline.trained_weights()
 
+    def ties_trained_weights(self) -> bool:
+        return self.any(self._pipeline.ties_trained_weights)
+
     def norm(self) -> float | None:
         return self._pipeline.norm()
 

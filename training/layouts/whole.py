@@ -8,10 +8,11 @@ from pathlib import Path
 from torch import nn
 
 from profiles.schema import Profile
+from training.exchange.base import Traffic
 from training.hardware.device import Precision
 from training.layouts.base import Layout, StepBackward
 from training.model.model_building import prepare_model
-from training.model.saved_model import save_model
+from training.model.saved_model import save_copy, save_model
 from training.optimization.backward import Backward
 from training.strategies.weights import trainable
 from training.tasks.base import Answer, Batch, Task
@@ -22,6 +23,9 @@ class WholeModel(Layout):
     """One device holds everything."""
 
     names = ("this machine",)
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
 
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
         self._task, self._profile, self._precision = task, profile, precision
@@ -49,6 +53,9 @@ class WholeModel(Layout):
 
     def save(self, run_dir: Path) -> None:
         save_model(self._task, self.model, run_dir)
+
+    def save_copy(self, run_dir: Path) -> str:
+        return save_copy(self._task, self.model, run_dir)
 
     def close(self) -> None:
         pass

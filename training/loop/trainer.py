@@ -15,6 +15,7 @@ from training.data.reading import batch_source
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.hardware.device import Precision, select_device, select_precision
 from training.layouts.base import Layout
+from training.layouts.columns import strategy_of
 from training.layouts.whole import WholeModel
 from training.loop.data_fingerprint import check_devices, check_same, check_unchanged, describe, precision_warning
 from training.loop.evaluation import Evaluator
@@ -31,7 +32,6 @@ from training.loop.state import (
     tensors_under,
 )
 from training.loop.update import StepFigures, Update
-from training.model.saved_model import save_copy
 from training.numerics.compression_ratio import CompressionRatio
 from training.numerics.randomness import seed_everything
 from training.numerics.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
@@ -47,7 +47,6 @@ from training.snapshots.snapshot_writer import SnapshotWriter
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
 from training.strategies.registry import strategy_class
-from training.strategies.user_strategy import load_user_strategy
 from training.strategies.weights import sync_weights, trainable
 from training.tasks.base import Task
 
@@ -67,7 +66,6 @@ class Trainer:
         process = plan.process(rank)
         self.plan, self.task, self.run_dir, self.layout = plan, task, run_dir, layout or WholeModel()
         self.emit, self.control, self.exchange, self.name = emit, control, exchange, process.name
-        self.traffic = self.layout.traffic or exchange.traffic
         self.profile, self.settings, self.member = plan.profile, plan.profile.training, process.member
         self.rank, self.device = self.member.rank, select_device(process.device.kind, process.device.index)
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_is_faster)
@@ -106,12 +104,10 @@ class Trainer:
         self.model = model = self.layout.build(self.task, self.profile, self.precision)
         self.parameters = trainable(self.model)
         self.compression = CompressionRatio(self.parameters, self.exchange)
-        self.exchange.expect_model(longest_vector(self.model))
-        strategy = load_user_strategy(self.profile.strategy)
-        kind = strategy_class(strategy.strategy)
-        strategy = kind.settings_for_resume(strategy) if self.plan.resume else strategy
+        self.exchange.expect_model(self.layout.largest(longest_vector(self.model)))
+        kind, strategy = strategy_of(self.plan, self.layout)
         settings = self.settings
-        plain, part = kind.replaces_optimizer, len(self.layout.names) > 1  # the strategy is the optimizer as well
+        plain, part = kind.replaces_optimizer, self.layout.is_part  # the strategy is the optimizer as well
         self.optimizer = plain_steps(model, settings, kind.name) if plain else build_optimizer(model, settings, part)
         self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
         self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
@@ -209,16 +205,17 @@ class Trainer:
                 if self._carry_out_orders(at_sync=False, finishing=True) is ExitCode.STOPPED:
                     return ExitCode.STOPPED
                 attempt += 1  # another member stopped
-            if self.rank == min(self.strategy.members):
+            if self.rank == min(self.layout.agreed(self.strategy.members)):
                 self.layout.save(self.run_dir)
-            elif self.plan.own_folders and (problem := save_copy(self.task, self.model, self.run_dir)):
+            elif self.plan.own_folders and (problem := self.layout.save_copy(self.run_dir)):
                 self._warn(f"{self.member.name} {problem}")
         return ExitCode.DONE
 
     # --------------------------------------------------------------------------------------------------- one step
 
     def _step(self) -> SyncEvent | None:
-        start, before = time.monotonic(), self.traffic.copy()
+        start, before = time.monotonic(), self.layout.traffic_with(self.exchange)
+        sent = self.exchange.traffic.bytes_sent
         batches = self._batches(self.backward.max_micro_batch)
         shape, decay = self.settings.lr_schedule, self.settings.lr_decay_share
         factor = learning_rate_at(self.position.step, self.total_steps, self._warm_up, shape, 1.0, decay)
@@ -238,7 +235,9 @@ class Trainer:
         with self.source.turns.lent():
             report = self.strategy.end_step()
         self.last_step.stage = "between"
-        self._emit_step(batches, figures, rate, time.monotonic() - start, self.traffic.since(before))
+        self.compression.step(self.exchange.traffic.bytes_sent - sent)
+        traffic = self.layout.traffic_with(self.exchange).since(before)
+        self._emit_step(batches, figures, rate, time.monotonic() - start, traffic)
         return report
 
     @property
@@ -273,7 +272,6 @@ class Trainer:
     def _emit_step(
         self, batches: StepBatches, figures: StepFigures, rate: float, seconds: float, traffic: Traffic
     ) -> None:
-        self.compression.step(traffic.bytes_sent)
         self.emit(
             StepEvent(
                 epoch=self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes), loss=figures.loss,
@@ -289,7 +287,8 @@ class Trainer:
     def _at_synchronisation_point(self) -> None:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.with_announced(self.plan)
-        live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in self.strategy.members}
+        members = self.layout.agreed(self.strategy.members)
+        live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in members}
         if live:  # losses are reported by the supervisor, and joins by the members that join
             self.position.batch_sizes = live
         if live and self.local:
@@ -317,15 +316,16 @@ class Trainer:
         """Evaluate; return whether the evaluation was completed, which means that no member stopped meanwhile."""
         for split in splits:
             heeds = self.position.cut_short < MOST_CUT_SHORT
-            members = {rank: self.position.batch_sizes.get(rank, 1) for rank in self.strategy.members}
+            live = self.layout.agreed(self.strategy.members)
+            members = {rank: self.position.batch_sizes.get(rank, 1) for rank in live}
             event = self.evaluator.evaluate(split, self.position.step, members, attempt, heeds)
             if event is None:
                 return False
-            if self.rank == min(self.strategy.members):
+            if self.rank == min(members):
                 self.emit(event)
             if split == "validation" and 0 < self.position.step < self.total_steps and not self.stopping.should_stop:
                 self.stopping.note(event.metrics.get(self.task.monitor), event.step, self.model)
-                if self.stopping.should_stop and self.rank == min(self.strategy.members):
+                if self.stopping.should_stop and self.rank == min(members):
                     self._warn(f"early stop at step {event.step}: {self.task.monitor} {self.stopping.best_in_words}")
         return True
 

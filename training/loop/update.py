@@ -63,7 +63,7 @@ class Update:
 
     def _looking_first(self, total: torch.Tensor, check: Callable[[float], None], together: bool) -> StepFigures:
         updates = self.strategy.replaces_optimizer
-        own_gradient_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
+        own_gradient_norm = self._own_norm() if together else None
         loss, (own_norm, norm) = read(
             total, own_gradient_norm, clip(self.parameters, self.max_norm) if updates else None
         )
@@ -74,6 +74,12 @@ class Update:
         norm = norm if updates or merged is None else float(merged)
         is_finite = own_norm is not None and math.isfinite(own_norm)
         return StepFigures(loss, self._norm_of(norm), own_norm if is_finite else None)
+
+    def _own_norm(self) -> torch.Tensor:
+        whole = self.member_norm()
+        if whole is not None:
+            return torch.tensor(whole)
+        return gradient_norm(self.parameters, self.precision.loss_scale)
 
     def _clip(self) -> torch.Tensor | None:
         leaves_it = self.strategy.replaces_optimizer or self.strategy.clips

@@ -22,13 +22,7 @@ PLAN_VERSION: Final = 1
 _UNCOUNTED: dict[str, Any] = {
     **dict.fromkeys(("run_id", "engine", "coordinator", "added", "resume", "attempt", "absent", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
-    "members": {
-        "__all__": {
-            "shard": True,
-            "data": True,
-            "devices": True,
-        }
-    },
+    "members": {"__all__": {"shard": True, "data": True, "devices": True}},
 }
 """Fields that do not affect the result: names, folders, addresses, the engine of exchanges, where a model is cut."""
 
@@ -104,6 +98,8 @@ class ProcessPlan(NamedTuple):
     member: MemberPlan
     device_number: int
     """Of its device, among those of its member."""
+    is_of_one: bool = True
+    """Whether its member is the only one of the run."""
 
     @property
     def device(self) -> DevicePlan:
@@ -117,8 +113,9 @@ class ProcessPlan(NamedTuple):
     @property
     def name(self) -> str:
         """Its name in messages: that of its member, or of the machine that holds this stage."""
-        machine = self.device.machine or self.member.name
-        return f"{machine}-stage-{self.device_number + 1}" if len(self.member.devices) > 1 else self.member.name
+        machine, name = self.device.machine, self.member.name
+        member = "" if self.is_of_one or not machine else f"-member-{self.member.rank}"  # it may hold a stage of each
+        return f"{machine or name}{member}-stage-{self.device_number + 1}" if len(self.member.devices) > 1 else name
 
     @property
     def folder(self) -> str:
@@ -199,9 +196,9 @@ class RunPlan(BaseModel):
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether members meet at a coordinator; those of a launched script, and the devices of a pipeline, meet at a
+        """Whether members meet at a coordinator; those of a launched script, and the devices of a member, meet at a
         store on loopback, and those of one process need neither."""
-        return self.launch is None and self.engine != "simulated" and not self.is_staged
+        return self.launch is None and self.engine != "simulated" and (not self.is_staged or self.world_size > 1)
 
     @property
     def is_staged(self) -> bool:
@@ -231,7 +228,11 @@ class RunPlan(BaseModel):
     def processes(self) -> tuple[ProcessPlan, ...]:
         """All processes of the run by rank: those of the members' devices, in their order."""
         places = [(member, number) for member in self.all_members for number in range(len(member.devices))]
-        return tuple(ProcessPlan(rank, *place) for rank, place in enumerate(places))
+        return tuple(ProcessPlan(rank, *place, self.world_size == 1) for rank, place in enumerate(places))
+
+    def processes_of(self, member: int) -> tuple[int, ...]:
+        """Return the ranks of the processes of a member, in the order of its devices."""
+        return tuple(process.rank for process in self.processes if process.member.rank == member)
 
     def process(self, rank: int) -> ProcessPlan:
         """Return one of :attr:`processes`."""
@@ -250,10 +251,10 @@ class RunPlan(BaseModel):
         """Return the ranks on the machine of this name, or that of the member of this name; empty: there is none."""
         return self.ranks_on(name) or tuple(member.rank for member in self.all_members if member.name == name)
 
-    def is_local(self, member: MemberPlan) -> bool:
-        """Whether a member is on the machine of the coordinator. Its process and its connections show whether it is
-        alive: on a busy machine heartbeats may be late."""
-        return member.machine == self.coordinator
+    def is_local(self, process: ProcessPlan) -> bool:
+        """Whether a process is on the machine of the coordinator. It and its connections show whether it is alive: on a
+        busy machine heartbeats may be late."""
+        return process.device.machine == self.coordinator
 
     def without_absent_coordinator(self, starter: str) -> RunPlan:
         """Return the plan of this attempt: an absent machine carries no coordinator. The starting machine does instead,

@@ -210,7 +210,7 @@ class EventIntake:
 
     def _of_coordinator(self, event: Event) -> Event:
         if isinstance(event, MemberEvent):
-            _check(event.member in range(len(self._members.plan.all_members)), "an unknown member")
+            _check(event.member in range(len(self._members.plan.processes)), "an unknown member")
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
         if isinstance(event, WaysEvent):
@@ -220,7 +220,7 @@ class EventIntake:
         return WarningEvent(time=event.time, message=event.message)
 
     def _name_peers(self, event: WaysEvent) -> Event:
-        ranks = range(len(self._members.plan.all_members))
+        ranks = range(len(self._members.plan.processes))
         _check(event.member in ranks, "an unknown member")
         named = (
             path.model_copy(update={"name": self._members.name(path.peer)}) for path in event.ways if path.peer in ranks

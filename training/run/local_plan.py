@@ -17,6 +17,7 @@ from training.strategies.registry import (
     check_settings,
     check_strategy,
     default_strategy,
+    refusal_in_parts,
     scaling_rule_of,
     segment_steps_of,
 )
@@ -47,10 +48,10 @@ def plan_local_run(
     _check_count(workers)
     if profile.run.layout == "pipeline":
         _check_pipeline(profile, workers, simulated)
-    text = profile.run.shares
-    shares = [float(part) for part in text.split(",")] if text else [1.0] * workers
-    if len(shares) != workers:
-        message = f'shares = "{text}" does not fit {counted(workers, "worker")}'
+    members, text = workers // stages_of(profile, workers), profile.run.shares
+    shares = [float(part) for part in text.split(",")] if text else [1.0] * members
+    if len(shares) != members:
+        message = f'shares = "{text}" does not fit {counted(members, "worker" if members == workers else "member")}'
         raise BadInput(message, "set one positive number per worker, or leave it empty")
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
     strategy = profile.strategy
@@ -80,8 +81,9 @@ def _check_count(workers: int) -> None:
 
 
 def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[DevicePlan]) -> tuple[MemberPlan, ...]:
-    """Return a member for each device, or one that has all of them."""
-    groups = [(*devices,)] if profile.run.layout == "pipeline" else [(device,) for device in devices]
+    """Return members of as many devices as each has."""
+    stages = stages_of(profile, len(devices))
+    groups = [(*devices[first : first + stages],) for first in range(0, len(devices), stages)]
     return tuple(
         MemberPlan(
             rank=rank,
@@ -94,22 +96,32 @@ def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[Dev
     )
 
 
+def stages_of(profile: Profile, devices: int) -> int:
+    """Return how many of a run's devices each member has."""
+    return (profile.run.stages or devices) if profile.run.layout == "pipeline" else 1
+
+
 def _check_pipeline(profile: Profile, workers: int, simulated: bool) -> None:
-    """Check a run whose workers hold one model together.
+    """Check a run in which several workers hold the model of a member together.
 
     Raises:
         BadInput: a setting does not work with that, or the workers take turns in one process.
     """
-    training, strategy = profile.training, profile.strategy
-    of_task = inputs_of(profile.model.task).refusal_in_stages(profile)
+    training, strategy, stages = profile.training, profile.strategy, stages_of(profile, workers)
+    of_task, alone = inputs_of(profile.model.task).refusal_in_stages(profile), stages == workers
+    of_strategy = "" if alone or strategy.strategy == "auto" else refusal_in_parts(strategy)
     reasons = {
         "is for workers that are not simulated": simulated,
         f"needs 2 workers or more, not {workers}": workers < 2,
-        f"has one member, no use for {strategy.strategy}": strategy.strategy not in ("auto", "allreduce"),
-        "has one member: engine = nccl has nothing to do": strategy.engine == "nccl",
-        "has one member: shares divide nothing": bool(profile.run.shares),
-        "has one member, whose devices all take the same data: local_data is of no use": profile.data.local_data,
-        "leaves no worker with weights of its own: eval_local = on": profile.evaluation.eval_local == "on",
+        f"needs members of 2 devices or more, not stages = {stages}": stages < 2,
+        f"cannot divide {workers} devices into members of stages = {stages}": workers % stages > 0,
+        f"has one member, no use for {strategy.strategy}": alone and strategy.strategy not in ("auto", "allreduce"),
+        of_strategy: bool(of_strategy),
+        "has one member: engine = nccl has nothing to do": alone and strategy.engine == "nccl",
+        "exchanges through the mesh, not engine = nccl": strategy.engine == "nccl",
+        "has one member: shares divide nothing": alone and bool(profile.run.shares),
+        "gives all devices of a member the same data: local_data is of no use": profile.data.local_data,
+        "leaves no worker with weights of its own: eval_local = on": alone and profile.evaluation.eval_local == "on",
         "needs one loss scale for all stages, not mixed_precision = fp16": training.mixed_precision == "fp16",
         "does not compile blocks yet: compile = on": training.compile == "on",
         of_task: bool(of_task),
@@ -151,7 +163,7 @@ def with_workers(plan: RunPlan, workers: int, count: Callable[[], int] = count_g
     if others or plan.engine != "mesh" or any(device.machine for device in member.devices):
         message = f"run {plan.run_id} goes on with the workers it began with: only one model that lies on workers of "
         raise BadInput(f"{message}this machine can be cut otherwise", "leave the number of workers out")
-    run = plan.profile.run.model_copy(update={"layout": layout, "workers": workers})
+    run = plan.profile.run.model_copy(update={"layout": layout, "workers": workers, "stages": 0})
     profile = plan.profile.model_copy(update={"run": run})
     if workers > 1:
         _check_pipeline(profile, workers, False)

@@ -1,4 +1,4 @@
-"""The meeting point of a run's workers: the coordinator, or the rendezvous store of a script or a pipeline."""
+"""The meeting point of a run's workers: coordinators, and the rendezvous store of a script or of a member's devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -32,6 +32,12 @@ _PORT_SECONDS = 20.0
 _LOOK = 0.5
 
 
+def columns_of(plan: RunPlan) -> list[tuple[int, ...]]:
+    """Return the ranks of the processes that hold the same part of each member's model, by member: what one of them
+    exchanges, it exchanges with these. Members of one device each are the only column."""
+    return [*zip(*(plan.processes_of(member.rank) for member in plan.all_members), strict=True)]
+
+
 class CoordinatorHandle(Channel, Protocol):
     """A started coordinator, here or elsewhere; its first line is ``{"port": N}``, then come events. If its
     configuration cannot be used, that line has ``error`` and ``hint`` too."""
@@ -46,11 +52,13 @@ StartCoordinator = Callable[[dict[str, Any], BinaryIO], CoordinatorHandle]
 class MeetingPoint:
     """Started before the workers can meet, stopped after them.
 
+    Members of several devices exchange column by column: each column has a coordinator.
+
     Args:
         folder: its ``secrets`` hold the run's certificates.
-        watch: takes the event lines of the coordinator.
-        listen: literal address of the coordinator; the rendezvous store is always on loopback.
-        start_coordinator: where the coordinator is to run; default: a process of this machine.
+        watch: takes the event lines of a coordinator.
+        listen: literal address of the coordinators; the rendezvous store is always on loopback.
+        start_coordinator: where a coordinator is to run; default: a process of this machine.
     """
 
     def __init__(
@@ -67,61 +75,150 @@ class MeetingPoint:
         self._open_log = open_log
         self._watch = watch
         self._listen = listen
-        self._host = f"[{listen}]" if ":" in listen else listen
-        self._start_process = start_coordinator or self._start_here
-        self._coordinator: CoordinatorHandle | None = None
+        self._start_process = start_coordinator
+        self._coordinators: list[_RunningCoordinator] = []
         self._store: StoreServer | None = None
+        self._stopped = False
+
+    def start(self, again: bool = False) -> None:
+        """Start it; a single worker needs none.
+
+        Args:
+            again: take the place of coordinators whose supervisor was killed: same ports, same keys.
+
+        Raises:
+            BadInput: the port that was asked for is taken.
+            RunFailed: a coordinator did not start.
+        """
+        plan, secrets, processes = self._plan, self._folder.secrets, len(self._plan.processes)
+        if plan.launch is None and (processes == 1 or plan.engine == "simulated"):
+            return
+        has_relay = plan.has_coordinator or len(plan.machines) > 1
+        if not again:
+            issue_run_certificates(secrets, plan.run_id, range(processes + SPARE * has_relay), [self._listen])
+        if has_relay:
+            for column in columns_of(plan) if plan.has_coordinator else [range(processes)]:
+                self._start_coordinator(column, again)
+        if plan.launch is not None or plan.is_staged:
+            self._store = StoreServer(0 if has_relay else plan.profile.strategy.coordinator_port)
+            for rank in range(processes):
+                self._store.admit(secrets / f"member-{rank}")
+
+    def addresses(self, rank: int) -> dict[str, str]:
+        """Return the addresses of what a worker needs: its coordinator, the relay, the store."""
+        number = self._plan.process(rank).device_number if self._plan.has_coordinator else 0
+        coordinator = self._coordinators[number] if self._coordinators else None
+        return {
+            "address": coordinator.address if coordinator and self._plan.has_coordinator else "",
+            "relay": self._coordinators[0].relay if self._coordinators else "",
+            "store": f"127.0.0.1:{self._store.port}" if self._store else "",
+        }
+
+    def _start_coordinator(self, column: Collection[int], again: bool) -> None:
+        number = f"-{len(self._coordinators) + 1}" if self._coordinators else ""
+        config, log, secrets = self._config(column), self._open_log(f"coordinator{number}"), self._folder.secrets
+        path = secrets / f"coordinator{number}.json"
+
+        def start_here(config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
+            write_atomically(path, json.dumps(config).encode())
+            return CoordinatorProcess(path, log)
+
+        if again:
+            self._kill_orphan(path)  # before it tells the members that it was stopped
+        start = self._start_process or start_here
+        coordinator = _RunningCoordinator(config, log, start, secrets / f"ports{number}.json")
+        self._coordinators.append(coordinator)
+        if self._stopped:
+            coordinator.stop()
+        self._watch(coordinator.start(again))
+
+    def _kill_orphan(self, configuration: Path) -> None:
+        """Kill the coordinator that a killed supervisor has left on this machine."""
+        for process in processes_of(self._plan.run_id):
+            with contextlib.suppress(psutil.Error):
+                if str(configuration) in process.cmdline():
+                    process.kill()
+                    process.wait()
+
+    def _config(self, column: Collection[int]) -> dict[str, Any]:
+        """Return the configuration of the coordinator of some processes: to the others it listens as to absent ones."""
+        plan, strategy = self._plan, self._plan.profile.strategy
+        present = {process.rank for process in plan.processes if process.member.rank not in plan.absent}
+        processes = [process for process in plan.processes if process.member.rank < plan.world_size]
+        port = strategy.coordinator_port and strategy.coordinator_port + len(self._coordinators)
+        return {
+            "run_id": plan.run_id,
+            "names": [process.name for process in processes],
+            "spare": SPARE,
+            "absent": [process.rank for process in processes if process.rank not in present & {*column}],
+            "local": [process.rank for process in processes if plan.is_local(process)],
+            "address": self._listen,
+            "port": port,
+            "certificates": str(self._folder.secrets / "coordinator"),
+            "round_deadline": strategy.round_deadline,
+            "quorum": strategy.quorum,
+        }
+
+    def ban(self, rank: int) -> None:
+        """Exclude a worker from all exchanges, whether its machine obeys or not."""
+        for coordinator in self._coordinators:
+            coordinator.ban(rank)
+
+    def admit(self, rank: int) -> None:
+        """Let a worker in again."""
+        for coordinator in self._coordinators:
+            coordinator.admit(rank)
+
+    def stop(self) -> None:
+        """End what was started. Idempotent."""
+        self._stopped = True
+        for coordinator in self._coordinators:
+            coordinator.stop()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+class _RunningCoordinator:
+    """A coordinator that is started again if it ends by itself.
+
+    Args:
+        start: starts its process.
+        ports: document with its ports, for a supervisor that takes over.
+    """
+
+    def __init__(self, config: dict[str, Any], log: BinaryIO, start: StartCoordinator, ports: Path) -> None:
+        self._config, self._log, self._start_process, self._ports = config, log, start, ports
+        listen = config["address"]
+        self._host = f"[{listen}]" if ":" in listen else listen
+        self._process: CoordinatorHandle | None = None
         self._port = self._relay_port = 0
         self._banned: set[int] = set()
         self._stopped = False
         self._gate = threading.RLock()
-        """Held while a coordinator is started or stopped, also by a signal handler: none starts after the end."""
+        """Held while it is started or stopped, also by a signal handler: it never starts after the end."""
 
-    def start(self, again: bool = False) -> str:
-        """Start it and return its address; a single worker needs none.
-
-        Args:
-            again: take the place of a coordinator whose supervisor was killed: same ports, same keys.
-
-        Raises:
-            BadInput: the port that was asked for is taken.
-            RunFailed: the coordinator did not start.
-        """
-        launch, secrets, processes = self._plan.launch, self._folder.secrets, len(self._plan.processes)
-        if launch is None and (processes == 1 or self._plan.engine == "simulated"):
-            return ""
-        has_relay = self._plan.has_coordinator or len(self._plan.machines) > 1
-        if has_relay:
-            self._start_coordinator(again)
-        else:
-            issue_run_certificates(secrets, self._plan.run_id, range(processes), [self._listen])
-        if not self._plan.has_coordinator:
-            self._store = StoreServer(0 if has_relay else self._plan.profile.strategy.coordinator_port)
-            for rank in range(processes):
-                self._store.admit(secrets / f"member-{rank}")
-            return f"127.0.0.1:{self._store.port}"
+    @property
+    def address(self) -> str:
         return f"{self._host}:{self._port}"
 
-    def _start_coordinator(self, again: bool) -> None:
-        config, log = self._coordinator_config(), self._open_log("coordinator")
+    @property
+    def relay(self) -> str:
+        """Address of its relay; empty: it has none."""
+        return f"{self._host}:{self._relay_port}" if self._relay_port else ""
+
+    def start(self, again: bool) -> Iterator[bytes]:
+        """Start it, ``again`` on its recorded ports, and return the events of all its processes.
+
+        Raises:
+            BadInput: its configuration cannot be used.
+            RunFailed: it did not start.
+        """
         if again:
-            self._kill_orphan()  # before it tells the members that it was stopped
-            lines = self._started_again({**config, **json.loads(self._ports.read_bytes())}, log)
-        else:
-            ranks = range(len(self._plan.processes) + SPARE)
-            issue_run_certificates(self._folder.secrets, self._plan.run_id, ranks, [self._listen])
-            lines = self._started(config, log)
-        self._watch(self._lines(lines, config, log))
+            return self._lines(self._started_again(self._config | json.loads(self._ports.read_bytes())))
+        return self._lines(self._started(self._config))
 
-    def _kill_orphan(self) -> None:
-        """Kill the coordinator that a killed supervisor has left on this machine."""
-        for process in processes_of(self._plan.run_id):
-            with contextlib.suppress(psutil.Error):
-                if str(self._configuration) in process.cmdline():
-                    process.kill()
-                    process.wait()
-
-    def _started(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
+    def _started(self, config: dict[str, Any]) -> Iterator[bytes]:
         """Start the coordinator, and return its events.
 
         Raises:
@@ -131,18 +228,18 @@ class MeetingPoint:
         with self._gate:
             if self._stopped:
                 raise RunFailed("the run has ended")
-            self._coordinator = coordinator = self._start_process(config, log)
+            self._process = coordinator = self._start_process(config, self._log)
         lines = coordinator.lines()
         greeting = json.loads(next(lines, b"{}"))
         if "error" in greeting:
             raise BadInput(greeting["error"], greeting["hint"], option=greeting.get("option", ""))
         if "port" not in greeting:
-            raise RunFailed("the coordinator did not start", f"see {log.name}")
+            raise RunFailed("the coordinator did not start", f"see {self._log.name}")
         self._port, self._relay_port = int(greeting["port"]), int(greeting.get("relay", 0))
         write_atomically(self._ports, json.dumps({"port": self._port, "relay_port": self._relay_port}).encode())
         return lines
 
-    def _lines(self, lines: Iterator[bytes], config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
+    def _lines(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         """Yield all events; a coordinator that ends by itself is started again, and its members reconnect."""
         ends: deque[float] = deque(maxlen=_MOST_ENDS)
         while True:
@@ -151,13 +248,15 @@ class MeetingPoint:
                 return
             ends.append(time.monotonic())
             if len(ends) == _MOST_ENDS and ends[-1] - ends[0] < _MINUTE:
-                yield _warning(f"ended {_MOST_ENDS} times within a minute and is not started again: see {log.name}")
+                yield _warning(
+                    f"ended {_MOST_ENDS} times within a minute and is not started again: see {self._log.name}"
+                )
                 return
             yield _warning("ended unexpectedly and is started again; the machines continue where they were")
-            if (ended := self._coordinator) is not None:
+            if (ended := self._process) is not None:
                 ended.stop()
             try:
-                lines = self._started_again({**config, "port": self._port, "relay_port": self._relay_port}, log)
+                lines = self._started_again({**self._config, "port": self._port, "relay_port": self._relay_port})
             except RunFailed:  # killed while it started, as another end
                 lines = iter(())
             except MusterError as error:
@@ -167,75 +266,35 @@ class MeetingPoint:
             for rank in tuple(self._banned):
                 self.ban(rank)
 
-    def _started_again(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
+    def _started_again(self, config: dict[str, Any]) -> Iterator[bytes]:
         """Start it on its old port, which another program may occupy for a while."""
         end = time.monotonic() + _PORT_SECONDS
         while True:
             try:
-                return self._started(config, log)
+                return self._started(config)
             except BadInput as error:
                 if error.option != "coordinator_port" or time.monotonic() > end:
                     raise
-            if (refused := self._coordinator) is not None:
+            if (refused := self._process) is not None:
                 refused.stop()
             time.sleep(_LOOK)
 
-    def _start_here(self, config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
-        write_atomically(self._configuration, json.dumps(config).encode())
-        return CoordinatorProcess(self._configuration, log)
-
-    def _coordinator_config(self) -> dict[str, Any]:
-        secrets, strategy = self._folder.secrets, self._plan.profile.strategy
-        return {
-            "run_id": self._plan.run_id,
-            "names": [member.name for member in self._plan.members],
-            "spare": SPARE,
-            "absent": self._plan.absent,
-            "local": [member.rank for member in self._plan.members if self._plan.is_local(member)],
-            "address": self._listen,
-            "port": strategy.coordinator_port,
-            "certificates": str(secrets / "coordinator"),
-            "round_deadline": strategy.round_deadline,
-            "quorum": strategy.quorum,
-        }
-
-    @property
-    def _configuration(self) -> Path:
-        """Of a coordinator on this machine."""
-        return self._folder.secrets / "coordinator.json"
-
-    @property
-    def _ports(self) -> Path:
-        """Document with the coordinator's ports, for a supervisor that takes over."""
-        return self._folder.secrets / "ports.json"
-
-    @property
-    def relay(self) -> str:
-        """Address of the relay; empty: there is none."""
-        return f"{self._host}:{self._relay_port}" if self._relay_port else ""
-
     def ban(self, rank: int) -> None:
-        """Exclude a member from all exchanges, whether its machine obeys or not."""
         self._banned.add(rank)
-        if self._coordinator is not None:
-            self._coordinator.send({"ban": rank})
+        if self._process is not None:
+            self._process.send({"ban": rank})
 
     def admit(self, rank: int) -> None:
-        """Let a member in again."""
         self._banned.discard(rank)
-        if self._coordinator is not None:
-            self._coordinator.send({"admit": rank})
+        if self._process is not None:
+            self._process.send({"admit": rank})
 
     def stop(self) -> None:
-        """End what was started. Idempotent."""
         with self._gate:
             self._stopped = True
-            coordinator, self._coordinator = self._coordinator, None
-        if coordinator is not None:
-            coordinator.stop()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+            process, self._process = self._process, None
+        if process is not None:
+            process.stop()
 
 
 def _warning(text: str) -> bytes:

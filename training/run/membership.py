@@ -102,7 +102,7 @@ class Membership:
         self._gate = threading.Lock()
         self._over = False
         self.workers: dict[int, WorkerHandle] = {}
-        self.lost: list[int] = list(plan.absent)
+        self.lost = [process for member in plan.absent for process in plan.processes_of(member)]
         self.detached: set[int] = set()
         """Members that do not count: lost to the coordinator, asked to leave, or joining."""
         self.joining: set[int] = set()
@@ -115,7 +115,7 @@ class Membership:
         """Members that have left the group."""
         self.done: set[int] = set()
         """Members that have reported that they trained to the end."""
-        self._reported_gone: set[int] = set(plan.absent)
+        self._reported_gone = set(self.lost)
         """Members whose loss is in the run's events."""
 
     def restore(self, history: MemberHistory) -> None:
@@ -196,9 +196,24 @@ class Membership:
         return {w.exit_code for rank, w in self.workers.items() if rank not in self.detached} == {ExitCode.DONE}
 
     def can_continue_without(self, rank: int) -> bool:
-        """Whether another member trains or has trained to the end."""
-        others = [(r, w.exit_code) for r, w in self.workers.items() if r != rank and r not in self.lost]
+        """Whether another member trains or has trained to the end, on all its devices."""
+        gone = {self._member_of(worker) for worker in (rank, *self.lost)}
+        others = [(r, w.exit_code) for r, w in self.workers.items() if self._member_of(r) not in gone]
         return any(code == ExitCode.DONE or (code is None and r not in self.detached) for r, code in others)
+
+    @property
+    def lost_members(self) -> list[int]:
+        """Ranks of the members that are lost."""
+        return [*dict.fromkeys(map(self._member_of, self.lost))]
+
+    def note_lost(self, rank: int) -> bool:
+        """Record that a worker is lost; return whether it is the first of its member, which is lost with it."""
+        is_first = self._member_of(rank) not in self.lost_members
+        self.lost.append(rank)
+        return is_first
+
+    def _member_of(self, rank: int) -> int:
+        return self.plan.process(rank).member.rank if self._is_staged else rank
 
     def only_joining_left(self) -> bool:
         """Whether only joining members are left, which no member could let in."""
@@ -217,6 +232,7 @@ class Membership:
             self.done.add(rank)
         if event.status == "left":
             news = source == rank or rank not in self.left  # the member itself reports why
+            news &= not (self._is_staged and self._member_of(rank) in self.lost_members)
             self.left.add(rank)
             return news and speaks
         if event.status == "lost":
@@ -231,7 +247,7 @@ class Membership:
 
     def note_gone(self, rank: int) -> bool:
         """Record that a member is gone; return whether that is not in the run's events yet."""
-        before = rank in self._reported_gone or rank in self.left
+        before = any(self._member_of(other) == self._member_of(rank) for other in self._reported_gone | self.left)
         news = not before or rank in self.joining  # what was recorded of a joining member is of its earlier time
         self._reported_gone.add(rank)
         return news
@@ -289,6 +305,6 @@ class Membership:
         """Raise ``BadInput`` if the members of this run cannot change."""
         if self.plan.world_size == 1:
             raise BadInput("a run that started with one machine takes no others", _ANOTHER)
-        if not self.plan.has_coordinator:
+        if self._is_staged or not self.plan.has_coordinator:
             kind = "pipeline" if self.plan.is_staged else "launched script"
             raise BadInput(f"the machines of a {kind} cannot change", _ANOTHER)

@@ -82,7 +82,6 @@ class RunController:
         self._totals = RunTotals()
         self._norms = GradientNorms()
         self._stopping = Stopping(self.members, self._orders, self._progress)
-        self._address = ""
         self._logs: list[BinaryIO] = []
 
     # ------------------------------------------------------------------------------------------------------- start
@@ -126,7 +125,7 @@ class RunController:
                 worker = start(rank, self._log(self.members.name(rank)))
                 self.members.workers[rank] = WorkerHandle(worker)
                 self._intake.listen(rank, worker.lines())
-            self._address = self._engine.start(again)
+            self._engine.start(again)
         except BaseException as error:
             if not again or not isinstance(error, MusterError):
                 self.kill()
@@ -134,13 +133,13 @@ class RunController:
             self._first_error = ErrorEvent.of(error)
             self._record(self._first_error)
             return self._stopping.keep_and_end(error.message)
-        for handle in self.members.workers.values():
-            handle.process.send({"address": self._address, "relay": self._engine.relay})
+        for rank, handle in self.members.workers.items():
+            handle.process.send(self._engine.addresses(rank))
 
     def _present_processes(self) -> list[ProcessPlan]:
         """Return the processes to start; record the absent members as lost."""
         absent, message = self.plan.absent, "it is not there, and the run goes on without it"
-        for rank in absent:
+        for rank in (self.plan.processes_of(member)[0] for member in absent):
             self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
         return [p for p in self.plan.processes if p.member.rank < self.plan.world_size and p.member.rank not in absent]
 
@@ -275,8 +274,9 @@ class RunController:
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
+        if not self.members.note_lost(rank):
+            return
         cause = cause.removeprefix(f"{name}: ")  # readers of the event add the member's name
-        self.members.lost.append(rank)
         is_news = self._note_gone(rank, "lost", cause)
         end = f"lost ({cause}); the others go on" if is_news else f"given up ({cause}): it does not come back by itself"
         self._record(WarningEvent(member=rank, message=f"{name} is {end}"))
@@ -357,7 +357,7 @@ class RunController:
             raise
         self._engine.admit(rank)
         self._intake.listen(rank, worker.lines())
-        worker.send({"address": self._address, "relay": self._engine.relay})
+        worker.send(self._engine.addresses(rank))
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` if members can neither leave nor join."""
@@ -395,5 +395,5 @@ class RunController:
         return RunOutcome(status, self.folder.path, metrics, code, message, hint)
 
     def _metrics(self) -> dict[str, Any]:
-        stop_metrics = self._progress.metrics if self._stopping.reason else {}
-        return {**self._totals.figures(), "lost_members": self.members.lost, **stop_metrics, **self._more_metrics()}
+        stopping = self._progress.metrics if self._stopping.reason else {}
+        return {**self._totals.figures(), "lost_members": self.members.lost_members, **stopping, **self._more_metrics()}

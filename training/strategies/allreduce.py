@@ -154,6 +154,7 @@ class AllReduce(GradientStrategy):
     options = AllReduceOptions
     costs = AllReduceCosts()
     is_default: ClassVar[bool] = True
+    is_elementwise = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
@@ -172,6 +173,12 @@ class AllReduce(GradientStrategy):
     @classmethod
     def has_equal_snapshots(cls, settings: StrategySettings) -> bool:
         return settings.of(AllReduceOptions).compressor == "none" and not settings.error_feedback
+
+    @classmethod
+    def why_not_in_parts(cls, settings: StrategySettings) -> str:
+        compressor = compressors()[settings.of(AllReduceOptions).compressor]
+        norm = "limits gradients by their norm, of which each device has a part"
+        return f"with allreduce.compressor = {compressor.name} {norm}" if compressor.clips else ""
 
     @classmethod
     def why_only_own_codecs(cls, settings: StrategySettings) -> str:

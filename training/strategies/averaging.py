@@ -134,6 +134,8 @@ class Averaging(RoundStrategy):
     the next one. ``drift`` of a report is the largest distance of this member's weights from the mean.
     """
 
+    is_elementwise = True
+
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._last_mean: torch.Tensor | None = None

@@ -115,6 +115,20 @@ class Strategy(ABC):
     replaces_optimizer: ClassVar[bool] = False
     """Whether it replaces the optimizer: :meth:`gradients` leaves the update direction in ``p.grad``, applied with the
     learning rate and decoupled weight decay. The gradients it gets are clipped already."""
+    is_elementwise: ClassVar[bool] = False
+    """Whether what becomes of a tensor depends on its own values alone, with a codec that rounds each number alone. Two
+    devices of a member that hold the same tensor among different others then keep it alike."""
+
+    @classmethod
+    def why_not_in_parts(cls, settings: StrategySettings) -> str:
+        """Return why it does not work on parts of a model, each given to a process as if it were the whole, as words
+        after its name; empty: it does."""
+        if cls.replaces_optimizer:
+            return "limits gradients by the norm of all weights, of which each device has a part"
+        if cls.segment_steps(settings):
+            return "lets each member make steps of its own, on which its devices would have to agree"
+        return ""
+
     survives_failed_exchange: ClassVar[bool] = True
     """Whether a member whose exchange in :meth:`end_step` fails still holds a valid state, as after a step without that
     exchange. A member that loses its group writes its snapshot then."""

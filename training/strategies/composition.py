@@ -89,6 +89,10 @@ class Composition(Strategy):
         self._before = Traffic()
 
     @classmethod
+    def why_not_in_parts(cls, settings: StrategySettings) -> str:
+        return next(filter(None, (component.why_not_in_parts(settings) for component in cls.components)), "")
+
+    @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:
         reasons = [component.why_no_feedback(settings) for component in cls.components]
         return reasons[0] if all(reasons) else ""
@@ -352,6 +356,7 @@ def _composed(text: str) -> type[Composition]:
             set.intersection(*(set(component.scales_learning_rate) for component in components))
         ),
         "replaces_optimizer": any(component.replaces_optimizer for component in components),
+        "is_elementwise": all(component.is_elementwise for component in components),
         "equal": "never" if any(component.equal == "never" for component in components) else "synchronised",
         "costs": ComposedCosts(components) if costs_known else None,
         "__doc__": f"{' and '.join(component.name for component in components)}, each as if it were alone.",

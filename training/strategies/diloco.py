@@ -67,6 +67,7 @@ class DiLoCo(OuterStrategy):
     options: ClassVar[type[Section]] = DiLoCoOptions
     costs = OuterCosts("diloco", DiLoCoOptions())
     numbers_fragments = False
+    is_elementwise = True
     final_merge_is_mean: ClassVar[bool] = False
     """Whether the last, shorter rounds move the anchor by the mean delta alone, without an outer step."""
 

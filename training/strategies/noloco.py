@@ -130,6 +130,7 @@ class NoLoCo(RoundStrategy):
     costs = NoLoCoCosts(NoLoCoOptions())
     equal = "never"
     anchored = True
+    is_elementwise = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

@@ -167,6 +167,15 @@ def segment_steps_of(settings: StrategySettings) -> int:
     return 0 if settings.user_strategy else strategy_class(settings.strategy).segment_steps(settings)
 
 
+def refusal_in_parts(settings: StrategySettings) -> str:
+    """Return why a strategy cannot work on parts of a model, as words after what is refused; empty: it can, or it is
+    user code, which only workers run."""
+    if settings.user_strategy:
+        return ""
+    reason = strategy_class(settings.strategy).why_not_in_parts(settings)
+    return f"does not work with {settings.strategy}, which {reason}" if reason else ""
+
+
 def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:
     """Return how the learning rate is scaled with the batch; ``auto`` stays for user code, which only workers run."""
     return (

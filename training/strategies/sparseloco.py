@@ -209,6 +209,7 @@ class SparseLoCo(DiLoCo):
     options = SparseLoCoOptions
     costs = SparseLoCoCosts("sparseloco", OuterOptions())
     numbers_fragments = True
+    is_elementwise = False
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

@@ -166,6 +166,8 @@ class StreamingDiLoCo(DiLoCo):
     options = StreamingOptions
     costs = StreamingCosts(_NAME, StreamingOptions())
     numbers_fragments = True
+    is_elementwise = False
+    """Each device divides its part into fragments of its own, which merge in different steps."""
     final_merge_is_mean: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:

@@ -3,18 +3,16 @@
 Rajbhandari et al. 2019 (arXiv 1910.02054), section 5.1: the mean gradient of each shard goes to its owner only
 (reduce-scatter), ``g = sum_i (w_i / W) g_i`` in rank order as in per-step averaging; the owner makes the optimizer
 step; the new weights go to all members (all-gather). A member sends ``2 (n - 1) / n`` times the weights in a step and
-all hold the same bits, both as with per-step averaging. The state of an optimizer such as AdamW shrinks to one
-``n``-th.
+all hold the same bits, both as with per-step averaging. The optimizer's state shrinks to one ``n``-th.
 
-A parameter is never split, so that optimizers of whole matrices stay exact; shards are as even as that allows, by
-assigning the largest parameters first. Gradients are clipped by the norm over all shards. With loss scaling, a gradient
-that is not finite makes all members skip the step; without it the mean is over the others' gradients. Nothing overlaps
-with backward.
+A parameter is never split, so that optimizers of whole matrices stay exact; the largest are assigned first, so shards
+are about even. Gradients are clipped by the norm over all shards. With loss scaling, a gradient that is not finite
+makes all members skip the step; without it the mean is over the others' gradients. Nothing overlaps with backward.
 
 At the begin of a step all members announce which parameters they own. If members joined or left, shards are divided
 anew: an owner keeps a parameter as far as shards stay even, else its state moves to the new owner. State that was lost
-with a member starts anew, with a warning. If an owner is lost in the middle of a step, its shard is not updated in that
-step. A snapshot of a member holds the state of its own shard.
+with a member starts anew, with a warning. If an owner is lost in a step, its shard is not updated in it. A snapshot
+holds the state of a member's own shard.
 """
 
 from __future__ import annotations
@@ -161,6 +159,10 @@ class ZeRO1(GradientStrategy):
     @classmethod
     def why_only_own_codecs(cls, settings: StrategySettings) -> str:
         return "with zero1: half of what it sends are the weights themselves"
+
+    @classmethod
+    def why_not_in_parts(cls, settings: StrategySettings) -> str:
+        return "limits gradients by the norm over all members, of which a device has a part"
 
     @classmethod
     def why_no_feedback(cls, settings: StrategySettings) -> str:

@@ -79,7 +79,7 @@ def environment(
         "MUSTER_CERTIFICATES": str((secrets / f"member-{rank}").resolve()),
         "MUSTER_LISTEN": listen,
         "MUSTER_NAMES": ",".join(member.name for member in plan.members),
-        "MUSTER_STORE": rendezvous.address,
+        "MUSTER_STORE": rendezvous.store,
         "MUSTER_RELAY": rendezvous.relay,
         "MUSTER_BACKEND": launch.backend,
         # The same for all ranks, whatever devices the script hides from each of them.

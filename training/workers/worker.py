@@ -49,11 +49,13 @@ START_DEADLINE = 3600.0
 
 
 class Rendezvous(NamedTuple):
-    """Meeting point of the members: ``host:port`` of the coordinator, or of a launched script's store, and of the
-    relay."""
+    """Where a worker meets others; ``host:port``, empty where there is none."""
 
     address: str
+    """Of the coordinator through which it exchanges with other members."""
     relay: str = ""
+    store: str = ""
+    """Of the store where the ranks of a launched script, or the devices of a member, meet."""
 
 
 def connect(
@@ -68,9 +70,10 @@ def connect(
         from training.exchange.base import SoloExchange
 
         return SoloExchange()
-    member, keys = plan.all_members[rank], secrets / f"member-{rank}"
+    process, keys = plan.process(rank), secrets / f"member-{rank}"
     from training.exchange.group.coordinator_client import JoinConfig
 
+    member, workers = process.member, plan.processes
     addresses = rendezvous()
     near, everywhere = "127.0.0.1", "::" if addresses.address.startswith("[") else "0.0.0.0"
     joining = JoinConfig(
@@ -78,16 +81,16 @@ def connect(
         keys,
         plan.run_id,
         rank,
-        plan.world_size,
-        member.name,
-        listen=near if all(map(plan.is_local, plan.all_members)) else everywhere,
-        hosts=member.lead.addresses,
-        shards={planned.rank: planned.shard for planned in plan.members},
-        local=plan.is_local(member),
-        interface=member.lead.interface,
-        rendezvous=rendezvous,
+        sum(worker.member.rank < plan.world_size for worker in workers),
+        process.name,
+        listen=near if all(plan.is_local(worker) for worker in workers) else everywhere,
+        hosts=process.device.addresses,
+        shards={worker.rank: worker.member.shard for worker in workers if worker.member.rank < plan.world_size},
+        local=plan.is_local(process),
+        interface=process.device.interface,
+        rendezvous=lambda: rendezvous()[:2],
         on_unreachable=lambda address, why: emit(
-            WarningEvent(message=f"{member.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
+            WarningEvent(message=f"{process.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
         ),
         transport=plan.profile.strategy.transport,
         on_return=lambda: emit(MemberEvent(status="joined", name=member.name, message="is back")),
@@ -101,7 +104,12 @@ def connect(
 
         mesh = MeshMember(joining)
     mesh.join(START_DEADLINE)
-    return mesh
+    if not plan.is_staged:
+        return mesh
+    from training.layouts.columns import ColumnExchange
+    from training.run.meeting_point import columns_of
+
+    return ColumnExchange(mesh, columns_of(plan)[process.device_number])
 
 
 def listen_address(device: DevicePlan) -> str:
@@ -143,17 +151,19 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
     from training.layouts.staged import StagedModel
 
     keys, process = secrets / f"member-{rank}", plan.process(rank)
-    names = [process.name for process in plan.processes]
-    os.environ |= {"MUSTER_NAMES": ",".join(names), "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
-    client = StoreClient(rendezvous.address, read_token(keys), START_DEADLINE)
+    member, ranks = process.member, plan.processes_of(process.member.rank)
+    names = ",".join(worker.name for worker in plan.processes)
+    os.environ |= {"MUSTER_NAMES": names, "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
+    client = StoreClient(rendezvous.store, read_token(keys), START_DEADLINE, f"member-{member.rank}/")
     listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys))
+    stages = [plan.process(other).name for other in ranks]
 
     def carrier() -> GroupCarrier:
-        group = MusterGroup(client, rank, len(names), timedelta(seconds=STANDSTILL), [], listener)
-        return GroupCarrier(group, range(len(names)), names, client.close)
+        seconds = timedelta(seconds=STANDSTILL)
+        group = MusterGroup(client, process.device_number, len(ranks), seconds, ranks, listener)
+        return GroupCarrier(group, range(len(ranks)), stages, client.close)
 
-    member, background = process.member, len(plan.machines) > 1
-    links = carrier(), carrier() if background else None
+    links = carrier(), carrier() if len(member.machines) > 1 else None
     return StagedModel(links[0], member.devices, member.batch_size, plan.own_folders, links[1])
 
 

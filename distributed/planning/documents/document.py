@@ -193,8 +193,8 @@ class Choice(Document):
     delay: Annotated[int, Field(ge=0)] = 0
     """Steps that an exchange overlaps."""
     blocks: tuple[tuple[int, int], ...] = ()
-    """What each of the members holds, where these are the devices of one member: its first block, and the first one of
-    the next device. Empty: each holds the whole model."""
+    """What each of the members holds, where these are the devices of one member, or of several one after another: its
+    first block, and the first one of the next device. Empty: each holds the whole model."""
 
     @property
     def alone(self) -> bool:

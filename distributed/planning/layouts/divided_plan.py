@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypedDict
 
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import (
@@ -16,12 +17,13 @@ from distributed.planning.documents.document import (
     Settings,
 )
 from distributed.planning.layouts.candidates import layout_candidates
-from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob
+from distributed.planning.layouts.layout_documents import LayoutCandidate, LayoutJob, StageForecast, member_name
 from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
 from training.records.plan import DevicePlan, MemberPlan
-from training.strategies.registry import default_strategy
+from training.strategies.registry import default_strategy, strategy_class
+from training.strategies.user_strategy import load_user_strategy, sync_schedule_of
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.registry import inputs_of, size_for
 
@@ -102,7 +104,7 @@ def _why_whole(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
 
 
 def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
-    """Plan a run of one member whose devices hold the model together.
+    """Plan a run of one member whose devices hold the model together, or of several such members.
 
     Args:
         cluster: with the times of the blocks, or with measured steps of a model that was held whole.
@@ -116,15 +118,20 @@ def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
         if machine.blocks and len(machine.blocks) != len(size.blocks):
             counts = f"{len(machine.blocks)} blocks, and this one has {len(size.blocks)}"
             raise BadInput(f"the model measured on {machine.name} has {counts}", "measure this profile")
-    candidates = layout_candidates(LayoutJob(profile, size, cluster, divides=True))
-    taken = [each for each in candidates if each.layout == "pipeline" and each.accepted and len(each.members) == 1]
+    merging = _merging(profile)
+    candidates = layout_candidates(LayoutJob(profile, size, cluster, merging["interval"], divides=True))
+    pipelines = [each for each in candidates if each.layout == "pipeline" and each.accepted]
+    if stages := profile.run.stages:  # by hand: as many members as fit
+        taken = sorted((p for p in pipelines if len(p.members[0]) == stages), key=lambda p: -len(p.members))
+    else:
+        taken = [pipeline for pipeline in pipelines if len(pipeline.members) == 1]
     refused = [each.reason for each in candidates if not each.accepted]
     fitting = [each for each in taken if each.fits]
     if not fitting:  # the lines about the layouts that a person could not choose would tell nothing
         refused = [each.reason for each in candidates if each.layout == "pipeline"]
         return Planning(job=job, ranking=(), chosen=None, reasons=(Reason.of("nothing-fits"), *refused))
     best = fitting[0]
-    candidate = _candidate(best, job, cluster)
+    candidate = _candidate(best, job, merging if len(best.members) > 1 else _alone())
     return Planning(
         job=job,
         ranking=(candidate,),
@@ -134,10 +141,31 @@ def plan_layout(cluster: Cluster, job: Job, profile: Profile) -> Planning:
     )
 
 
-def _candidate(layout: LayoutCandidate, job: Job, cluster: Cluster) -> Candidate:
-    """Return a pipeline of one member as the other documents of a plan show it."""
-    (stages,) = layout.members
-    samples = job.global_batch_of(1)
+class _Merging(TypedDict):
+    """How members exchange, as fields of a choice."""
+
+    strategy: str
+    codec: str
+    interval: int
+
+
+def _alone() -> _Merging:
+    return _Merging(strategy=default_strategy(), codec="fp32", interval=1)
+
+
+def _merging(profile: Profile) -> _Merging:
+    """Return how several members exchange."""
+    chosen = profile.strategy
+    if chosen.strategy == "auto":
+        chosen = chosen.model_copy(update={"strategy": default_strategy()})
+    codec = strategy_class(chosen.strategy).codec(load_user_strategy(chosen))
+    return _Merging(strategy=chosen.strategy, codec=codec, interval=sync_schedule_of(chosen).interval)
+
+
+def _candidate(layout: LayoutCandidate, job: Job, merging: _Merging) -> Candidate:
+    """Return a pipeline as the other documents of a plan show it: with its devices as their members."""
+    stages = [stage for member in layout.members for stage in member]
+    samples = job.global_batch_of(len(layout.members))
     compute = [stage.seconds * layout.micro_batches for stage in stages]
     members = tuple(
         MemberForecast(
@@ -153,8 +181,7 @@ def _candidate(layout: LayoutCandidate, job: Job, cluster: Cluster) -> Candidate
     )
     return Candidate(
         choice=Choice(
-            strategy=default_strategy(),
-            codec="fp32",
+            **merging,
             engine="mesh",
             members=tuple(stage.name for stage in stages),
             blocks=tuple((stage.start, stage.end) for stage in stages),
@@ -166,7 +193,7 @@ def _candidate(layout: LayoutCandidate, job: Job, cluster: Cluster) -> Candidate
         members=members,
         accumulation=layout.micro_batches,
         global_batch=samples,
-        steps=job.steps_of(1),
+        steps=job.steps_of(len(layout.members)),
         compute=max(compute),
         exposed=layout.step - max(compute),
         reasons=(layout.reason,),
@@ -175,16 +202,23 @@ def _candidate(layout: LayoutCandidate, job: Job, cluster: Cluster) -> Candidate
 
 def _settings(layout: LayoutCandidate, candidate: Candidate, cluster: Cluster, profile: Profile) -> Settings:
     changed = {name: after for name, (_, after) in layout.options.items()}
-    devices = tuple(
-        DevicePlan(machine=cluster.machine(name).machine_name, blocks=blocks, ahead=layout.extra)
-        for name, blocks in zip(candidate.choice.members, candidate.choice.blocks, strict=True)
-    )
-    name = "+".join(dict.fromkeys(device.machine for device in devices))
     batch_size = int(changed.get("batch_size", profile.training.batch_size))
-    member = MemberPlan(rank=0, name=name, batch_size=batch_size, devices=devices)
+    members = [_member(rank, stages, batch_size, layout, cluster) for rank, stages in enumerate(layout.members)]
     return Settings(
         options={"layout": "pipeline", **changed},
-        members=(member,),
+        members=tuple(members),
         engine="mesh",
         left_out=tuple(sorted({m.name for m in cluster.machines if m.trains} - {*candidate.choice.members})),
     )
+
+
+def _member(
+    rank: int, stages: Sequence[StageForecast], batch_size: int, layout: LayoutCandidate, cluster: Cluster
+) -> MemberPlan:
+    machines = [cluster.machine(stage.name).machine_name for stage in stages]
+    devices = tuple(
+        DevicePlan(machine=machine, blocks=(stage.start, stage.end), ahead=layout.extra)
+        for machine, stage in zip(machines, stages, strict=True)
+    )
+    name = member_name(machines, [stage.name for stage in stages], len(layout.members) == 1)
+    return MemberPlan(rank=rank, name=name, batch_size=batch_size, devices=devices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
@@ -72,6 +72,19 @@ class LayoutCandidate(Document):
     def samples_per_second(self) -> float:
         """0: not predicted."""
         return len(self.members) * self.micro_batch * self.micro_batches / self.step if self.step else 0.0
+
+
+def member_name(machines: Sequence[str], devices: Sequence[str], is_only: bool) -> str:
+    """Return the name of a member of several devices: those of its machines, or of its devices where another member may
+    have devices of the same machine.
+
+    Args:
+        machines: names of the machines of its devices.
+        devices: their own names.
+        is_only: whether the run has no other member.
+    """
+    names = machines if is_only or len({*machines}) == len(machines) else devices
+    return "+".join(dict.fromkeys(names))
 
 
 def refusal(layout: Layout, code: str, subject: str = "", other: str = "", **numbers: float) -> LayoutCandidate:

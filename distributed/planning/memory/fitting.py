@@ -32,6 +32,7 @@ from profiles.schema import FITTED, Profile
 from training.data.sample_order import shares_to_batch_sizes
 from training.layouts.bounds import bounds_of
 from training.records.plan import DevicePlan
+from training.run.local_plan import stages_of
 from training.tasks.inputs.model_size import ModelSize
 from training.tasks.registry import size_for
 
@@ -222,16 +223,16 @@ def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone
     batch, shares = profile.training.batch_size, [float(share) for share in profile.run.shares.split(",") if share]
     sizes = shares_to_batch_sizes(shares, batch) if shares else [batch]
     on_gpu, parts = budget.device == "cuda", _parts(profile, size)
-    alone |= len(parts) > 1  # stages exchange no gradients
+    alone |= 1 < len(parts) == profile.run.workers  # the stages of the only member exchange no gradients
     return max(need_of(profile, part, alone, max(sizes), on_gpu=on_gpu, bf16=budget.bf16).total for part in parts)
 
 
 def _parts(profile: Profile, size: ModelSize) -> list[ModelSize]:
     """Return the sizes of what the workers of this machine hold: the whole model, or the stages of a pipeline."""
-    workers = profile.run.workers
-    if profile.run.layout != "pipeline" or len(size.blocks) < workers:
+    stages = stages_of(profile, profile.run.workers)
+    if stages < 2 or len(size.blocks) < stages:
         return [size]
-    return [size.stage(*ends) for ends in pairwise(bounds_of([DevicePlan()] * workers, len(size.blocks)))]
+    return [size.stage(*ends) for ends in pairwise(bounds_of([DevicePlan()] * stages, len(size.blocks)))]
 
 
 def memory_saving_profiles(profile: Profile, with_8_bits: Callable[[], bool] = has_8_bits) -> Iterator[Profile]:
