@@ -28,6 +28,11 @@ def test_a_boundary_of_the_decoder_carries_what_was_heard_as_well() -> None:
     assert boundaries[63] == (0, 0)
 
 
+def test_in_bf16_half_as_many_bytes_cross() -> None:
+    full, half = (staged(mixed_precision=name).boundaries()[40] for name in ("off", "bf16"))
+    assert half.forward == full.forward // 2 and half.backward == full.backward // 2
+
+
 def test_to_a_frozen_encoder_no_gradients_come_back() -> None:
     boundaries = staged(freeze_encoder=True).boundaries()
     assert boundaries[10].backward == 0

@@ -48,9 +48,7 @@ class StageCall(BaseModel):
 
 
 @contextmanager
-def leading(
-    model: nn.Module, carrier: Carrier, precision: Precision, wire: torch.dtype | None = None
-) -> Iterator[None]:
+def leading(model: nn.Module, carrier: Carrier, precision: Precision) -> Iterator[None]:
     """Let the last stage's ``model`` give what the whole one would, while all other stages :func:`follow`.
 
     Forwards take named arguments: tensors, numbers, a cache and, of an encoder-decoder, ``encoder_outputs``. The model
@@ -59,7 +57,7 @@ def leading(
     Raises:
         ExchangeError: a device is lost. After an error the other stages are still following.
     """
-    stage = _Stage(model, carrier, precision, wire)
+    stage = _Stage(model, carrier, precision)
     base, names = stage.base, ("forward", "encode", "generate")
     attributes = {name: vars(base)[name] for name in names if name in vars(base)}
     base.forward = functools.wraps(base.forward)(functools.partial(stage.lead_forward))  # whose signature is looked at
@@ -77,14 +75,14 @@ def leading(
 
 
 @torch.no_grad()
-def follow(model: nn.Module, carrier: Carrier, precision: Precision, wire: torch.dtype | None = None) -> None:
+def follow(model: nn.Module, carrier: Carrier, precision: Precision) -> None:
     """Compute what the leader asks of this stage, until it ends.
 
     Raises:
         ExchangeError: a device is lost.
         RunFailed: a device sent something else than what belongs there.
     """
-    stage = _Stage(model, carrier, precision, wire)
+    stage = _Stage(model, carrier, precision)
     with evaluating(model), precision.autocast(), unpacked():
         while stage.serve():
             pass
@@ -93,11 +91,11 @@ def follow(model: nn.Module, carrier: Carrier, precision: Precision, wire: torch
 class _Stage:
     """One stage's part in the calls of the leader."""
 
-    def __init__(self, model: nn.Module, carrier: Carrier, precision: Precision, wire: torch.dtype | None) -> None:
+    def __init__(self, model: nn.Module, carrier: Carrier, precision: Precision) -> None:
         module, self._record = record_of(model)
         self.base: Any = module
         self._forward, self._encode = module.forward, getattr(module, "encode", None)
-        self._carrier, self._device, self._wire = carrier, precision.device, wire
+        self._carrier, self._device = carrier, precision.device
         cut, encoder_blocks = self._record.cut, self._record.anatomy.encoder_blocks
         self._number, self.last = cut.stage, cut.stages - 1
         self.encoder_stages = range(cut.stage_of(encoder_blocks - 1) + 1) if encoder_blocks else range(0)
@@ -217,7 +215,7 @@ class _Stage:
                 raise self._carrier.refused(self._number - 1, *shapes) from error
 
     def _send(self, stage: int, tensor: torch.Tensor) -> None:
-        header = TensorHeader.of(tensor, self._wire)
+        header = TensorHeader.of(tensor, None)  # exact, so that the texts are those of one process
         for data in (pack_header(_HIDDEN, [header]), header.encode(tensor)):
             self._carrier.send(stage, data).wait()
 

@@ -84,6 +84,15 @@ class _StageReader:
     __call__ = from_config
 
 
+def wire_type(devices: Sequence[DevicePlan], precision: Precision) -> torch.dtype | None:
+    """Return the element type of what travels between the stages of a member's training; ``None``: its own.
+
+    bf16 between machines whose stages compute in it: half the bytes, for a rounding of the size of the computation's.
+    Within a machine there is no network to spare.
+    """
+    return precision.dtype if len({device.machine for device in devices}) > 1 else None
+
+
 class StagedModel(Layout):
     """One stage of the member's model.
 
@@ -121,7 +130,8 @@ class StagedModel(Layout):
         self._task, self._profile, self._precision = task, profile, precision
         stage = task.build_stage(StageBuilder(self._devices, self._carrier.stage, profile.training.seed))
         self.model = prepare_model(stage, profile.model, precision)
-        self._pipeline = Pipeline(CutModel(self.model, task.loss), self._carrier, precision, extra=self._device.ahead)
+        part, wire = CutModel(self.model, task.loss), wire_type(self._devices, precision)
+        self._pipeline = Pipeline(part, self._carrier, precision, wire, self._device.ahead)
         return self.model
 
     def backward(self, release: Callable[[], None], total_steps: int) -> StepBackward:

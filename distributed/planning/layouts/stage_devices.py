@@ -92,9 +92,11 @@ class StagedJob:
         return tuple(map(mul, blocks, ratios))
 
     def boundaries(self) -> tuple[Boundary, ...]:
-        """Return the bytes of a micro-batch that cross behind each block. A frozen encoder gets no gradients back."""
+        """Return the bytes of a micro-batch that cross behind each block (between machines,
+        :func:`training.layouts.staged.wire_type`). A frozen encoder gets no gradients back."""
         frozen = self.profile.model.freeze_encoder
-        number = FP32_BYTES * self.batch
+        in_bf16 = self.profile.training.mixed_precision == "bf16"  # auto: it may be that of some machines only
+        number = (FP32_BYTES // 2 if in_bf16 else FP32_BYTES) * self.batch
         return tuple(
             Boundary(number * block.boundary, number * (block.boundary - (block.encoded if frozen else 0)))
             for block in self.size.blocks
