@@ -256,6 +256,40 @@ class WritesBetween(Model):
         return hidden
 
 
+class Narrows(Block):
+    def forward(self, hidden: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden, scale)[:, ::2]
+
+
+class HalvesTheLength(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Narrows() for _ in range(6))
+
+
+class LooksBack(Block):
+    """A block with a weight that is a module's elsewhere."""
+
+    def __init__(self, embed: nn.Embedding) -> None:
+        super().__init__()
+        self.others = [embed]
+
+    def forward(self, hidden: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden, scale) + self.others[0].weight.mean(0)
+
+
+class ReadsTheEmbeddingInBlocks(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(LooksBack(self.embed) for _ in range(6))
+
+
+class ExpectsNumbers(Model):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        assert not words.is_meta, "a model for real words"
+        return super().forward(words)
+
+
 class HandsOnMappings(Model):
     def call(self, block: nn.Module, hidden: Any) -> Any:
         return block({"hidden": hidden})
@@ -309,6 +343,9 @@ class AsksForLosses(Model):
         (AsksForLosses, "cannot be followed: 'Block' object has no attribute 'balance'"),
         (PenalisesWeights, "blocks.0.linear.weight is read outside of its block"),
         (WritesBetween, "blocks.1 takes something else than what the block before it gives"),
+        (HalvesTheLength, r"blocks.0 gives \[3, 2, 8\] for \[3, 4, 8\], and all blocks are to be of one shape"),
+        (ReadsTheEmbeddingInBlocks, "embed.weight is read by blocks.0, which does not have it"),
+        (ExpectsNumbers, "its forward cannot be followed: a model for real words"),
         (HandsOnMappings, "blocks.0 takes a dict, and one tensor alone crosses"),
         (SumsBalances, "what follows its blocks reads more than what the last of them gives"),
         (KeepsStatistics, "its buffer last.num_batches_tracked changes after blocks, which not all stages compute"),

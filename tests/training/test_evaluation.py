@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from profiles.optimisation import EvaluationSettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask
 from training.data.batches import Samples
+from training.exchange.base import SoloExchange
 from training.hardware.device import Precision
 from training.loop.evaluation import Evaluator
 from training.records.events import EvaluationEvent
+from training.tasks.base import Batch
 
 CPU = torch.device("cpu")
 LIAR = 1
@@ -78,6 +82,26 @@ def test_impossible_figures_are_left_out_and_told(lie: bytes) -> None:
     for event in found:
         assert event is not None and event.samples == 7 and event.loss is not None and event.loss > 0
     assert warnings == ["member 1 reported no valid figures in time; the evaluation goes on without that part"]
+
+
+class _LearnsSome(ToyTask):
+    def weight(self, batch: Batch) -> float:
+        return float((batch["x"][:, 0] > 0).sum())
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        learnt = batch["x"][:, 0] > 0
+        return nn.functional.mse_loss(model(batch["x"][learnt]), batch["y"][learnt])
+
+
+def test_a_batch_without_weight_takes_no_part_in_a_loss() -> None:
+    task = _LearnsSome()
+    task.prepare(lambda *_: None)
+    samples, model = Samples(task, 0, CPU, 0.0, "here"), task.build_model()
+    event = Evaluator(samples, model, Precision(None, CPU), SoloExchange(), EvaluationSettings(), 1).evaluate(
+        "validation", 7, {0: 1}
+    )
+    assert event is not None and event.loss is not None
+    assert math.isfinite(event.loss) and event.samples == 10
 
 
 def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:

@@ -24,7 +24,7 @@ from training.layouts.carrier import Carrier, gather_among
 from training.layouts.decode import follow, leading
 from training.layouts.parts import collect_parts, join_parts
 from training.layouts.pipeline import Pipeline
-from training.layouts.stages.anatomy import examine, meta_copy
+from training.layouts.stages.block_check import examine_own
 from training.layouts.stages.cut import CutModel, place_stand_ins
 from training.layouts.stages.pretrained_stage import architecture_of, build_stage, redraw_adapters, stage_class
 from training.layouts.stages.probe import probe
@@ -54,7 +54,7 @@ class StageBuilder:
         return _StageReader(architecture, cut, self._seed)
 
     def cut(self, model: nn.Module, run: Callable[[nn.Module], object]) -> nn.Module:
-        anatomy = examine(meta_copy(model).train(), run)
+        anatomy = examine_own(model, run)
         place_stand_ins(model, self._cut(len(anatomy.blocks)), anatomy)
         return model
 

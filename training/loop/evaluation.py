@@ -260,6 +260,8 @@ class Evaluator:
             if counted_batch is None:
                 return {}
             count, batch = counted_batch
+            if not self._task.weight(batch):  # its loss is a mean over nothing
+                return {"samples": float(count)}
             with self._precision.autocast():
                 moved = move(batch, self._precision.device)
                 sums, answers = self._answer(moved, self._settings.eval_generate)

@@ -22,6 +22,10 @@ from profiles.errors import BadInput
 from training.layouts.stages.origins import Origins
 from training.layouts.stages.stand_ins import hidden_state
 
+MODEL_ERRORS = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError
+)  # fmt: skip
+"""What a model's code raises that does not find what it expects."""
 _LOST = frozenset({-2})
 """The origins of what blocks give beside the hidden state: it does not cross."""
 
@@ -190,13 +194,7 @@ class _Trace:
         try:
             with torch.no_grad(), self._hollow(), self._origins:
                 run(self.model)
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-        ) as error:  # what a model's code raises
+        except MODEL_ERRORS as error:
             reason = " ".join(str(error).split())[:200]
             self._refuse(f"its forward cannot be followed: {reason}")
         finally:
@@ -290,7 +288,7 @@ class _Trace:
     @contextmanager
     def _hollow(self) -> Iterator[None]:
         """Let the blocks compute nothing: what they compute does not matter, and may need data or a device."""
-        blocks = [self.model.get_submodule(name) for blocks in self.lists for name in self._names(blocks)]
+        blocks = [self.model.get_submodule(name) for name in self._expected]
         for block in blocks:
             block.__dict__["forward"] = self._fresh
         try:
@@ -383,5 +381,10 @@ class _Trace:
         return name.startswith(_parent(self.lists[index]) + ".")
 
     def _refuse(self, reason: str) -> NoReturn:
-        hint = "train it whole, or with a method that needs less memory"
-        raise BadInput(f"{type(self.model).__name__} cannot be cut into stages: {reason}", hint)
+        raise not_to_be_cut(self.model, reason)
+
+
+def not_to_be_cut(model: nn.Module, reason: str) -> BadInput:
+    """Return the error for a model that cannot be cut."""
+    hint = "train it whole, or with a method that needs less memory"
+    return BadInput(f"{type(model).__name__} cannot be cut into stages: {reason}", hint)

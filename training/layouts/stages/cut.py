@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from profiles.errors import BadInput, RunFailed
-from training.layouts.stages.anatomy import Anatomy, Run, examine, meta_copy
+from training.layouts.stages.anatomy import Anatomy, Run
+from training.layouts.stages.block_check import examine_own
 from training.layouts.stages.stage import Cut, Departing, TensorSpec
 from training.layouts.stages.stand_ins import (
     Arrived,
@@ -73,7 +74,7 @@ def cut_module(model: nn.Module, cut: Cut, run: Run) -> None:
     Raises:
         BadInput: the model cannot be cut, or has another number of blocks.
     """
-    place_stand_ins(model, cut, examine(meta_copy(model), run))
+    place_stand_ins(model, cut, examine_own(model, run))
 
 
 def place_stand_ins(model: nn.Module, cut: Cut, anatomy: Anatomy) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
+from training.layouts.stages.anatomy import MODEL_ERRORS
 from training.layouts.stages.cut import CutModel, refuse_other_count
 from training.layouts.stages.pretrained_stage import build_stage, examine_pretrained
 from training.layouts.stages.stage import Cut, Departing, StageModel
@@ -121,7 +122,7 @@ def probe(architecture: Any, config: Any, bounds: tuple[int, ...]) -> None:
         cuts = (Cut((0, small_bounds[-1]), 0), *(Cut(small_bounds, k) for k in range(len(bounds) - 1)))
         whole, *stages = (CutModel(build_stage(architecture, small, cut).train(), _loss) for cut in cuts)
         compare(whole, stages, _samples(small), seed=1)
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # what a model's code raises
+    except MODEL_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{architecture.__name__} cannot be tried in stages: {reason}", _HINT) from error
 

@@ -1,0 +1,69 @@
+"""Whether the blocks of a module of one's own can be divided, as far as a forward without numbers shows it.
+
+A published model is compared with its stages instead (:mod:`training.layouts.stages.probe`): its blocks may need data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.layouts.stages.anatomy import MODEL_ERRORS, Anatomy, Run, examine, meta_copy, not_to_be_cut
+from training.layouts.stages.origins import Origins
+from training.layouts.stages.stand_ins import hidden_state
+
+
+def examine_own(model: nn.Module, run: Run) -> Anatomy:
+    """Return the anatomy of a module of one's own; see :func:`~training.layouts.stages.anatomy.examine`.
+
+    Args:
+        run: computes a forward of a copy on the meta device.
+
+    Raises:
+        BadInput: it cannot be cut.
+    """
+    anatomy = examine(meta_copy(model).train(), run)
+    _BlockCheck(meta_copy(model).train(), anatomy).record(run)
+    return anatomy
+
+
+class _BlockCheck:
+    """One forward with the blocks, in which each gives the shape that it takes, and reads weights of its own alone."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
+        self._model, self._anatomy, self._running = model, anatomy, ""
+        self._weights: dict[int, list[str]] = defaultdict(list)
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            self._weights[id(weight)].append(name)
+
+    def record(self, run: Run) -> None:
+        for name in self._anatomy.blocks:
+            block = self._model.get_submodule(name)
+            block.register_forward_pre_hook(partial(self._enter, name))
+            block.register_forward_hook(self._leave, with_kwargs=True)
+        # what looks into numbers of a block is not followed further
+        with suppress(*MODEL_ERRORS), torch.no_grad(), Origins(lambda origins: None, self._read):
+            run(self._model)
+
+    def _enter(self, name: str, *_: object) -> None:
+        self._running = name
+
+    def _leave(self, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        name, self._running = self._running, ""
+        taken = hidden_state(args, kwargs).shape
+        given = getattr(output[0] if isinstance(output, tuple) else output, "shape", taken)
+        if given != taken:  # other stages have its input in place of its output
+            reason = f"{name} gives {list(given)} for {list(taken)}, and all blocks are to be of one shape"
+            raise not_to_be_cut(self._model, reason)
+
+    def _read(self, weight: nn.Parameter) -> frozenset[int]:
+        names = self._weights[id(weight)]
+        is_own = any(name.startswith(f"{self._running}.") or name in self._anatomy.everywhere for name in names)
+        if self._running and names and not is_own:
+            raise not_to_be_cut(self._model, f"{names[0]} is read by {self._running}, which does not have it")
+        return frozenset()
