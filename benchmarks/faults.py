@@ -1,0 +1,148 @@
+"""What a fault costs a run on lab hosts: how long the others stand still, and whether a step is lost.
+
+    python benchmarks/faults.py [--times 10] [--members 3] [--strategy allreduce] [worker coordinator supervisor]
+
+Needs root on Linux. A small model, 50 ms of waiting a step, over network namespaces with real SSH servers. For each
+fault a process is killed with SIGKILL, ``--times`` times: ``coordinator`` and ``supervisor`` in one run, ``worker`` in
+a run each. The pause is the longest time between the ends of two steps of a member that is not killed, from the kill to
+a second after the run has told of it, less the median step before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.distributed.muster_runs import Muster
+from tests.lab.lab import Lab
+from tests.lab.processes import signal_all
+from tests.lab.spec import HostSpec
+from tests.waiting import until
+from training.records.events import MemberEvent, StepEvent, WarningEvent
+from training.run.processes import processes_of
+
+_STEP = 0.05
+_SETTLED = 20
+"""Steps before a kill, and steps after its event that belong to the fault."""
+_TOLD = {"coordinator": "is started again", "supervisor": "another one has taken its place"}
+"""Part of the warning that tells of a fault."""
+_MANY = 100_000
+
+
+class Trial:
+    """One run on lab hosts that trains until it is ended."""
+
+    def __init__(self, lab: Lab, folder: Path, strategy: str) -> None:
+        self.lab, self.members = lab, len(list(lab))
+        self.muster = Muster(folder, lab.hosts_file, _STEP)
+        words = ["--max-steps", str(_MANY), "--strategy", strategy, "--no-eval-before"]
+        self.run_id = self.muster.detach(*words)
+        self.reach(_SETTLED)
+
+    def newest(self) -> int:
+        return max((event.step for event in self.steps()), default=0)
+
+    def steps(self, member: int | None = None) -> list[StepEvent]:
+        events = self.muster.events(self.run_id)
+        return [e for e in events if isinstance(e, StepEvent) and member in (None, e.member)]
+
+    def reach(self, step: int, members: range | None = None) -> None:
+        for member in members or range(self.members):
+            until(lambda: any(event.step >= step for event in self.steps(member)), 120.0)  # noqa: B023 - at once
+
+    def told(self, fault: str) -> int:
+        events = self.muster.events(self.run_id)
+        if fault == "worker":
+            return sum(isinstance(event, MemberEvent) and event.status == "lost" for event in events)
+        return sum(isinstance(event, WarningEvent) and _TOLD[fault] in event.message for event in events)
+
+    def pause(self, fault: str, survivors: range) -> float:
+        """Kill a process; return the pause of the survivors in seconds."""
+        self.reach(self.newest() + _SETTLED, survivors)
+        begun, told = time.time(), self.told(fault)
+        getattr(self, f"kill_{fault}")()
+        until(lambda: self.told(fault) > told)
+        end = time.time() + _SETTLED * _STEP
+        for member in survivors:
+            until(lambda: self.steps(member)[-1].time > end)  # noqa: B023 - at once
+        pauses = []
+        for member in survivors:
+            times = [event.time for event in self.steps(member)]
+            usual = statistics.median(b - a for a, b in itertools.pairwise(times) if b < begun)
+            pauses.append(max(b - a for a, b in itertools.pairwise(times) if b >= begun) - usual)
+        return max(pauses)
+
+    def check(self, survivors: range) -> None:
+        """Every step of the survivors is recorded once, in order.
+
+        Raises:
+            SystemExit: one is missing or doubled.
+        """
+        for member in survivors:
+            numbers = [event.step for event in self.steps(member)]
+            if numbers != list(range(1, len(numbers) + 1)):
+                raise SystemExit(f"member {member}: steps are missing or doubled")
+
+    def end(self) -> None:
+        self.muster.run("stop", "--kill", self.run_id)
+        self.muster.leave_nothing()
+
+    # ------------------------------------------------------------------------------------------ what is killed
+
+    def kill_worker(self) -> None:
+        host = list(self.lab)[-1]
+        signal_all(host.pids("training.workers.worker"), signal.SIGKILL)
+
+    def kill_coordinator(self) -> None:
+        for process in processes_of(self.run_id):
+            if "training.exchange.group.coordinator_main" in process.cmdline():
+                process.kill()
+
+    def kill_supervisor(self) -> None:
+        killed = self.muster.supervisor(self.run_id)
+        signal_all([killed], signal.SIGKILL)
+
+
+def measured(lab: Lab, fault: str, times: int, strategy: str) -> list[float]:
+    """Return the pauses of a fault in seconds."""
+    everybody, others = range(len(list(lab))), range(len(list(lab)) - 1)
+    pauses: list[float] = []
+    runs, kills, survivors = (times, 1, others) if fault == "worker" else (1, times, everybody)
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            trial = Trial(lab, Path(folder), strategy)
+            try:
+                pauses += [trial.pause(fault, survivors) for _ in range(kills)]
+                trial.check(survivors)
+            finally:
+                trial.end()
+    return pauses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", nargs="*", default=["worker", "coordinator", "supervisor"])
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--members", type=int, default=3)
+    parser.add_argument("--strategy", default="allreduce")
+    options = parser.parse_args()
+    lab = Lab(*(HostSpec(name) for name in "abcdefgh"[: options.members]))
+    try:
+        for fault in options.faults:
+            pauses = sorted(measured(lab, fault, options.times, options.strategy))
+            row = f"{statistics.median(pauses):.2f} s in the median, {pauses[-1]:.2f} s at most"
+            print(f"{fault:12} killed {len(pauses)} times: a pause of {row}; no step lost or doubled", flush=True)
+    finally:
+        lab.close()
+
+
+if __name__ == "__main__":
+    main()
