@@ -9,6 +9,7 @@ import pytest
 import torch
 from planner_figures import joined, machine
 
+from app.cli.train.start import TrainRequest, hosts_file_of
 from distributed import resuming
 from distributed.agent import run_folders
 from distributed.agent.requests import ListSnapshots, RemoveRun
@@ -157,3 +158,12 @@ def test_a_run_of_several_members_keeps_its_machines(tmp_path: Path) -> None:
         save_hosts(Hosts(machines=(Machine(name="a"), Machine(name="b"))), folder.path / RUN_HOSTS)
     with pytest.raises(BadInput, match="goes on with the machines it began with"):
         resume_run(folder.path, plan, PrepareOptions(), ["test"], Hosts(machines=(Machine(name="c"),)))
+
+
+def test_a_run_of_workers_of_this_machine_takes_no_hosts_file(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, plan_of(2, **CUSTOM), ["test"]) as folder:
+        request = TrainRequest(resume=str(folder.path), overrides={"hosts": "a,b"})
+        with pytest.raises(BadInput, match="is of workers of this machine"):
+            hosts_file_of(request)
+        save_hosts(Hosts(machines=(Machine(name="a"),)), folder.path / RUN_HOSTS)
+        assert hosts_file_of(request) == Path("a,b")

@@ -81,6 +81,20 @@ def test_a_machine_gets_the_parts_that_its_devices_want(tmp_path: Path) -> None:
     assert sorted(plan_snapshots[2].parts(4, parts.origin)) == [0]  # it wants nothing, and gets nothing
 
 
+def test_one_device_of_a_machine_receives_for_all(tmp_path: Path) -> None:
+    (before,) = snapshots_on("b", tmp_path)
+    before.own.save(snapshot(4, 0, 1), "plan")
+    now, parts = snapshots_on("baa", tmp_path), SnapshotParts(4, Origin(1, COURSE), {0: [0]})
+
+    def bring(device: int, carrier: QueueCarrier) -> set[str]:
+        is_wanted = {"model/0"}.__contains__ if device == 2 else lambda name: False
+        bring_parts(now[device], carrier, partial(gather_among, carrier), parts, is_wanted)
+        return {*now[device].load(4, "plan", parts.origin, lambda name: True).tensors}
+
+    loaded = side_by_side([partial(bring, *each) for each in enumerate(queue_carriers(3))])
+    assert loaded == [{"model/0", "rng/torch"}] * 3
+
+
 @pytest.mark.parametrize(
     ("names", "small", "held"),
     [("abc", 0, {"a": [0, 2], "b": [0, 1], "c": [1, 2]}), ("abc", 1 << 20, {name: [0, 1, 2] for name in "abc"}),

@@ -194,3 +194,5 @@ def bring_parts(
         lambda transfer: send_part(links, transfer.target, local[transfer.part], step),
         lambda transfer: receive_part(links, transfer.source, snapshots.store_of(transfer.part), step),
     )
+    if transfers:
+        gather(b"")  # what one device of a machine receives, its others read
