@@ -101,3 +101,13 @@ def test_a_pipeline_fails_with_the_cause_also_where_a_neighbour_reports_the_loss
             stage.take(rank, ErrorEvent(exit_code=ExitCode.RUN_FAILED, message=message))
         assert stage.run.outcome().message == cause[1]
         stage.run.kill()
+
+
+def test_a_run_that_is_done_does_not_wait_for_a_machine_that_is_away(stage: Stage) -> None:
+    stage.take(-1, lost("silent for 5 s"))
+    stage.ends(0, ExitCode.DONE)
+    assert stage.workers[1].signals == []  # it may come back, as long as another trains
+    stage.ends(2, ExitCode.DONE)
+    assert stage.workers[1].signals == [signal.SIGKILL]
+    stage.run.note_end(1)
+    assert stage.run.outcome().status == "completed"

@@ -215,9 +215,10 @@ class Membership:
     def _member_of(self, rank: int) -> int:
         return self.plan.process(rank).member.rank if self._is_staged else rank
 
-    def only_joining_left(self) -> bool:
-        """Whether only joining members are left, which no member could let in."""
-        return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.joining)
+    def none_can_return(self) -> bool:
+        """Whether only joining or lost members are left, which no member could let in."""
+        left = {rank for rank, worker in self.workers.items() if worker.exit_code is None}
+        return left <= self.joining or (left <= self.detached - self.leaving and self.all_done())
 
     def note(self, source: int, event: MemberEvent) -> bool:
         """Record that a member came or went; return whether that is not in the run's events yet.

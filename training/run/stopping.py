@@ -230,7 +230,7 @@ class Stopping:
         """Record that a member has ended."""
         self._progress.note_progress()
         self._orders.look()
-        if self._members.only_joining_left() or (self.reason and not self._members.active_ranks):
+        if self._members.none_can_return() or (self.reason and not self._members.active_ranks):
             self._members.kill()
 
     def over(self) -> None:
