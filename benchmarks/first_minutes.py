@@ -35,6 +35,7 @@ from app.run_view.figures import start_line
 from app.screens.app import WizardApp
 from app.wizard.engine import Wizard
 from app.wizard.services.services import Services
+from app.wizard.state.actions import set_option
 from app.wizard.state.dependencies import blockers
 from app.wizard.state.state import Step, WizardState
 from tests.lab.lab import Lab
@@ -44,6 +45,8 @@ from training.records.run_folder import RunFolder
 
 PATIENCE = 900.0
 """Most seconds for one step of the set-up."""
+CLIPS = "240"
+"""Training clips: the features of all would be computed by three hosts on the cores of one machine."""
 FIRST = "What do you want to do?"
 
 
@@ -84,6 +87,7 @@ def hosts(folder: Path) -> dict[str, float]:
         wizard = Wizard(Services(output=folder / "output", hosts=lab.hosts_file))
         app = WizardApp(wizard, dashboard=lambda path: (runs.append(path), Screen[None]())[1])
         wizard.subscribe(app.changed)
+        wizard.do(set_option("max_train_samples", CLIPS))
 
         async def drive(pilot: Pilot[Any]) -> None:
             nonlocal keys
@@ -91,6 +95,7 @@ def hosts(folder: Path) -> dict[str, float]:
                 began, step = time.monotonic(), wizard.state.step
                 await until(pilot, lambda: runs or _is_free(wizard.state), PATIENCE)
                 seconds[step.value] = time.monotonic() - began
+                print(f"{step.heading}: {seconds[step.value]:.1f} s, then key {keys + 1}", flush=True)
                 if not runs:
                     keys += 1
                     await pilot.press("n" if step is not Step.PLAN else "enter")
