@@ -98,6 +98,7 @@ def hosts(folder: Path) -> dict[str, float]:
                 print(f"{step.heading}: {seconds[step.value]:.1f} s, then key {keys + 1}", flush=True)
                 if not runs:
                     keys += 1
+                    await pilot.pause(1.0)  # a screen that has just opened takes no key yet
                     await pilot.press("n" if step is not Step.PLAN else "enter")
                     await until(pilot, lambda step=step: wizard.state.step is not step, PATIENCE)
 

@@ -62,7 +62,8 @@ def collect_wheels(
         if target["system"] == "Linux" and any(line.startswith("torch") for line in requirements):
             options += _torch_source(bool(target.get("cuda")), is_same_platform, say)
         options += ["--only-binary=:all:", "--dest", str(files / "wheels")]
-        _pip("download", options, "the packages cannot be collected")
+        problem = "the packages cannot be collected"
+        _pip("download", options, problem, lambda package: say(f"collecting the packages on this machine: {package}"))
 
     return _fetched_once(cache_key, fill) / "wheels"
 
@@ -90,16 +91,24 @@ def _fetched_once(cache_key: str, fill: Callable[[Path], None]) -> Path:
         return Path(_fetched[cache_key].name)
 
 
-def _pip(command: str, options: Sequence[str], problem: str) -> None:
+def _pip(command: str, options: Sequence[str], problem: str, see: Callable[[str], None] = lambda package: None) -> None:
     """Download wheels with pip.
+
+    Args:
+        see: told the name of each package when pip comes to it.
 
     Raises:
         BadInput: they cannot be downloaded here.
     """
-    argv = [_python_with_pip()[0], "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+    argv = [_python_with_pip()[0], "-m", "pip", command, "--progress-bar=off", "--disable-pip-version-check", *options]
+    errors = ["pip failed"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as pip:
+        for line in pip.stdout or ():
+            if line.startswith("ERROR"):
+                errors.append(line.strip())
+            elif package := re.match(r"Collecting ([\w.-]+)", line):
+                see(package[1])
+    if pip.returncode != 0:
         raise BadInput(f"{problem}: {errors[-1]}", "are internet access and pip there?")
 
 

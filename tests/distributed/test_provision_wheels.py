@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,8 +96,20 @@ def test_the_build_of_torch_is_one_that_loads_there(
     target: dict[str, Any], is_small: bool, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(downloads, "_pip", lambda command, options, problem: asked.extend(options))
+    monkeypatch.setattr(downloads, "_pip", lambda command, options, *_: asked.extend(options))
     told: list[str] = []
     collect_wheels(["torch>=2.6"], f"torch==2.13.0\n# {target}", {**HERE, "system": "Linux", **target}, told.append)
     assert (CPU_INDEX in asked) == is_small
     assert any("stays unused" in line for line in told) == said
+
+
+def test_each_package_is_told_when_it_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, told = tmp_path / "python", list[str]()
+    python.write_text("#!/bin/sh\necho 'Collecting numpy==2.4 (from x)'\necho '  Downloading numpy.whl (16 MB)'\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(downloads, "_python_with_pip", lambda: (str(python), True))
+    downloads._pip("download", [], "no packages", told.append)
+    assert told == ["numpy"]
+    python.write_text("#!/bin/sh\necho 'ERROR: no internet' >&2\nexit 1\n")
+    with pytest.raises(BadInput, match="no packages: ERROR: no internet"):
+        downloads._pip("download", [], "no packages")
