@@ -106,6 +106,8 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
         return None
     steps, names = _by_rank(events)
     choice = candidate.choice
+    if choice.blocks:
+        return _compare_stages(candidate, [steps[rank] for rank in sorted(steps)], trainable)
     ranks = _ranks(choice.members, steps, names)
     if ranks is None:
         return None
@@ -144,6 +146,42 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
                 ratio=busy[member.name] / _busy(member) * member.correction,
             )
             for member in candidate.members
+        ),
+    )
+
+
+def _compare_stages(
+    candidate: Candidate, members: Sequence[Mapping[int, StepEvent]], trainable: int
+) -> PredictionComparison | None:
+    """Compare a run whose members' models lie on several devices: each stage counts as a member of the choice.
+
+    A stage waits for the others while it does not compute, so the wait is what the slowest one's compute leaves.
+    """
+    counted_steps = _comparable_steps(members, candidate.choice.interval) if members else []
+    if not counted_steps:
+        return None
+    columns = [[*zip(*(member[step].stages for step in counted_steps))] for member in members]
+    busy = [_median_of_pairs(seconds) for column in columns for seconds in column]
+    if len(busy) != len(candidate.members):  # it was cut anew
+        return None
+    wall = max(_median_of_pairs([member[step].seconds for step in counted_steps]) for member in members)
+    sent = max(member[step].bytes_sent + member[step].bytes_received for member in members for step in counted_steps)
+    wait, predicted_wait = max(0.0, wall - max(busy)), max(0.0, candidate.step - max(map(_busy, candidate.members)))
+    return PredictionComparison(
+        choice=candidate.choice,
+        trainable=trainable,
+        steps=len(counted_steps),
+        predicted_step=candidate.step,
+        measured_step=wall,
+        predicted_wait=predicted_wait,
+        measured_wait=wait,
+        predicted_share=predicted_wait / candidate.step,
+        measured_share=wait / wall if wall else 0.0,
+        predicted_bytes_per_hour=candidate.bytes_per_hour,
+        measured_bytes_per_hour=sent * 3600 / wall if wall else 0.0,
+        members=tuple(
+            MemberComparison(name=member.name, predicted=_busy(member), measured=seconds, ratio=seconds / _busy(member))
+            for member, seconds in zip(candidate.members, busy)
         ),
     )
 
@@ -344,7 +382,8 @@ def prediction_metrics(folder: RunFolder, learn: bool = True) -> dict[str, Any]:
         comparison = compare(planning.best, folder.events(), planning.job.trainable)
         if comparison is None:
             return {}
-        if learn and (folder.path / FIGURES).is_file():
+        divided = bool(comparison.choice.blocks)  # blocks are measured, not corrected
+        if learn and not divided and (folder.path / FIGURES).is_file():
             remember(Figures.read(folder.path / FIGURES).cluster, comparison)
         return {"prediction": comparison.document()}
     return {}

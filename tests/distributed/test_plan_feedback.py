@@ -91,6 +91,18 @@ def test_a_run_as_predicted_has_ratio_one() -> None:
         assert compared(candidate, run(candidate, 30)).ratio == pytest.approx(1.0)
 
 
+def test_a_divided_run_is_compared_stage_by_stage() -> None:
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    staged = candidate.model_copy(update={"choice": EVERY_STEP.model_copy(update={"blocks": ((0, 4), (4, 6))})})
+    busy = tuple(member.busy * factor for member, factor in zip(candidate.members, (1.0, 2.0)))
+    events = [step(0, number, sum(busy), 0.0).model_copy(update={"stages": busy}) for number in range(1, 12)]
+    comparison = compared(staged, events)
+    assert [member.ratio for member in comparison.members] == pytest.approx([1.0, 2.0])
+    assert comparison.measured_step == pytest.approx(sum(busy))
+    assert comparison.measured_wait == pytest.approx(min(busy))
+    assert compare(staged, [event.model_copy(update={"stages": busy[:1]}) for event in events]) is None
+
+
 def test_the_warm_up_is_left_out() -> None:
     candidate = predict(MACHINES, JOB, MERGED)
     events = [
