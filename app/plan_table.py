@@ -48,7 +48,9 @@ def doubt_lines(planning: Planning | None) -> Iterator[str]:
 def way_text(plan: RunPlan) -> str:
     """Return how the members of a plan train together, in a sentence."""
     if plan.is_staged and plan.world_size == 1:
-        return f"{plan_stages_text(plan)}; each micro-batch passes through all of them."
+        is_sharded = plan.profile.run.layout == "shard"
+        use = "each computes some of the samples" if is_sharded else "each micro-batch passes through all of them"
+        return f"{plan_stages_text(plan)}; {use}."
     if plan.world_size == 1:
         return f"{SINGLE}: nothing is exchanged."
     label, interval = label_of_run(plan), sync_schedule_of(plan.profile.strategy).interval

@@ -307,11 +307,14 @@ class RunSettings(Section):
         kind="path",
     )
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
-    layout: Literal["auto", "replicate", "pipeline"] = option(
+    layout: Literal["auto", "replicate", "pipeline", "shard"] = option(
         "auto",
         "what each device holds; replicate: the whole model; pipeline: some of its blocks, through which the "
-        "micro-batches of one batch pass, for a model that no device holds; auto: pipeline where no other setting "
-        "makes the model fit",
+        "micro-batches of one batch pass, for a model that no device holds; shard: a part of every weight, for devices "
+        "of one machine; auto: pipeline where no other setting makes the model fit",
+    )
+    offload: bool = option(
+        False, "with layout = shard, keep what GPUs need only at times in main memory; slower", advanced=True
     )
     stages: int = option(0, "devices of a member with layout = pipeline; 0: all, as one member", ge=0, le=64)
     simulate: int = option(

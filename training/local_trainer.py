@@ -186,7 +186,7 @@ class LocalTrainer(ObjectTrainer):
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
         workers: how many processes train together. A resumed run has as many as it began with, or, if they hold one
-            model together (``layout = pipeline``), so many.
+            model together (``layout = pipeline`` or ``shard``), so many; ``fit(resume=...)`` may change that layout.
         simulate: if not 0, so many members train in one process that takes turns, with the same result.
         cluster: machines whose time a simulated run computes
             (``distributed.planning.simulated.Machines.read(Path("machines.json"))``).
@@ -214,6 +214,12 @@ class LocalTrainer(ObjectTrainer):
     def _settings(self) -> dict[str, Any]:
         return {"workers": self.workers}
 
+    def _earlier(self, reference: Path | str, strategy: str, options: dict[str, Any]) -> tuple[Path, RunPlan]:
+        others, layout = {**options}, options.get("layout", "")
+        others.pop("layout", None)
+        path, plan = super()._earlier(reference, strategy, others)
+        return path, with_workers(plan, self.workers, layout) if plan.is_staged or layout else plan
+
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
         if profile.run.cluster:
             raise BadInput("fit() takes no file of machines", f"{_CLUSTER}, or without")
@@ -226,7 +232,6 @@ class LocalTrainer(ObjectTrainer):
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
 
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
-        plan = with_workers(plan, self.workers) if plan.is_staged else plan
         return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), job)
 
     def _carry_out(self, folder: RunFolder, job: CustomJob) -> RunOutcome:

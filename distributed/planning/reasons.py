@@ -331,7 +331,7 @@ WORDS = {
     "layout-no-link": "{subject} would need links that were not measured",
     "layout-pipeline": "{subject} with {other} blocks: {step_text} a step; its devices have no work for {bubble:.0f} % "
     "of it, and wait for links for {share:.0f} %",
-    "layout-outside": "{subject} needs the links inside a machine or, for shard, between all of {other}",
+    "layout-outside": "{subject} needs the links inside a machine, and {other} are several",
     "layout-not-on-mps": "{subject} does not run on the GPU of a Mac",
     "layout-slow-link": "{other} would send for {exchange_text} in a step that computes for {compute_text}",
     "layout-large-share": "{other} need {needed_text} each, and {free_text} can be used",

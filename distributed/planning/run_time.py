@@ -153,7 +153,7 @@ def _and(names: Sequence[str]) -> str:
 
 
 def plan_stages_text(plan: RunPlan) -> str:
-    """Return which layers of a plan's members lie where."""
+    """Return which layers of a plan's members lie where, or that each device holds a shard of all."""
 
     def names(member: MemberPlan) -> list[str]:
         is_one_each = all(member.machines) and len(member.machines) == len(member.devices)
@@ -161,6 +161,8 @@ def plan_stages_text(plan: RunPlan) -> str:
         return [process.device.machine if is_one_each else process.name for process in processes]
 
     groups = [_and(names(member)) for member in plan.members]
+    if plan.profile.run.layout == "shard":
+        return f"{'; '.join(groups)}: a shard of every weight on each"
     return _divided(groups, [device.blocks for device in plan.members[0].devices if device.blocks])
 
 

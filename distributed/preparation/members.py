@@ -7,13 +7,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from distributed.hosts.schema import Machine
 from distributed.machine.link import MachineLink, address_towards
 from distributed.planning.layouts.layout_documents import member_name
+from distributed.planning.layouts.pipeline_step import shard_bytes
 from distributed.preparation.preflight import Facts, Ready
 from distributed.ssh.forward import LOOPBACK
 from distributed.system import interface_of
 from profiles.errors import BadInput
+from profiles.quantities import bytes_text
 from profiles.schema import Profile
 from training.records.plan import DevicePlan, MemberPlan, RunPlan
 from training.run.local_plan import own_data, plan_local_run
+from training.tasks.registry import size_for
 
 
 def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str] | None = None) -> RunPlan:
@@ -33,6 +36,8 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
     ]
     machine_names = {machine.name for machine, *_ in taking_part}
     machines = [ready for ready in machines if ready[0].name in machine_names]
+    if profile.run.layout == "shard" and len(machines) > 1:
+        raise _outside(profile, machines)
     local = plan_local_run(profile, len(taking_part), on_this_machine=False)
     members = [
         member_of(machine, name, rank, profile, local.process(rank).member.batch_size, facts)
@@ -50,6 +55,15 @@ def plan_run(profile: Profile, machines: Sequence[Ready], names: Collection[str]
         message = f"{update['coordinator']} cannot carry the coordinators of members of several devices"
         raise BadInput(message, "leave out coordinator in the hosts file: this computer carries them")
     return local.model_copy(update=update)
+
+
+def _outside(profile: Profile, machines: Sequence[Ready]) -> BadInput:
+    """Return the error for shards on several machines."""
+    size, names = size_for(profile), ", ".join(link.name for link, _ in machines)
+    sent = shard_bytes(size.parameters, len(machines), 4, profile.training.gradient_accumulation) if size else 0
+    amount = f", {bytes_text(sent)} from each machine," if sent else ""
+    message = f"layout = shard is for the devices of one machine, not for {names}: each step would send all weights"
+    return BadInput(f"{message} and gradients{amount} while all wait", "set layout = pipeline", option="layout")
 
 
 def _as_one(rank: int, members: Sequence[MemberPlan], addresses: Mapping[str, str], is_only: bool) -> MemberPlan:

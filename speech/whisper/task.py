@@ -79,6 +79,7 @@ class WhisperTask(Task):
         self.languages = selected_languages(profile.data.languages)
         self._rates = ErrorRates()
         self._encoded: EncoderCache | None = None
+        self._caches_encoder = True
 
     def prepare(self, progress: Progress) -> None:
         ready = {split: self.prepare_split(split, clips, progress) for split, clips in self._clips().items()}
@@ -231,11 +232,15 @@ class WhisperTask(Task):
             raise BadInput("no stage of a model can tell the language", "set language, or add a column 'language'")
         return self.wrapper.build_stage(stages)
 
+    def build_for_shards(self) -> nn.Module:
+        self._caches_encoder = False  # whose weights are whole only while it computes
+        return self.build_model()
+
     def cache_for(self, model: nn.Module) -> EncoderCache | None:
         """Return the cache of the encoder's outputs for the training clips; ``None`` if they vary."""
         encoder, data = unwrap(model).model.encoder, self.train
         is_stage = not isinstance(self.wrapper.reader, type)  # which cannot compute what is missing
-        if self.profile.data.augmentation or is_stage or not is_constant(encoder):
+        if not self._caches_encoder or self.profile.data.augmentation or is_stage or not is_constant(encoder):
             return None
         if self._encoded is None:
             root = cache_root(self.profile.data.cache_dir)

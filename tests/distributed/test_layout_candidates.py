@@ -223,8 +223,8 @@ def test_two_gpus_of_one_machine_may_hold_shards_or_parts_of_matrices() -> None:
 @pytest.mark.parametrize(
     ("cluster", "layout", "expected"),
     [
-        (home(32, 32, 32), "shard", "a, b, c would send for 18:51 in a step that computes for"),
-        (home(32, 32, 32), "tensor", "tensor needs the links inside a machine"),
+        (home(32, 32, 32), "shard", "a, b, c would send for 27:25 in a step that computes for"),
+        (home(32, 32, 32), "tensor", "tensor needs the links inside a machine, and a, b, c are several"),
         (gpus("mps"), "shard", "shard does not run on the GPU of a Mac"),
         (home(32), "shard", "machine a is the only device"),
     ],

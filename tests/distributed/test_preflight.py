@@ -21,7 +21,7 @@ from distributed.preparation.dial_back import DialBack
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts, NotReady, Readiness, ready
 from distributed.ssh.errors import SshError
-from profiles.errors import ExitCode
+from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import profile_from_options
 
 SOUND = Facts((3, 11, 7), "2.13.0+cpu", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
@@ -254,6 +254,15 @@ def test_a_device_that_is_listed_twice_has_two_members_of_different_names() -> N
     members = plan_run(profile, [(link("b", devices=("cpu", "cuda:0", "cpu", "cpu")), SOUND)]).members
     assert [member.name for member in members] == ["b:cpu", "b:cuda:0", "b:cpu-2", "b:cpu-3"]
     assert [member.lead.kind for member in members] == ["cpu", "cuda", "cpu", "cpu"]
+
+
+def test_shards_are_for_the_devices_of_one_machine() -> None:
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "layout": "shard"})
+    tower = link("b", devices=("cuda:0", "cuda:1")), replace(SOUND, torch="2.13.0+cu130", gpus=2)
+    plan = plan_run(profile, [tower])
+    assert [process.name for process in plan.processes] == ["b-shard-1", "b-shard-2"] and plan.engine == "mesh"
+    with pytest.raises(BadInput, match="layout = shard is for the devices of one machine, not for a, b: each step"):
+        plan_run(profile, [(link("a"), SOUND), tower])
 
 
 def test_the_devices_of_all_machines_are_a_pipeline() -> None:

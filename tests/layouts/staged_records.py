@@ -68,10 +68,10 @@ def trained(output: Path, plan: RunPlan, act: Act = lambda run, event: None) -> 
     return Record(RunFolder.create(output, plan, ["test"]), act)
 
 
-def resumed(run_dir: Path, workers: int = 0, act: Act = lambda run, event: None) -> Record:
+def resumed(run_dir: Path, workers: int = 0, act: Act = lambda run, event: None, layout: str = "") -> Record:
     """Resume a run, with another number of workers if it is not 0."""
     plan = plan_to_resume(run_dir)
-    return Record(RunFolder.resume(run_dir, with_workers(plan, workers) if workers else plan, ["test"]), act)
+    return Record(RunFolder.resume(run_dir, with_workers(plan, workers, layout) if workers else plan, ["test"]), act)
 
 
 def agree(record: Record, expected: Record) -> None:

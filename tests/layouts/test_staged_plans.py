@@ -178,13 +178,13 @@ def test_workers_that_cannot_hold_a_model_each_hold_it_together(monkeypatch: pyt
     block = BlockSize(100_000_000, 100_000_000, 100_000_000, 1_000_000, 1000)
     size, lines = sum_of_blocks([block] * 8, outputs=0, evaluation=0), list[str]()
     monkeypatch.setattr(fitting, "size_for", lambda profile: size)
-    budgets = [MemoryBudget("here", 9 << 30, "cuda")]
+    budgets = [MemoryBudget("here", 18 << 30, "cuda", 2)]
     profile = profile_of(fit_memory="off", workers=2, batch_size=1, layout="auto")
     assert fit_locally(profile, budgets, lines.append).run.layout == "pipeline"
     assert lines[-1].endswith("the model is divided over 2 workers")
     with pytest.raises(BadInput, match="here"):
-        fit_locally(profile, [MemoryBudget("here", 3 << 30, "cuda")], lines.append)
-    assert fit_locally(profile, [MemoryBudget("here", 40 << 30, "cuda")], lines.append).run.layout == "auto"
+        fit_locally(profile, [MemoryBudget("here", 6 << 30, "cuda", 2)], lines.append)
+    assert fit_locally(profile, [MemoryBudget("here", 80 << 30, "cuda", 2)], lines.append).run.layout == "auto"
 
 
 @pytest.mark.parametrize("machine", ["", "desktop"])

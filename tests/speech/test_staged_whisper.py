@@ -39,11 +39,15 @@ def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "frozen"), [(2, False), (2, True), (3, False)])
+@pytest.mark.parametrize(
+    ("layout", "workers", "frozen"),
+    [("pipeline", 2, False), ("pipeline", 2, True), ("pipeline", 3, False), ("shard", 2, False)],
+)
 def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
-    workers: int, frozen: bool, options: dict[str, Any], tmp_path: Path
+    layout: str, workers: int, frozen: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    plans = (plan_of(number, **options, freeze_encoder=frozen) for number in (workers, 1))
+    layouts = ((layout, workers), ("replicate", 1))
+    plans = (plan_of(number, **options, freeze_encoder=frozen, layout=name) for name, number in layouts)
     run, whole = (trained(tmp_path / f"runs-{len(plan.processes)}", plan) for plan in plans)
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, whole)

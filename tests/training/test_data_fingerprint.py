@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ from training.records.events import WarningEvent
 from training.run.orders import Command, Control
 
 
+def weights_of(task: ToyTask) -> Iterator[tuple[str, torch.Tensor]]:
+    return task.build_model().named_parameters()
+
+
 def described(data: Any, warnings: list[str] | None = None) -> Any:
     task = ToyTask()
     task.prepare(lambda *_: None)
     task.train = data
-    return describe(task, task.build_model(), Samples(task, 5), 5, (warnings if warnings is not None else []).append)
+    return describe(task, weights_of(task), Samples(task, 5), 5, (warnings if warnings is not None else []).append)
 
 
 def say(tasks: list[ToyTask], folder: Path) -> dict[int, Any]:
@@ -66,9 +71,9 @@ def test_random_augmentation_makes_no_difference(tmp_path: Path) -> None:
     task = RandomTask()
     task.prepare(lambda *_: None)
     torch.manual_seed(1)
-    first = describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)
+    first = describe(task, weights_of(task), Samples(task, 5), 5, lambda _: None)
     torch.manual_seed(2)
-    assert describe_difference(first, describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)) == ""
+    assert describe_difference(first, describe(task, weights_of(task), Samples(task, 5), 5, lambda _: None)) == ""
 
 
 def test_data_that_cannot_be_seeded_are_told_and_not_refused() -> None:
@@ -228,5 +233,5 @@ def test_frozen_weights_in_bf16_are_those_of_a_member_that_has_them_in_float32()
         task.prepare(lambda *_: None)
         model = task.build_model()
         model[0].weight = torch.nn.Parameter(model[0].weight.detach().to(dtype), requires_grad=False)
-        looks.append(describe(task, model, Samples(task, 5), 5, pytest.fail))
+        looks.append(describe(task, model.named_parameters(), Samples(task, 5), 5, pytest.fail))
     assert describe_difference(*looks) == ""

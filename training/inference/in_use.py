@@ -140,7 +140,9 @@ def _stage(
     """Join the others and read this process's stage; leave them in the end."""
     device = plan.process(rank).device
     precision = _precision_for(task, plan.profile, device.kind, device.index)
-    with contextlib.closing(cast("StagedModel", join_devices(plan, rank, rendezvous, secrets))) as layout:
+    with contextlib.closing(
+        cast("StagedModel", join_devices(plan, rank, rendezvous, secrets, precision.device))
+    ) as layout:
         layout.build(task, plan.profile, precision)
         yield layout, precision
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from training.exchange.base import Exchange, Traffic
 from training.hardware.device import Precision
 from training.layouts.carrier import Carrier
 from training.optimization.backward import MakeBatches
+from training.snapshots.pieces import Rows
 from training.strategies.base import Strategy
 from training.tasks.base import Answer, Batch, Task
 from training.tasks.outputs.showcase import SampleOutput
@@ -45,7 +46,8 @@ class Layout(ABC):
     """
 
     model: nn.Module
-    """What this device holds, under the names of the whole model; set by :meth:`build`."""
+    """What this device holds, under the names of the whole model: plain parameters, which the optimizer, strategies and
+    snapshots see; set by :meth:`build`."""
     names: Sequence[str]
     """Of the member's processes, for messages."""
     part: tuple[int, int] = (0, 1)
@@ -58,13 +60,39 @@ class Layout(ABC):
     """Of the member's devices among one another."""
 
     @property
+    def module(self) -> nn.Module:
+        """What computes: :attr:`model`, or modules whose weights are gathered from all devices."""
+        return self.model
+
+    @property
+    def rows(self) -> Mapping[str, Rows]:
+        """The rows of each weight that :attr:`model` has; without an entry it has all."""
+        return {}
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What a snapshot of :attr:`model` says of it."""
+        return {"part": self.part, "rows": self.rows}
+
+    def weights(self, values: bool = True) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the weights of which this device has a part, whole, by name; all devices do so together.
+
+        Args:
+            values: whether trained ones need their values; without, they are told by ``requires_grad``.
+
+        Raises:
+            ExchangeError: a device is lost.
+        """
+        return self.model.named_parameters()
+
+    @property
     def stage_seconds(self) -> tuple[float, ...]:
         """Seconds for which each of the member's devices computed in the last step; empty: there is only one."""
         return ()
 
     @abstractmethod
     def build(self, task: Task, profile: Profile, precision: Precision) -> nn.Module:
-        """Make :attr:`model`, on its device and in training mode, and return it.
+        """Make :attr:`model`, on its device, and :attr:`module` in training mode; return the model.
 
         Raises:
             BadInput: it cannot be read, or not be held so.

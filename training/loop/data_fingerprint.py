@@ -13,13 +13,12 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import nn
 
 from profiles.errors import BadInput, counted
 from training.data.batches import Samples
@@ -84,7 +83,7 @@ class Description(BaseModel):
 
 def describe(
     task: Task,
-    model: nn.Module,
+    weights: Iterable[tuple[str, torch.Tensor]],
     samples: Samples,
     seed: int,
     warn: Callable[[str], None],
@@ -95,6 +94,7 @@ def describe(
     """Return the fingerprint of a task's data and its model.
 
     Args:
+        weights: see :meth:`training.layouts.base.Layout.weights`.
         gather: asks the member's devices, see :meth:`training.layouts.base.Layout.gather`: each holds a part of the
             model.
     """
@@ -109,13 +109,15 @@ def describe(
                 "the run cannot be repeated exactly: draw from these three, not from a generator of the data set's own"
             )
         descriptions[split] = SplitDescription(samples=size, table=task.table(split), looks=looks)
-    shapes, frozen = _whole_model(model, gather)
+    shapes, frozen = _whole_model(weights, gather)
     return Description(splits=descriptions, shapes=shapes, frozen=frozen, precision=precision, parts=split_fingerprint)
 
 
-def _whole_model(model: nn.Module, gather: Callable[[bytes], list[bytes]]) -> tuple[str, Leaf]:
+def _whole_model(
+    weights: Iterable[tuple[str, torch.Tensor]], gather: Callable[[bytes], list[bytes]]
+) -> tuple[str, Leaf]:
     """Return the hash of all parameters' names and shapes, and the fingerprint of the frozen ones."""
-    mine = {name: (list(p.shape), [] if p.requires_grad else _frozen_look(p)) for name, p in model.named_parameters()}
+    mine = {name: (list(p.shape), [] if p.requires_grad else _frozen_look(p)) for name, p in weights}
     whole: dict[str, Any] = {}
     for part in gather(json.dumps(mine).encode()):
         whole |= json.loads(part)
@@ -124,7 +126,7 @@ def _whole_model(model: nn.Module, gather: Callable[[bytes], list[bytes]]) -> tu
     return _digest(shapes.encode()), _pooled(np.array(looks)) if looks else ""
 
 
-def _frozen_look(parameter: nn.Parameter) -> tuple[float, ...]:
+def _frozen_look(parameter: torch.Tensor) -> tuple[float, ...]:
     """Return the number of elements that are compared, and their statistics."""
     flat = parameter.detach().reshape(-1)[:_FROZEN].float().cpu().numpy()
     return flat.size, *_statistics(np.nan_to_num(flat))

@@ -226,7 +226,7 @@ def load_agreed(
     """
     assert agreed.parts is not None  # else the member takes the state of another
     bring_parts(snapshots, layout.carrier, layout.gather, agreed.parts, is_wanted)
-    return snapshots.load(agreed.step, plan_hash, agreed.parts.origin, is_wanted)
+    return snapshots.load(agreed.step, plan_hash, agreed.parts.origin, is_wanted, layout.rows)
 
 
 def hand_over(agreed: Agreed, exchange: Exchange, make_state: Callable[[], JoiningState]) -> None:

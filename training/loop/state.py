@@ -19,13 +19,12 @@ from training.exchange.payloads import documents
 from training.hardware.device import Precision
 from training.numerics.randomness import restore_rng, rng_state
 from training.snapshots.optimizer_state import load_optimizer, optimizer_tensors
+from training.snapshots.pieces import weight_of
 from training.snapshots.snapshot_store import Snapshot
 from training.strategies.weights import flatten, unflatten_into
 
 _PIECE = 1 << 20
 """Bytes in one gathered payload."""
-_OF_THE_MODEL = {"model", "buffers", "best", "optimizer"}
-"""Groups of a snapshot's tensors that are named after the model's."""
 
 
 def prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -47,10 +46,7 @@ class TrainingState:
 
     def holds(self, name: str) -> bool:
         """Whether a tensor of a snapshot belongs to what this device holds of the model, or to no part of it."""
-        group, _, name = name.partition("/")
-        if group == "optimizer":
-            name = name.rpartition("/")[0]
-        return group not in _OF_THE_MODEL or name in self._names
+        return not (weight := weight_of(name)) or weight in self._names
 
     @cached_property
     def _names(self) -> set[str]:

@@ -126,9 +126,9 @@ class Trainer:
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, ahead, self._warn)
         self.backward = self.layout.backward(self.writer.release, self.total_steps)
         self.evaluator = Evaluator(
-            self.samples, self.model, self.precision, self.exchange, self.profile.evaluation, self.member.batch_size,
-            lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir, self._name_of, self.local,
-            layout=self.layout,
+            self.samples, self.layout.module, self.precision, self.exchange, self.profile.evaluation,
+            self.member.batch_size, lambda: self.layout.any(self.control.stop_is_near()), self._warn, self.run_dir,
+            self._name_of, self.local, layout=self.layout,
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
         self.last_step = LastStep(self.model, self.device, kind)
@@ -140,8 +140,8 @@ class Trainer:
         seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
-        gather, of_run = self.layout.gather, (self.precision.name, self.schedule.fingerprint)
-        self.data = describe(self.task, self.model, self.samples, self.settings.seed, self._warn, *of_run, gather)
+        gather, of_run = self.layout.gather, (self._warn, self.precision.name, self.schedule.fingerprint)
+        self.data = describe(self.task, self.layout.weights(False), self.samples, self.settings.seed, *of_run, gather)
         check_devices(self.data, gather, self.layout.names, self._warn)
         self.shared_data = self.data.without_samples() if self.local else self.data
         arrived = self.local.arrived if self.local else None
@@ -360,7 +360,7 @@ class Trainer:
             check_finite(self.parameters, self.name, self.position.step, self.writer.newest_in_words)
             tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
             state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump(),
-                     "most": self.backward.max_micro_batch, "part": self.layout.part}  # fmt: skip
+                     "most": self.backward.max_micro_batch, **self.layout.place}  # fmt: skip
             in_background = not self.exchange.shares_process
             self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), in_background)
         if wait:
@@ -375,7 +375,7 @@ class Trainer:
         if message := precision_warning(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
-        if Origin.of(snapshot.state).parts == self.layout.part[1]:
+        if Origin.of(snapshot.state).parts == self.layout.part[1] == 1:  # several devices have the size that suits all
             self.backward.max_micro_batch = int(snapshot.state["most"])
         self.position.load(snapshot.state, snapshot.tensors, self.plan.absent)
         self.position.cut_short = 0  # by the stop before this start

@@ -68,7 +68,7 @@ class MemberPlan(BaseModel):
     data: str = ""
     """Path of the data that it trains on, on its machine; empty: that of the profile."""
     devices: tuple[DevicePlan, ...] = Field(default=(DevicePlan(),), min_length=1)
-    """What it computes on. Several devices are a pipeline: each holds the next blocks of the model."""
+    """What it computes on. Several hold the model together, as the layout says: in a pipeline each the next blocks."""
 
     @property
     def lead(self) -> DevicePlan:
@@ -98,8 +98,8 @@ class ProcessPlan(NamedTuple):
     member: MemberPlan
     device_number: int
     """Of its device, among those of its member."""
-    is_of_one: bool = True
-    """Whether its member is the only one of the run."""
+    is_of_one: bool = True  # whether its member is the only one of the run
+    layout: str = ""
 
     @property
     def device(self) -> DevicePlan:
@@ -112,10 +112,10 @@ class ProcessPlan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in messages: that of its member, or of the machine that holds this stage."""
-        machine, name = self.device.machine, self.member.name
+        """Its name in messages: that of its member, or of the machine that holds this part."""
+        machine, name, part = self.device.machine, self.member.name, "shard" if self.layout == "shard" else "stage"
         member = "" if self.is_of_one or not machine else f"-member-{self.member.rank}"  # it may hold a stage of each
-        return f"{machine or name}{member}-stage-{self.device_number + 1}" if len(self.member.devices) > 1 else name
+        return f"{machine or name}{member}-{part}-{self.device_number + 1}" if len(self.member.devices) > 1 else name
 
     @property
     def folder(self) -> str:
@@ -228,7 +228,8 @@ class RunPlan(BaseModel):
     def processes(self) -> tuple[ProcessPlan, ...]:
         """All processes of the run by rank: those of the members' devices, in their order."""
         places = [(member, number) for member in self.all_members for number in range(len(member.devices))]
-        return tuple(ProcessPlan(rank, *place, self.world_size == 1) for rank, place in enumerate(places))
+        of_run = self.world_size == 1, self.profile.run.layout
+        return tuple(ProcessPlan(rank, *place, *of_run) for rank, place in enumerate(places))
 
     def processes_of(self, member: int) -> tuple[int, ...]:
         """Return the ranks of the processes of a member, in the order of its devices."""
@@ -252,8 +253,7 @@ class RunPlan(BaseModel):
         return self.ranks_on(name) or tuple(member.rank for member in self.all_members if member.name == name)
 
     def is_local(self, process: ProcessPlan) -> bool:
-        """Whether a process is on the machine of the coordinator. It and its connections show whether it is alive: on a
-        busy machine heartbeats may be late."""
+        """Whether a process is on the coordinator's machine: it and its links, not heartbeats, show if it is alive."""
         return process.device.machine == self.coordinator
 
     def without_absent_coordinator(self, starter: str) -> RunPlan:

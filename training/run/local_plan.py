@@ -10,6 +10,7 @@ from profiles.schema import Profile
 from profiles.split import split_of
 from training.data.sample_order import shares_to_batch_sizes
 from training.hardware.resources import count_gpus, whole_cores
+from training.layouts.inside.checks import check_shard
 from training.records.plan import JOB_FACTORY, DevicePlan, MemberPlan, RunPlan
 from training.records.run_folder import new_run_id
 from training.strategies.costs import start_of
@@ -23,6 +24,9 @@ from training.strategies.registry import (
 )
 from training.tasks.published_models import with_local_model
 from training.tasks.registry import inputs_of
+
+DIVIDED = ("pipeline", "shard")
+"""Layouts of members that have several devices."""
 
 logger = logging.getLogger("muster.plan")
 
@@ -46,8 +50,7 @@ def plan_local_run(
             with other settings.
     """
     _check_count(workers)
-    if profile.run.layout == "pipeline":
-        _check_pipeline(profile, workers, simulated)
+    _check_layout(profile, workers, simulated)
     members, text = workers // stages_of(profile, workers), profile.run.shares
     shares = [float(part) for part in text.split(",")] if text else [1.0] * members
     if len(shares) != members:
@@ -98,7 +101,19 @@ def _members(profile: Profile, batch_sizes: Sequence[int], devices: Sequence[Dev
 
 def stages_of(profile: Profile, devices: int) -> int:
     """Return how many of a run's devices each member has."""
+    if profile.run.layout == "shard":
+        return devices
     return (profile.run.stages or devices) if profile.run.layout == "pipeline" else 1
+
+
+def _check_layout(profile: Profile, workers: int, simulated: bool) -> None:
+    """Check a run whose workers hold one model together; see :func:`_check_pipeline`."""
+    if profile.run.layout == "pipeline":
+        _check_pipeline(profile, workers, simulated)
+    elif profile.run.layout == "shard":
+        check_shard(profile, workers, simulated)
+    if profile.run.offload and profile.run.layout != "shard":
+        raise BadInput("offload = true: only shards can be kept in main memory", "set layout = shard, or leave it out")
 
 
 def _check_pipeline(profile: Profile, workers: int, simulated: bool) -> None:
@@ -150,23 +165,29 @@ def own_data(profile: Profile, rank: int, folder: str = "") -> str:
     return (folder or profile.data.dataset_path).replace("{rank}", str(rank))
 
 
-def with_workers(plan: RunPlan, workers: int, count: Callable[[], int] = count_gpus) -> RunPlan:
+def with_workers(plan: RunPlan, workers: int, layout: str = "", count: Callable[[], int] = count_gpus) -> RunPlan:
     """Return the plan of a run that is resumed with another number of workers, which hold the one model together.
+
+    Args:
+        layout: what each of several workers holds; empty: as before, or a stage of a pipeline.
 
     Raises:
         BadInput: it has several members, or is not of workers of this machine; or see :func:`plan_local_run`.
     """
     _check_count(workers)
-    if workers == len(plan.processes):
+    before = plan.profile.run.layout
+    if workers == len(plan.processes) and layout in ("", "auto", before):
         return plan
-    (member, *others), layout = plan.members, "pipeline" if workers > 1 else "replicate"
+    if workers > 1 and layout == "replicate":
+        raise BadInput("with layout = replicate one worker goes on with the one model", "add --local 1")
+    divided = next((name for name in (layout, before) if name in DIVIDED), "pipeline")
+    member, *others = plan.members
     if others or plan.engine != "mesh" or any(device.machine for device in member.devices):
         message = f"run {plan.run_id} goes on with the workers it began with: only one model that lies on workers of "
         raise BadInput(f"{message}this machine can be cut otherwise", "leave the number of workers out")
-    run = plan.profile.run.model_copy(update={"layout": layout, "workers": workers, "stages": 0})
-    profile = plan.profile.model_copy(update={"run": run})
-    if workers > 1:
-        _check_pipeline(profile, workers, False)
+    changes = {"layout": divided if workers > 1 else "replicate", "workers": workers, "stages": 0}
+    profile = plan.profile.model_copy(update={"run": plan.profile.run.model_copy(update=changes)})
+    _check_layout(profile, workers, False)
     devices = (*_devices(profile, workers, False, count),)
     return plan.model_copy(update={"profile": profile, "members": (member.model_copy(update={"devices": devices}),)})
 

@@ -307,5 +307,5 @@ class Membership:
         if self.plan.world_size == 1:
             raise BadInput("a run that started with one machine takes no others", _ANOTHER)
         if self._is_staged or not self.plan.has_coordinator:
-            kind = "pipeline" if self.plan.is_staged else "launched script"
+            kind = "divided model" if self.plan.is_staged else "launched script"
             raise BadInput(f"the machines of a {kind} cannot change", _ANOTHER)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from profiles.errors import RunFailed
 from training.records.plan import RunPlan
+from training.snapshots.pieces import Assembly, Rows
 from training.snapshots.snapshot_store import Snapshot, SnapshotStore
 
 
@@ -86,31 +88,37 @@ class MemberSnapshots:
         stores = ((store, store.state(step)) for store in self._stores if step in store.steps())
         return {state.get("part", (0, 1))[0]: store for store, state in stores if Origin.of(state) == origin}
 
-    def load(self, step: int, plan_hash: str, origin: Origin, wanted: Callable[[str], bool]) -> Snapshot:
+    def load(
+        self,
+        step: int,
+        plan_hash: str,
+        origin: Origin,
+        wanted: Callable[[str], bool],
+        rows: Mapping[str, Rows] = MappingProxyType({}),
+    ) -> Snapshot:
         """Return what is wanted of the snapshot of ``step``, from all its parts in this run folder.
 
         Args:
-            wanted: whether a tensor is needed, see :meth:`SnapshotStore.load`.
+            wanted: whether a tensor is needed.
+            rows: see :class:`training.snapshots.pieces.Assembly`.
 
         Raises:
             RunFailed: none of them is on this machine, or one cannot be read.
         """
-        parts: list[Snapshot] = []
+        assembly, states = Assembly(wanted, rows), list[dict[str, Any]]()
         stores = self.parts(step, origin).values()
         for store in sorted(stores, key=lambda store: store.directory != self.own.directory):
-            parts.append(store.load(step, plan_hash, lambda name: wanted(name) and not _is_in(parts, name)))
-        if not parts:
+            states.append(store.state(step))
+            assembly.begin(states[-1].get("rows", {}))
+            assembly.add(store.load(step, plan_hash, assembly.cut).tensors)
+        if not states:
             message = f"no part of the snapshot of step {step} is on this machine"
             raise RunFailed(message, "resume on the machines that have one")
         self.own.current = self.loaded = step
-        return Snapshot(step, {name: part.tensors[name] for part in parts for name in part.tensors}, parts[0].state)
+        return Snapshot(step, assembly.tensors(), states[0])
 
     @property
     def _stores(self) -> list[SnapshotStore]:
         first = self._process._replace(device_number=0).folder
         folders = (self._folder.glob(f"{self._inside}{name}") for name in (first, f"{first}-stage-*"))
         return [SnapshotStore(path, self.own.keep) for path in sorted(path for paths in folders for path in paths)]
-
-
-def _is_in(parts: Sequence[Snapshot], name: str) -> bool:
-    return any(name in part.tensors for part in parts)

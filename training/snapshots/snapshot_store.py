@@ -20,7 +20,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
 from training.records.run_files import explain_full_disk, sha256
+from training.snapshots.pieces import Cut
 from training.snapshots.tensor_file import TensorFile
 
 SNAPSHOT_VERSION = 1
@@ -200,11 +201,11 @@ class SnapshotStore:
         """
         return dict(_read_manifest(self._folder(step))["state"])
 
-    def load(self, step: int, plan_hash: str, wanted: Callable[[str], bool] = lambda name: True) -> Snapshot:
+    def load(self, step: int, plan_hash: str, cut: Cut = lambda name, shape: ()) -> Snapshot:
         """Return the snapshot of ``step``, which :meth:`verified_steps` has checked, its tensors on the CPU.
 
         Args:
-            wanted: whether a tensor is needed; others are not read.
+            cut: returns what is needed of a tensor; the rest is not read.
 
         Raises:
             DamagedSnapshot: missing, or not readable.
@@ -215,7 +216,10 @@ class SnapshotStore:
         if manifest["plan_hash"] != plan_hash:
             raise BadInput(f"{folder} was made with different settings", OTHER_SETTINGS)
         with _opened(folder) as file:
-            tensors = {name: file.get_tensor(name) for name in filter(wanted, file.keys())}
+            names = file.keys()
+            pieces = {name: file.get_slice(name) for name in names}
+            cuts = {name: cut(name, piece.get_shape()) for name, piece in pieces.items()}
+            tensors = {name: pieces[name][needed] for name, needed in cuts.items() if needed is not None}
         self.current = step
         return Snapshot(manifest["step"], tensors, manifest["state"])
 

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import socket
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from profiles.errors import BadInput
 from profiles.locations import check_model_path, is_pointer, pointer_error
 from profiles.options import hint_for
 from profiles.schema import ModelSettings
+from training.tasks.file_mapping import map_to_file
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
         fresh = read_base()
         adapted = {f"{name}.weight": layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
         for name, parameter in fresh.named_parameters():
-            parameter.data = _map_to_file(parameter.detach().float(), folder)
+            parameter.data = map_to_file(parameter.detach().float(), folder)
             if name in adapted:
                 _add_adapters(parameter.data, adapted[name])
         fresh.config.dtype = torch.float32
@@ -286,15 +286,6 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
     return fresh
 
 
-def _map_to_file(tensor: torch.Tensor, folder: Path) -> torch.Tensor:
-    """Copy a tensor to a file mapping, whose pages the system can write back and evict if memory is tight."""
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        tensor.contiguous().numpy().tofile(file)  # a full disk raises here; in the mapping it would be a signal
-        file.flush()
-        mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
-    return mapped.view(tensor.shape)
-
-
 def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
     adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
     weights: dict[str, torch.Tensor] = {}
@@ -304,7 +295,7 @@ def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
         owner, _, leaf = name.rpartition(".base_layer.")
         weight = tensor.detach().cpu()
         if owner and leaf == "weight":
-            weight = _map_to_file(weight, folder)
+            weight = map_to_file(weight, folder)
             _add_adapters(weight, adapted[owner])
         weights[f"{owner}.{leaf}" if owner else name] = weight
     return weights

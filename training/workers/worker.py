@@ -133,11 +133,12 @@ def listen_address(device: DevicePlan) -> str:
     raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {available_names}")
 
 
-def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path) -> Layout:
+def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path, torch_device: torch.device) -> Layout:
     """Connect with the other devices of this process's member; return what this one holds of the model.
 
     Args:
         rendezvous: the run's store, and the relay for machines that cannot dial one another.
+        torch_device: that of this process.
 
     Raises:
         MusterError: another device is missing, or this one cannot listen.
@@ -155,6 +156,12 @@ def join_devices(plan: RunPlan, rank: int, rendezvous: Rendezvous, secrets: Path
     names = ",".join(worker.name for worker in plan.processes)
     os.environ |= {"MUSTER_NAMES": names, "MUSTER_RELAY": rendezvous.relay}  # the group's, and its messages'
     client = StoreClient(rendezvous.store, read_token(keys), START_DEADLINE, f"member-{member.rank}/")
+    if plan.profile.run.layout == "shard":
+        from training.layouts.inside.sharded import ShardedModel
+        from training.layouts.inside.world import join_world
+
+        shards = [worker.name for worker in plan.processes]
+        return ShardedModel(join_world(client, rank, shards, torch_device, plan.run_id, keys), member.batch_size)
     listener = Listener(listen_address(process.device), Identity(plan.run_id, rank, keys))
     stages = [plan.process(other).name for other in ranks]
 
@@ -194,7 +201,7 @@ def run_worker(
                 return connect(plan, rank, rendezvous, secrets, device, emit)
 
             def layout() -> Layout | None:
-                return join_devices(plan, rank, initial, secrets) if plan.is_staged else None
+                return join_devices(plan, rank, initial, secrets, device) if plan.is_staged else None
 
             return train(plan, rank, task, join, run_dir, emit, control, layout)
 

@@ -231,7 +231,7 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     Raises:
         BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
     """
-    changes = request.overrides.keys() - {"output_dir", "workers", "hosts"}
+    changes = request.overrides.keys() - {"output_dir", "workers", "layout", "hosts"}
     path = find_run(Path(request.overrides.get("output_dir", OUTPUT)), request.resume)
     plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
     if request.profile and request.profile != profile:
@@ -239,8 +239,9 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     if changes:
         names = ", ".join(sorted(changes))
         raise BadInput(f"--resume continues as planned and takes no other {names}", "leave it out, or start a new run")
-    if "workers" in request.overrides:
-        plan = with_workers(plan, int(request.overrides["workers"]))
+    if request.overrides.keys() & {"workers", "layout"}:
+        workers = int(request.overrides.get("workers", len(plan.processes)))
+        plan = with_workers(plan, workers, request.overrides.get("layout", ""))
     approval_step = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
     approve_user_code(
         plan.profile, path / "plan.json", named=request.trust_code, person=request.person, approval_step=approval_step

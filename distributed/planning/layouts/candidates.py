@@ -8,8 +8,7 @@ every matrix.
 The rule: a model that fits one machine is never divided, also if it does so only with smaller micro-batches,
 checkpointing, adapters or a base in 8 bits, as far as the user left these options open
 (:mod:`distributed.planning.memory.fitting`): that is faster than every layout. A pipeline is taken where it fits;
-``shard`` where sending is less than 0.3 of computing; ``tensor`` only inside a machine, since all wait for each of its
-exchanges.
+``shard`` and ``tensor`` only inside a machine, where sending is less than 0.3 of computing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import combinations, groupby
 
 from distributed.planning.cost_model import transfer_seconds
@@ -12,8 +11,8 @@ from distributed.planning.documents.cluster import Cluster, ClusterMachine
 from distributed.planning.documents.document import Reason
 from distributed.planning.layouts.layout_documents import Layout, LayoutCandidate, LayoutJob, StageForecast, refusal
 from distributed.planning.layouts.pipeline_step import shard_bytes, tensor_bytes
-from distributed.planning.layouts.stage_devices import FP32_BYTES, budget_of
-from distributed.planning.memory.memory_model import need_of
+from distributed.planning.layouts.stage_devices import budget_of
+from distributed.planning.memory.memory_model import need_of_shard
 
 INSIDE_MBIT = 48_000.0
 """Rate between two devices of one machine, which is not measured: 6 of the 7.9 GB/s of PCIe 3.0 x8."""
@@ -38,7 +37,7 @@ def tensor(job: LayoutJob) -> LayoutCandidate:
 
 
 def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> LayoutCandidate:
-    """Return the layout over the devices of the machine with the most of them, or of all machines if each has one.
+    """Return the layout over the devices of the machine with the most of them; a reason, if each machine has one.
 
     Args:
         sent: returns the bytes that a device sends in a step, by the number of devices.
@@ -53,14 +52,14 @@ def _divided(job: LayoutJob, layout: Layout, sent: Callable[[int], float]) -> La
         return refusal(layout, "layout-not-on-mps", layout)
     if not is_inside:
         rate = _slowest_mbit(job.cluster, devices)
-        if layout == "tensor" or not rate:
-            return refusal(layout, "layout-outside", layout, names)
     staged = job.stagings()[0]
     seconds = [sum(staged.seconds(machine)) for machine in devices]
     compute = staged.micro_batches / sum(1 / each for each in seconds) if all(seconds) else 0.0
-    sending = transfer_seconds(sent(len(devices)), rate)
-    if sending > _MOST_SENDING * compute:
+    sending = transfer_seconds(sent(len(devices)), rate) if rate else 0.0
+    if sending > _MOST_SENDING * compute and (is_inside or layout == "shard"):
         return refusal(layout, "layout-slow-link", layout, names, exchange=sending, compute=compute)
+    if not is_inside:
+        return refusal(layout, "layout-outside", layout, names)
     stages = tuple(_forecast(job, machine, len(devices), seconds[0]) for machine in devices)
     candidate = LayoutCandidate(
         layout=layout,
@@ -93,18 +92,13 @@ def _slowest_mbit(cluster: Cluster, devices: Sequence[ClusterMachine]) -> float:
 
 def _forecast(job: LayoutJob, machine: ClusterMachine, count: int, seconds: float) -> StageForecast:
     """Return what a device takes that holds one of ``count`` equal parts of all weights, and gathers one block."""
-    size = job.size
-    share = replace(
-        size, parameters=size.parameters // count, encoder=size.encoder // count, matrices=size.matrices // count
-    )
-    need = need_of(job.profile, share, alone=True, on_gpu=machine.device == "cuda", bf16=machine.bf16)
-    gathered = 2 * FP32_BYTES * max(block.parameters for block in size.blocks)
+    memory = need_of_shard(job.profile, job.size, count, on_gpu=machine.device == "cuda", bf16=machine.bf16)
     return StageForecast(
         name=machine.name,
         start=0,
-        end=len(size.blocks),
+        end=len(job.size.blocks),
         seconds=seconds / count,
         under_way=1,
-        memory=need.total + gathered,
+        memory=memory,
         memory_usable=budget_of(machine).usable,
     )

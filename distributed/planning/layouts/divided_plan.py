@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from distributed.planning.documents.cluster import Cluster
 from distributed.planning.documents.document import (
@@ -21,6 +21,7 @@ from distributed.planning.layouts.layout_documents import LayoutCandidate, Layou
 from distributed.planning.memory.fitting import MemoryBudget, fit, fit_to_budgets
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
+from training.layouts.inside.checks import refusal_in_shards
 from training.records.plan import DevicePlan, MemberPlan
 from training.strategies.registry import default_strategy, strategy_class
 from training.strategies.user_strategy import load_user_strategy, sync_schedule_of
@@ -58,10 +59,12 @@ def fit_or_divide(
     except BadInput as error:
         if profile.run.layout != "auto" or sum(budget.members for budget in budgets) < 2:
             raise
-        if why := _why_whole(profile, budgets):
+        alone = _why_alone(profile, budgets)
+        sharded = None if alone else _in_shards(profile, budgets, report)
+        if sharded is None and (why := alone or _why_no_pipeline(profile)):
             raise BadInput(error.problem, f"{error.hint}; it is not divided: {why}") from None
         report(f"{error.problem}: the model is divided")
-        return _as_pipeline(profile)
+        return sharded or _as(profile, "pipeline")
 
 
 def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile:
@@ -75,31 +78,42 @@ def fit_locally(profile: Profile, budgets: Sequence[MemoryBudget], report: Calla
     except BadInput as error:
         if profile.run.layout != "auto" or profile.run.workers < 2:
             raise
-        divided = _as_pipeline(profile)
         with suppress(BadInput):
-            fitted = fit(divided, budgets, report)
+            fitted = _in_shards(profile, budgets, report) or fit(_as(profile, "pipeline"), budgets, report)
             report(f"{error.problem}: the model is divided over {counted(profile.run.workers, 'worker')}")
             return fitted
         raise
 
 
-def _as_pipeline(profile: Profile) -> Profile:
-    return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": "pipeline"})})
+def _as(profile: Profile, layout: Literal["pipeline", "shard"]) -> Profile:
+    return profile.model_copy(update={"run": profile.run.model_copy(update={"layout": layout})})
 
 
-def _why_whole(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
-    """Return why a model that does not fit all machines is not divided among them; empty if it is."""
-    size = size_for(profile)
-    if size is None or not size.blocks:
+def _in_shards(profile: Profile, budgets: Sequence[MemoryBudget], report: Callable[[str], None]) -> Profile | None:
+    """Return the profile with a shard of every weight on each GPU of one machine; ``None``: they are not in one, each
+    has not one of its own, or a shard does not fit."""
+    are_inside = len({budget.name for budget in budgets}) == 1
+    has_each_one = all(budget.device == "cuda" and budget.members == 1 for budget in budgets)
+    if are_inside and has_each_one and not refusal_in_shards(profile):
+        with suppress(BadInput):
+            return fit(_as(profile, "shard"), budgets, report)
+    return None
+
+
+def _why_no_pipeline(profile: Profile) -> str:
+    """Return why a model cannot be cut into stages; empty: it can."""
+    if not _has_blocks(size_for(profile)):
         return "its blocks are not known"
-    if refusal := inputs_of(profile.model.task).refusal_in_stages(profile):
-        return f"a pipeline {refusal}"
+    refusal = inputs_of(profile.model.task).refusal_in_stages(profile)
+    return f"a pipeline {refusal}" if refusal else ""
+
+
+def _why_alone(profile: Profile, budgets: Sequence[MemoryBudget]) -> str:
+    """Return which of the machines holds a model that does not fit them all; empty: none."""
     for budget in budgets:
-        try:
-            fit_to_budgets(profile, size, [budget], alone=True)
-        except BadInput:
-            continue
-        return f"{budget.name} holds the whole model, and trains it faster without the others"
+        with suppress(BadInput):
+            fit_to_budgets(profile, size_for(profile), [budget], alone=True)
+            return f"{budget.name} holds the whole model, and trains it faster without the others"
     return ""
 
 

@@ -98,9 +98,9 @@ def pipeline_bytes(numbers: float, number_bytes: float = 2.0) -> float:
 
 def shard_bytes(parameters: float, devices: int, number_bytes: float = 2.0, micro_batches: int = 1) -> float:
     """Return the bytes that a device sends in a step if each holds a shard of every weight:
-    ``(2 M + 1) b P (n - 1) / n``, for two gathers of the weights in each micro-batch and one scatter of the gradients
-    (Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277, section 3.2)."""
-    return (2 * micro_batches + 1) * number_bytes * parameters * (devices - 1) / devices
+    ``3 M b P (n - 1) / n``, for two gathers of the weights in each pass and one scatter of the gradients, of which no
+    device can keep all (Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277, section 3.2)."""
+    return 3 * micro_batches * number_bytes * parameters * (devices - 1) / devices
 
 
 def tensor_bytes(numbers: float, layers: int, devices: int, number_bytes: float = 2.0) -> float:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from distributed.planning.memory.memory_model import need_of
+from distributed.planning.memory.memory_model import need_of, need_of_shard
 from profiles.errors import BadInput
 from profiles.files.layers import fittable_settings
 from profiles.options import as_text, memory_saving_settings
@@ -191,8 +191,11 @@ def fit_to_budgets(
     is_estimated = size.activations > 0 and len(known_budgets) == len(budgets)
     has_gpu = any(budget.device != "cpu" for budget in known_budgets)
     relaxations = Relaxations(is_estimated, is_estimated and size.teacher is None and has_gpu)
+    if profile.run.layout == "shard":  # which quantised weights cannot be divided into
+        with_8_bits = bool
     candidates = partial(_candidates, profile, fittable_settings(profile), with_8_bits, relaxations)
-    need = partial(_member_bytes, size=size, alone=alone)
+    devices = max(profile.run.workers, sum(budget.members for budget in budgets))
+    need = partial(_member_bytes, size=size, alone=alone, devices=devices)
 
     def fullest(candidate: Profile) -> tuple[float, MemoryBudget]:
         """Return the largest share of a budget that would be used, and the budget."""
@@ -218,11 +221,14 @@ def fit_to_budgets(
     return result(smallest, tightest)
 
 
-def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone: bool) -> int:
-    """Return the bytes that the member with the largest share needs of such memory."""
+def _member_bytes(profile: Profile, budget: MemoryBudget, size: ModelSize, alone: bool, devices: int) -> int:
+    """Return the bytes that the member with the largest share, or each device of one, needs of such memory."""
     batch, shares = profile.training.batch_size, [float(share) for share in profile.run.shares.split(",") if share]
     sizes = shares_to_batch_sizes(shares, batch) if shares else [batch]
-    on_gpu, parts = budget.device == "cuda", _parts(profile, size)
+    on_gpu = budget.device == "cuda"
+    if profile.run.layout == "shard":
+        return need_of_shard(profile, size, devices, on_gpu=on_gpu, bf16=budget.bf16)
+    parts = _parts(profile, size)
     alone |= 1 < len(parts) == profile.run.workers  # the stages of the only member exchange no gradients
     return max(need_of(profile, part, alone, max(sizes), on_gpu=on_gpu, bf16=budget.bf16).total for part in parts)
 

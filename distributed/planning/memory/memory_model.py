@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distributed.planning.documents.cluster import ClusterMachine
 from distributed.planning.documents.document import Job
@@ -105,6 +105,24 @@ def need_of(
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         teacher_unloaded=profile.caches_teacher_outputs,
     )
+
+
+def need_of_shard(
+    profile: Profile, size: ModelSize, devices: int, batch: int = 0, *, on_gpu: bool = False, bf16: bool = False
+) -> int:
+    """Return the bytes at the peak of a device that holds one of equal shards of all weights, computes a part of each
+    micro-batch, and gathers the weights and gradients of one block at a time.
+
+    Args:
+        batch: samples of a micro-batch of all devices; 0: those of the profile.
+    """
+    parts = devices if not (on_gpu and profile.run.offload) else max(1, size.parameters)  # none stays on the GPU
+    share = replace(
+        size, parameters=size.parameters // parts, encoder=size.encoder // parts, matrices=size.matrices // parts
+    )
+    samples = -(-(batch or profile.training.batch_size) // devices)
+    gathered = 2 * _FP32 * max((block.parameters for block in size.blocks), default=size.parameters)
+    return need_of(profile, share, alone=True, batch=samples, on_gpu=on_gpu, bf16=bf16).total + gathered
 
 
 def _strategy_state(settings: StrategySettings, trainable: int, alone: bool, on_gpu: bool) -> int:

@@ -1,0 +1,81 @@
+"""Runs of real workers that each hold a shard of every weight, beside one that holds the whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.layouts.staged_records import (
+    Record,
+    agree,
+    assert_same_showcase,
+    assert_same_weights,
+    plan_of,
+    resumed,
+    tied_llama,
+    trained,
+)
+from tests.waiting import until
+from training.records.events import EvaluationEvent, Event, StepEvent
+from training.run.run_controller import RunController
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """A Llama of three blocks with a tied embedding, and what it learns from: two batches of an odd size a step."""
+    return tied_llama(tmp_path, blocks=3, lines=60) | {
+        "batch_size": 3, "gradient_accumulation": 2, "gradient_checkpointing": True
+    }  # fmt: skip
+
+
+def test_a_run_goes_through_all_layouts(options: dict[str, Any], tmp_path: Path) -> None:
+    options |= {"max_steps": 16, "eval_interval": 0, "snapshot_interval": 0, "eval_before": False}
+
+    def stop_soon(run: RunController, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            run.request_stop("enough")
+
+    records = [trained(tmp_path, plan_of(3, **options), stop_soon)]
+    run_dir = records[0].outcome.run_dir
+    records += [resumed(run_dir, workers, stop_soon, layout) for workers, layout in ((2, "shard"), (1, ""))]
+    records.append(resumed(run_dir, 2, layout="shard"))
+    whole = trained(tmp_path / "whole", plan_of(1, **options))
+    assert [record.outcome.status for record in records] == ["cancelled"] * 3 + ["completed"]
+    for record in records:
+        agree(record, whole)
+    assert sorted(step for record in records for step in record.steps) == [*range(1, 17)]
+    assert_same_weights(records[-1], whole)
+
+
+def test_adapters_become_the_folder_of_one_process(options: dict[str, Any], tmp_path: Path) -> None:
+    changed = options | {"tuning": "lora", "lora_rank": 3, "lora_dropout": 0}
+    run, whole = (
+        trained(tmp_path / layout, plan_of(workers, **changed, layout=layout))
+        for workers, layout in ((2, "shard"), (1, "replicate"))
+    )
+    assert run.outcome.status == "completed", run.outcome.message
+    agree(run, whole)
+    evaluations, expected = ([event.loss for event in record.of(EvaluationEvent)] for record in (run, whole))
+    assert evaluations == pytest.approx(expected, rel=1e-6)
+    assert_same_weights(run, whole)
+    assert_same_showcase(run, whole)
+    folders = [{file.name for file in (record.outcome.run_dir / "model").iterdir()} for record in (run, whole)]
+    assert folders[0] == folders[1]
+
+
+def test_a_killed_device_is_named(tmp_path: Path) -> None:
+    def kill(run: RunController, event: Event) -> None:
+        if isinstance(event, StepEvent) and event.step == 2:
+            until((run.folder.path / "checkpoints" / "member-0-stage-2" / "step-00000002").is_dir)
+            os.kill(run.members.workers[1].process.pid, signal.SIGKILL)
+
+    job = {"task": "custom", "model_path": "tests.layouts.deep_model:deep_job", "layout": "shard", "max_steps": 1000}
+    run: Record = trained(tmp_path, plan_of(2, **job), kill)
+    assert run.outcome.status == "failed"
+    assert "worker-0-shard-2" in run.outcome.message

@@ -1,0 +1,1 @@
+"""Layouts whose devices exchange while they compute, and must be in one machine: a shard of every weight on each."""

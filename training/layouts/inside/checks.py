@@ -1,0 +1,45 @@
+"""What a run cannot have whose devices hold a shard of every weight."""
+
+from __future__ import annotations
+
+from profiles.errors import BadInput
+from profiles.schema import QUANTISED, Profile
+
+BY_ELEMENT = ("adamw", "sgd")
+"""Optimizers that need only the rows of a weight that a device has."""
+
+
+def check_shard(profile: Profile, workers: int, simulated: bool) -> None:
+    """Check a run of one member whose devices each hold a shard of every weight.
+
+    Raises:
+        BadInput: a setting does not work with that, or the workers take turns in one process.
+    """
+    reason = "is for workers that are not simulated" if simulated else ""
+    if workers < 2:
+        reason = f"needs 2 workers or more, not {workers}"
+    if reason := reason or refusal_in_shards(profile):
+        raise BadInput(f"layout = shard {reason}", "set layout = replicate", option="layout")
+
+
+def refusal_in_shards(profile: Profile) -> str:
+    """Return why a run cannot be one of a member whose devices hold shards; empty: it can."""
+    model, training, strategy = profile.model, profile.training, profile.strategy
+    composed = model.teacher_path or model.encoder_path or model.student_layers
+    reasons = {
+        f"has one member, no use for {strategy.strategy}": strategy.strategy not in ("auto", "allreduce"),
+        "has one member: engine = nccl is for exchanges of several": strategy.engine == "nccl",
+        "has one member: shares divide nothing": bool(profile.run.shares),
+        "has one member, whose devices share its data: local_data is of no use": profile.data.local_data,
+        "leaves no worker with weights of its own: eval_local = on": profile.evaluation.eval_local == "on",
+        f"gives an optimizer some rows of each matrix, and optimizer = {training.optimizer} needs whole ones, or may": (
+            training.optimizer not in BY_ELEMENT
+        ),
+        f"divides weights by rows, which base_precision = {model.base_precision} packs": (
+            model.tuning == "lora" and model.base_precision in QUANTISED
+        ),
+        "needs one loss scale for all devices, not mixed_precision = fp16": training.mixed_precision == "fp16",
+        "does not compile blocks yet: compile = on": training.compile == "on",
+        "cannot train students of other models yet": bool(composed),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
