@@ -19,7 +19,7 @@ from pathlib import Path
 
 from training.records.lease import LOCK_NAME
 
-_MOST_DEATHS, _SETTLED = 5, 60.0
+_MOST_DEATHS, _SETTLED = 10, 60.0
 """Supervisors that may be killed one after the other, each so many seconds after its start at most."""
 
 

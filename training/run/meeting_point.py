@@ -6,7 +6,6 @@ import contextlib
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -25,8 +24,8 @@ from training.run.processes import Channel, CoordinatorProcess, processes_of
 SPARE = 8
 """Machines that may join during a run. Their keys are made with the others' and stay here until they join."""
 
-_MOST_ENDS, _MINUTE = 5, 60.0
-"""Number of ends of the coordinator, and the seconds within which so many mean that it cannot go on."""
+_MOST_ENDS, _SETTLED = 5, 2.0
+"""Number of ends of the coordinator, each so many seconds after its start at most, that mean that it cannot go on."""
 _PORT_SECONDS = 20.0
 """Seconds to wait until the port of a restarted coordinator is free."""
 _LOOK = 0.5
@@ -241,16 +240,16 @@ class _RunningCoordinator:
 
     def _lines(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         """Yield all events; a coordinator that ends by itself is started again, and its members reconnect."""
-        ends: deque[float] = deque(maxlen=_MOST_ENDS)
+        ends = 0
         while True:
+            begun = time.monotonic()
             yield from lines
             if self._stopped:
                 return
-            ends.append(time.monotonic())
-            if len(ends) == _MOST_ENDS and ends[-1] - ends[0] < _MINUTE:
-                yield _warning(
-                    f"ended {_MOST_ENDS} times within a minute and is not started again: see {self._log.name}"
-                )
+            ends = ends + 1 if time.monotonic() - begun < _SETTLED else 0
+            if ends == _MOST_ENDS:
+                times = f"{_MOST_ENDS} times as soon as it had started"
+                yield _warning(f"ended {times}, and is not started again: see {self._log.name}")
                 return
             yield _warning("ended unexpectedly and is started again; the machines continue where they were")
             if (ended := self._process) is not None:
