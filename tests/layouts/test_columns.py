@@ -27,7 +27,7 @@ from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import MeanResult
 from training.exchange.codecs import codec_by_name
 from training.layouts.columns import ColumnExchange, check_in_parts
-from training.records.events import EvaluationEvent, Event, MemberEvent, StepEvent, WarningEvent
+from training.records.events import EvaluationEvent, Event, MemberEvent, PeerPath, StepEvent, WarningEvent, WaysEvent
 from training.records.plan import DevicePlan, RunPlan
 from training.run.intake import COORDINATOR
 from training.run.meeting_point import columns_of
@@ -180,6 +180,13 @@ def test_a_member_is_lost_with_any_of_its_devices() -> None:
     assert membership.note_gone(3)
     assert not membership.note_gone(2)
     assert not membership.note(COORDINATOR, MemberEvent(member=2, status="left"))
+
+
+def test_paths_between_devices_are_those_between_members() -> None:
+    ways = WaysEvent(member=3, ways=(PeerPath(peer=1, name="worker-0-stage-2", how="dialled"),))
+    attributed = Membership(staged()).attributed(ways)
+    assert isinstance(attributed, WaysEvent)
+    assert (attributed.member, attributed.ways[0].peer, attributed.ways[0].name) == (1, 0, "worker-0-stage-2")
 
 
 @pytest.mark.slow

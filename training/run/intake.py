@@ -208,7 +208,7 @@ class EventIntake:
         counts[source] += 1
         return all(count < counts[source] for device, count in counts.items() if device != source)
 
-    def _of_coordinator(self, event: Event) -> Event:
+    def _of_coordinator(self, event: Event) -> Event | None:
         if isinstance(event, MemberEvent):
             _check(event.member in range(len(self._members.plan.processes)), "an unknown member")
             assert event.member is not None
@@ -219,9 +219,13 @@ class EventIntake:
             raise ValueError(f"'{event.kind}' may not come from the coordinator")
         return WarningEvent(time=event.time, message=event.message)
 
-    def _name_peers(self, event: WaysEvent) -> Event:
+    def _name_peers(self, event: WaysEvent) -> Event | None:
+        """Return the paths of a member's first device with the others' names; ``None`` for those of further ones."""
         ranks = range(len(self._members.plan.processes))
         _check(event.member in ranks, "an unknown member")
+        assert event.member is not None
+        if not self._members.speaks(event.member):
+            return None
         named = (
             path.model_copy(update={"name": self._members.name(path.peer)}) for path in event.ways if path.peer in ranks
         )

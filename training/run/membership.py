@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiles.errors import BadInput, ExitCode
-from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent
+from training.records.events import ErrorEvent, Event, MemberEvent, RunEvent, WaysEvent
 from training.records.plan import MemberPlan, RunPlan
 from training.run.meeting_point import SPARE
 from training.run.processes import Worker
@@ -143,6 +143,9 @@ class Membership:
         changes: dict[str, Any] = {"member": member.rank}
         if isinstance(event, MemberEvent) and event.status not in ("lost", "left"):  # of these, the machine counts
             changes["name"] = member.name
+        if isinstance(event, WaysEvent):
+            peers = (path.model_copy(update={"peer": self._member_of(path.peer)}) for path in event.ways)
+            changes["ways"] = tuple(peers)
         return event.model_copy(update=changes)
 
     def announce(self, member: MemberPlan) -> None:
