@@ -141,8 +141,9 @@ def stages_text(names: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
 
 def _divided(groups: Sequence[str], blocks: Sequence[tuple[int, int]]) -> str:
     """Return which layers the devices of each of these members hold: all have the same cut."""
-    each = f"{counted(len(groups), 'member')} hold the model, divided over " if len(groups) > 1 else ""
-    over = (each or "The model is divided over ") + "; ".join(groups)
+    over = f"The model is divided over {groups[0]}"
+    if len(groups) > 1:
+        over = f"{counted(len(groups), 'member')} hold the model, each divided over its devices ({'; '.join(groups)})"
     ranges = ", ".join(f"{start + 1}-{end}" if end > start + 1 else str(end) for start, end in blocks)
     return f"{over}: layers {ranges}" if ranges else f"{over}, in about equal parts"
 

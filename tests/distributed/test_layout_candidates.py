@@ -322,4 +322,6 @@ def test_a_plan_has_members_of_as_many_devices_as_asked_for(
     assert (choice.strategy, choice.interval) == (("diloco", 20) if members > 1 else ("allreduce", 1))
     assert len(choice.members) == len(choice.blocks) == members * len(planning.settings.members[0].devices)
     if members > 1:
-        assert together_text(choice.members, choice.blocks).startswith("2 members hold the model, divided over ")
+        assert together_text(choice.members, choice.blocks).startswith(
+            "2 members hold the model, each divided over its devices ("
+        )

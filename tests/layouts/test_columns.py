@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from app.plan_table import way_text
 from profiles.errors import BadInput
 from tests.layouts.deep_model import deep_model
 from tests.layouts.staged_records import (
@@ -180,6 +181,13 @@ def test_a_member_is_lost_with_any_of_its_devices() -> None:
     assert membership.note_gone(3)
     assert not membership.note_gone(2)
     assert not membership.note(COORDINATOR, MemberEvent(member=2, status="left"))
+
+
+def test_a_plan_says_which_devices_are_one_member() -> None:
+    plan = cut_at(staged(strategy="diloco", sync_interval=20), (0, 3), (3, 5))
+    devices = "worker-0-stage-1 and worker-0-stage-2; worker-1-stage-1 and worker-1-stage-2"
+    held = f"2 members hold the model, each divided over its devices ({devices}): layers 1-3, 4-5"
+    assert way_text(plan) == f"{held}; the members merge what they have learnt every 20 steps."
 
 
 def test_paths_between_devices_are_those_between_members() -> None:
