@@ -196,6 +196,10 @@ class Exchange(ABC):
         """Whether a newcomer waits for a joining state that this member has to publish."""
         return False
 
+    def note_agreed(self, members: tuple[int, ...]) -> None:
+        """Note on which members the devices of this one have agreed, where each has a part of the model and an exchange
+        of its own: these are :attr:`members` until the next call."""
+
     def expect_model(self, elements: int) -> None:
         """Announce the length of the longest vector, before the first operation; a member whose length differs from the
         majority's is dropped."""

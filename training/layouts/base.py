@@ -164,6 +164,13 @@ class Layout(ABC):
         views = (set(json.loads(payload)) for payload in self.gather(json.dumps([*members]).encode()))
         return tuple(sorted(set.intersection(*views)))
 
+    def members(self, strategy: Strategy, exchange: Exchange) -> tuple[int, ...]:
+        """Return the members of the last synchronisation as all devices of this one see them; these are the members of
+        the exchange from here on."""
+        members = self.agreed(strategy.members)
+        exchange.note_agreed(members)
+        return members
+
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any device."""
         return b"set" in self.gather(b"set" if flag else b"")

@@ -43,11 +43,15 @@ class ColumnExchange(Exchange):
     def __init__(self, mesh: Exchange, processes: Sequence[int]) -> None:
         self._mesh, self._processes = mesh, processes
         self._members = {process: member for member, process in enumerate(processes)}
+        self._agreed = self._of(process for process in mesh.members if process in self._members)
         self.engine, self.rank, self.traffic = mesh.engine, self._members[mesh.rank], mesh.traffic
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._of(self._mesh.members)
+        return self._agreed
+
+    def note_agreed(self, members: tuple[int, ...]) -> None:
+        self._agreed = members
 
     @property
     def is_newcomer(self) -> bool:

@@ -79,6 +79,7 @@ class Evaluator:
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
         self._answer = layout.answer if layout else functools.partial(self._task.answer, model)
+        self._agreed: Callable[[Collection[int]], tuple[int, ...]] = layout.agreed if layout else tuple
         self._is_lead = layout is None or layout.part[0] == 0
         self._batch_size = settings.eval_batch_size or batch_size
         self._stops, self._warn, self._names = stops, warn, names
@@ -127,6 +128,7 @@ class Evaluator:
         for round_index in range(round_count):
             mine = self._sums(split, order[_round_slice(len(order), round_index, round_count)])
             gathered = self._exchange.gather(f"{name}/{round_index}", json.dumps(mine).encode())
+            gathered = {rank: gathered[rank] for rank in self._agreed(gathered)}
             stopped = {rank for rank, payload in gathered.items() if payload == b"null"} - self._stopped
             if stopped and (heeds or stopped == set(gathered)):
                 self._stopped |= stopped

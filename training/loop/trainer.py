@@ -205,7 +205,7 @@ class Trainer:
                 if self._carry_out_orders(at_sync=False, finishing=True) is ExitCode.STOPPED:
                     return ExitCode.STOPPED
                 attempt += 1  # another member stopped
-            if self.rank == min(self.layout.agreed(self.strategy.members)):
+            if self.rank == min(self.layout.members(self.strategy, self.exchange)):
                 self.layout.save(self.run_dir)
             elif self.plan.own_folders and (problem := self.layout.save_copy(self.run_dir)):
                 self._warn(f"{self.member.name} {problem}")
@@ -287,7 +287,7 @@ class Trainer:
     def _at_synchronisation_point(self) -> None:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.with_announced(self.plan)
-        members = self.layout.agreed(self.strategy.members)
+        members = self.layout.members(self.strategy, self.exchange)
         live = {m.rank: m.batch_size for m in self.plan.all_members if m.rank in members}
         if live:  # losses are reported by the supervisor, and joins by the members that join
             self.position.batch_sizes = live
@@ -316,7 +316,7 @@ class Trainer:
         """Evaluate; return whether the evaluation was completed, which means that no member stopped meanwhile."""
         for split in splits:
             heeds = self.position.cut_short < MOST_CUT_SHORT
-            live = self.layout.agreed(self.strategy.members)
+            live = self.layout.members(self.strategy, self.exchange)
             members = {rank: self.position.batch_sizes.get(rank, 1) for rank in live}
             event = self.evaluator.evaluate(split, self.position.step, members, attempt, heeds)
             if event is None:
