@@ -38,6 +38,7 @@ from app.wizard.services.services import Services
 from app.wizard.state.actions import set_option
 from app.wizard.state.dependencies import blockers
 from app.wizard.state.state import Step, WizardState
+from profiles.errors import counted
 from tests.lab.lab import Lab
 from tests.screens.pilot import run, until
 from tests.screens.terminal import Terminal
@@ -95,7 +96,7 @@ def hosts(folder: Path) -> dict[str, float]:
                 began, step = time.monotonic(), wizard.state.step
                 await until(pilot, lambda: runs or _is_free(wizard.state), PATIENCE)
                 seconds[step.value] = time.monotonic() - began
-                print(f"{step.heading}: {seconds[step.value]:.1f} s, then key {keys + 1}", flush=True)
+                print(f"{step.heading}: {seconds[step.value]:.1f} s after {counted(keys, 'key')}", flush=True)
                 if not runs:
                     keys += 1
                     await pilot.pause(1.0)  # a screen that has just opened takes no key yet
