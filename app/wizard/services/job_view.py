@@ -32,7 +32,7 @@ from training.tasks.inputs.model_size import ModelSize
 from training.tasks.published_models import hub_notes, usable_profile
 from training.tasks.registry import size_for
 
-_OWN = ("hosts", "workers", "layout", "stages", "simulate", "shares", "output_dir")
+_OWN = ("hosts", "workers", "layout", "stages", "offload", "simulate", "shares", "output_dir")
 """Options that the set-up decides itself, or that do not belong to the job."""
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
 """Options left to the planner unless the user or a saved profile sets them."""

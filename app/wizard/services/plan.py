@@ -38,7 +38,7 @@ from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY
 from training.strategies.registry import interval_options
 
-_NOT_KEPT = ("hosts", "workers", "layout", "stages", "simulate", "shares")
+_NOT_KEPT = ("hosts", "workers", "layout", "stages", "offload", "simulate", "shares")
 _REFERENCES = ("model", "dataset")
 _FITTED = frozenset((*FITTED, "gradient_accumulation"))
 SSH = "commands, code, data and logs: SSH"
