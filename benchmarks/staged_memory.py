@@ -48,7 +48,7 @@ _COMMON = {"max_steps": 5, "eval_interval": 0, "eval_before": False, "snapshot_i
 
 
 def llama(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Make a Llama of 59 M weights and a text; return the options to train it."""
+    """Make a Llama of 67 M weights and a text; return the options to train it."""
     text = folder / "text"
     text.mkdir()
     (text / "input.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
