@@ -27,7 +27,7 @@ FAKES = {
 SUPERVISED = """
 import os, sys, time
 from distributed import supervisor
-def run(path):
+def run(path, lock=None):
     while not (os.path.exists(os.environ["AWAKE"]) and os.path.getsize(os.environ["AWAKE"])):
         time.sleep(0.02)
     return 0

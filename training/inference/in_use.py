@@ -89,7 +89,7 @@ def _others(plan: RunPlan) -> Iterator[tuple[Rendezvous, Path]]:
         for rank in ranks:
             store.admit(secrets / f"member-{rank}")
         path.write_text(plan.model_dump_json())
-        rendezvous, log = Rendezvous(f"{_HERE}:{store.port}"), Path(folder) / "log"
+        rendezvous, log = Rendezvous("", store=f"{_HERE}:{store.port}"), Path(folder) / "log"
         arguments = ["--plan", str(path), "--run-dir", folder, "--secrets", str(secrets)]
         with log.open("ab") as errors:
             workers = [

@@ -105,10 +105,11 @@ class MeetingPoint:
 
     def addresses(self, rank: int) -> dict[str, str]:
         """Return the addresses of what a worker needs: its coordinator, the relay, the store."""
-        number = self._plan.process(rank).device_number if self._plan.has_coordinator else 0
+        plan = self._plan
+        number = plan.process(rank).device_number if plan.has_coordinator and plan.is_staged else 0
         coordinator = self._coordinators[number] if self._coordinators else None
         return {
-            "address": coordinator.address if coordinator and self._plan.has_coordinator else "",
+            "address": coordinator.address if coordinator and plan.has_coordinator else "",
             "relay": self._coordinators[0].relay if self._coordinators else "",
             "store": f"127.0.0.1:{self._store.port}" if self._store else "",
         }
