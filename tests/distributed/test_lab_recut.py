@@ -50,7 +50,7 @@ def test_a_run_goes_on_without_a_host_and_then_without_another(make_light_lab: M
     assert resumed.returncode == 0, resumed.stderr
     expected = dict(muster.losses(whole))
     for step, loss in muster.losses(run_id):
-        assert loss == pytest.approx(expected[step], rel=1e-6)
+        assert loss == pytest.approx(expected[step], rel=1e-6, abs=1e-7)  # the loss of float32 logits is no more exact
     assert muster.losses(run_id)[-1][0] == STEPS
     weights, wanted = muster.weights(run_id), muster.weights(whole)
     assert weights.keys() == wanted.keys()

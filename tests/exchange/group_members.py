@@ -79,7 +79,7 @@ class Members:
 
     def answer(self, rank: int, case: str) -> tuple[bool, Any]:
         """Return whether one member came to the case's end, and what it found, or its error."""
-        assert self.pipes[rank].poll(100), f"{case}: rank {rank} gave no answer"
+        assert self.pipes[rank].poll(300), f"{case}: rank {rank} gave no answer"
         good, found = self.pipes[rank].recv()
         self._owing.discard(rank)
         return good, found

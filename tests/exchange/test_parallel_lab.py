@@ -13,7 +13,7 @@ from group_members import Members
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec, LabUnavailable
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
