@@ -77,7 +77,7 @@ class FamilyTask(Task):
         return StepBatches([*batches], [*map(weight_of, batches)], [[0, 1]] * len(batches), 6, Cursor())
 
     def collate(self, samples: Sequence[Any], rngs: Any) -> Batch:
-        raise NotImplementedError
+        raise NotImplementedError  # batches are whole already
 
     def weight(self, batch: Batch) -> float:
         return weight_of(batch)
