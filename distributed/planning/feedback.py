@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -124,30 +124,11 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     busy = by_member(typical, lambda e: e.compute)
     moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received).values())
     wall, wait = max(step_seconds.values()), min(waits.values())
-    predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
-    return PredictionComparison(
-        choice=choice,
-        trainable=trainable,
-        steps=len(counted_steps),
-        predicted_step=candidate.step,
-        measured_step=wall,
-        predicted_wait=predicted_wait,
-        measured_wait=wait,
-        predicted_share=predicted_wait / candidate.step,
-        measured_share=wait / wall if wall else 0.0,
-        predicted_bytes_per_hour=candidate.bytes_per_hour,
-        measured_bytes_per_hour=0.0 if choice.alone else moved * 3600 / wall,
-        exchange_ratio=_exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew),
-        members=tuple(
-            MemberComparison(
-                name=member.name,
-                predicted=_busy(member),
-                measured=busy[member.name],
-                ratio=busy[member.name] / _busy(member) * member.correction,
-            )
-            for member in candidate.members
-        ),
-    )
+    measured = _Measured(len(counted_steps), wall, wait, 0.0 if choice.alone else moved)
+    predicted_wait = _predicted_wait(candidate)
+    exchange_ratio = _exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew)
+    ratios = [busy[member.name] / _busy(member) * member.correction for member in candidate.members]
+    return measured.comparison(candidate, trainable, [busy[m.name] for m in candidate.members], ratios, exchange_ratio)
 
 
 def _compare_stages(
@@ -166,24 +147,54 @@ def _compare_stages(
         return None
     wall = max(_median_of_pairs([member[step].seconds for step in counted_steps]) for member in members)
     sent = max(member[step].bytes_sent + member[step].bytes_received for member in members for step in counted_steps)
-    wait, predicted_wait = max(0.0, wall - max(busy)), max(0.0, candidate.step - max(map(_busy, candidate.members)))
-    return PredictionComparison(
-        choice=candidate.choice,
-        trainable=trainable,
-        steps=len(counted_steps),
-        predicted_step=candidate.step,
-        measured_step=wall,
-        predicted_wait=predicted_wait,
-        measured_wait=wait,
-        predicted_share=predicted_wait / candidate.step,
-        measured_share=wait / wall if wall else 0.0,
-        predicted_bytes_per_hour=candidate.bytes_per_hour,
-        measured_bytes_per_hour=sent * 3600 / wall if wall else 0.0,
-        members=tuple(
-            MemberComparison(name=member.name, predicted=_busy(member), measured=seconds, ratio=seconds / _busy(member))
-            for member, seconds in zip(candidate.members, busy)
-        ),
-    )
+    measured = _Measured(len(counted_steps), wall, max(0.0, wall - max(busy)), sent)
+    ratios = [seconds / _busy(member) for member, seconds in zip(candidate.members, busy)]
+    return measured.comparison(candidate, trainable, busy, ratios)
+
+
+class _Measured(NamedTuple):
+    """A typical step of a run."""
+
+    steps: int
+    """Number of compared steps."""
+    wall: float
+    wait: float
+    """Seconds."""
+    moved: float
+    """Bytes of the machine with the most."""
+
+    def comparison(
+        self,
+        candidate: Candidate,
+        trainable: int,
+        busy: Iterable[float],
+        ratios: Iterable[float],
+        exchange_ratio: float | None = None,
+    ) -> PredictionComparison:
+        """Return the comparison; ``busy`` and ``ratios`` in the order of the candidate's members."""
+        predicted_wait, wall = _predicted_wait(candidate), self.wall
+        return PredictionComparison(
+            choice=candidate.choice,
+            trainable=trainable,
+            steps=self.steps,
+            predicted_step=candidate.step,
+            measured_step=wall,
+            predicted_wait=predicted_wait,
+            measured_wait=self.wait,
+            predicted_share=predicted_wait / candidate.step,
+            measured_share=self.wait / wall if wall else 0.0,
+            predicted_bytes_per_hour=candidate.bytes_per_hour,
+            measured_bytes_per_hour=self.moved * 3600 / wall if wall else 0.0,
+            exchange_ratio=exchange_ratio,
+            members=tuple(
+                MemberComparison(name=member.name, predicted=_busy(member), measured=seconds, ratio=ratio)
+                for member, seconds, ratio in zip(candidate.members, busy, ratios)
+            ),
+        )
+
+
+def _predicted_wait(candidate: Candidate) -> float:
+    return max(0.0, candidate.step - max(map(_busy, candidate.members)))
 
 
 def _busy(member: MemberForecast) -> float:
