@@ -24,11 +24,17 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch anno
     Args:
         check: is given the origins of what each operation reads.
         read: is given each weight that an operation reads, and returns its origins.
+        assumes_numbers: whether a model that looks into unknown numbers is given ones; else that is an error.
     """
 
-    def __init__(self, check: Callable[[frozenset[int]], None], read: Callable[[nn.Parameter], frozenset[int]]) -> None:
+    def __init__(
+        self,
+        check: Callable[[frozenset[int]], None],
+        read: Callable[[nn.Parameter], frozenset[int]],
+        assumes_numbers: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._check, self._read = check, read
+        self._check, self._read, self._assumes_numbers = check, read, assumes_numbers
         self._origins: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
         self._numbers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Tensors on the meta device, with their numbers, by id."""
@@ -76,9 +82,12 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch anno
         try:
             output = func(*args, **kwargs)
         except RuntimeError:  # it needs numbers, which the meta device has not
-            if computed is _UNKNOWN:
+            if computed is not _UNKNOWN:
+                output = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), computed)
+            elif self._assumes_numbers and func is torch.ops.aten._local_scalar_dense.default:
+                output = torch.ones((), dtype=args[0].dtype).item()
+            else:
                 raise
-            output = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), computed)
         self._note_numbers(tree_leaves(output), computed)
         if not func.overloadpacket.__name__.startswith(_SHAPE_ONLY) and (origins := self.of((args, kwargs))):
             self._check(origins)
