@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import nn
 
-from profiles.errors import RunFailed
+from profiles.errors import BadInput, RunFailed
 from profiles.options import memory_saving_settings
 from profiles.schema import Profile
 from training.data.batches import StepBatches
@@ -190,8 +190,14 @@ class StepOfAll:
 
 
 def cause_of(error: Exception) -> Exception:
-    """Return the loss of a device, where that is the cause: torch knows it as a RuntimeError only."""
-    return ExchangeError(str(error)) if isinstance(error.__cause__, ExchangeError) else error
+    """Return the loss of a device, or that a weight was not gathered, where that is the cause: torch knows both as a
+    RuntimeError only."""
+    if isinstance(error.__cause__, ExchangeError):
+        return ExchangeError(str(error))
+    if isinstance(error, RuntimeError) and "DTensor" in str(error):
+        message = "layout = shard: weights of a block are read outside of its forward, where each device has a part"
+        return BadInput(message, "call blocks as modules and read their weights there, or set layout = replicate")
+    return error
 
 
 def sum_of_squares(gradients: list[torch.Tensor]) -> float:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-from profiles.errors import BadInput, RunFailed
+from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.hardware.device import Precision, start_training
+from training.layouts.inside.agreement import different_passes, refuse_gradient_hooks
 from training.layouts.inside.inside_model import InsideModel, sum_of_squares
 from training.layouts.inside.shards import ShardedWeights
 from training.snapshots.pieces import Rows
@@ -33,6 +34,7 @@ class ShardedModel(InsideModel):
         whole = with_frozen_base(task.build_for_shards(), profile.model, precision)
         start_training(whole)
         _refuse_batch_statistics(whole)
+        refuse_gradient_hooks(whole)
         try:
             self._weights = ShardedWeights(whole, self._world.mesh, mixed(precision), offload(profile, precision))
         except (ValueError, NotImplementedError) as error:  # a scalar, a weight that is not contiguous
@@ -61,11 +63,10 @@ class ShardedModel(InsideModel):
 
     def end_passes(self, losses: torch.Tensor) -> torch.Tensor:
         self._weights.take_gradients()
-        units = float(self._weights.computed_units())
-        *sums, total = self.sum_over_devices(torch.cat([losses, torch.tensor([units], dtype=torch.float64)]))
-        if total != units * self._carrier.stages:
-            message = "the devices have computed different blocks of the model, as where layers are dropped at random"
-            raise RunFailed(message, "set layerdrop to 0 in the model's config.json, or layout = pipeline")
+        computed = float(self._weights.record.checksum())
+        *sums, total = self.sum_over_devices(torch.cat([losses, torch.tensor([computed], dtype=torch.float64)]))
+        if total != computed * self._carrier.stages:
+            raise different_passes()
         return torch.stack(sums) if sums else losses
 
     def replace(self, weights: dict[str, torch.Tensor]) -> None:

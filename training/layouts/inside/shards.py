@@ -10,9 +10,8 @@ torch holds the shards as tensors of its own kind. Everything else sees plain pa
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from training.layouts.inside.agreement import ForwardRecord
 from training.model.compiled import blocks_of
 from training.snapshots.pieces import Rows
 
@@ -49,10 +49,11 @@ class ShardedWeights:
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, mixed: MixedPrecisionPolicy, offload: OffloadPolicy) -> None:
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed, "offload_policy": offload}
-        self._computed: list[int] = []
-        for number, block in enumerate(_units(model)):
+        units = _units(model)
+        for block in units:
             fully_shard(block, **options)
-            block.register_forward_pre_hook(partial(self._note, number))
+        self.record = ForwardRecord(model, units)
+        """What this device computes in training."""
         self._root = cast(Any, fully_shard(_Root(model), **options))
         for unit in self._root.modules():
             if isinstance(unit, FSDPModule):  # gradients are summed: losses are divided by the weight of the step
@@ -74,24 +75,11 @@ class ShardedWeights:
 
         Without gradients the weights outside of the blocks are freed again; else ``backward`` of the result does it.
         """
+        self.record.begin_pass()
         result = self._root(function)
         if not torch.is_grad_enabled():
             self._root.reshard()
         return cast(T, result)
-
-    def _note(self, number: int, *_: object) -> None:
-        if torch.is_grad_enabled():
-            self._computed.append(number)
-
-    def computed_units(self) -> int:
-        """Return a checksum of the units that have computed in training since the last call, in their order.
-
-        If it differs between devices, as where layers are dropped at random, each has computed with weights that were
-        put together of different units.
-        """
-        checksum = zlib.crc32(repr(self._computed).encode())
-        self._computed.clear()
-        return checksum
 
     def take_gradients(self) -> None:
         """Move the gradients of all passes since the last call to ``grad`` of :attr:`local`."""
@@ -124,18 +112,21 @@ def rows_of(total: int, rank: int, ranks: int) -> Rows:
     return Rows(min(rank * size, total), min((rank + 1) * size, total), total)
 
 
-def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the blocks but those that share a weight with a module outside of them: it can be in one unit only."""
+def _units(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks but those that share a weight with another module: it can be in one unit only."""
     owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
-    for block in blocks_of(model):
-        inside = set(block.modules())
-        if not isinstance(block, nn.ModuleList) and all(
-            owner in inside for parameter in block.parameters() for owner in owners[id(parameter)]
-        ):
-            yield block
+    blocks = [*blocks_of(model)]
+    holders = Counter(id(parameter) for block in blocks for parameter in block.parameters())
+
+    def is_unit(block: nn.Module) -> bool:
+        inside, weights = set(block.modules()), [id(weight) for weight in block.parameters()]
+        are_own = all(owner in inside for weight in weights for owner in owners[weight])
+        return are_own and all(holders[weight] == 1 for weight in weights) and not isinstance(block, nn.ModuleList)
+
+    return [block for block in blocks if is_unit(block)]
 
 
 def _plain_copy(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:

@@ -18,6 +18,8 @@ from training.layouts.stages.anatomy import MODEL_ERRORS, Anatomy, Run, examine,
 from training.layouts.stages.origins import Origins
 from training.layouts.stages.stand_ins import hidden_state
 
+_CONFIG: Any = torch.fx.experimental._config  # what it has is made when it is imported
+
 
 def examine_own(model: nn.Module, run: Run) -> Anatomy:
     """Return the anatomy of a module of one's own; see :func:`~training.layouts.stages.anatomy.examine`.
@@ -50,7 +52,7 @@ class _BlockCheck:
             block.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
             block.register_forward_hook(self._leave, with_kwargs=True)
         # experts choose by numbers; what these decide otherwise, such as a length, is not followed further
-        all_chosen = torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True)
+        all_chosen = _CONFIG.patch(meta_nonzero_assume_all_nonzero=True)
         with suppress(*MODEL_ERRORS), torch.no_grad(), all_chosen, self._origins:
             run(self._model)
 
