@@ -4,6 +4,7 @@ user's folders. And what packages add to Muster."""
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -92,6 +93,12 @@ def setup_line() -> str:
     return make_line("setup", "setup")
 
 
+def _has_pip() -> bool:
+    """Whether this Python has pip. Only folders are searched: before Python 3.12 setuptools has a finder that takes the
+    search for the beginning of an installation, and then setuptools cannot be imported, as compiled steps need it."""
+    return importlib.machinery.PathFinder.find_spec("pip") is not None
+
+
 def package_line(*packages: str) -> str:
     """Return the command that adds packages, in their tested versions, to the Python of this process: one that pipx or
     uv made has no pip of its own."""
@@ -100,7 +107,7 @@ def package_line(*packages: str) -> str:
     tested = SHARED / "constraints.txt"
     pins = ["-c", relative_path(tested)] if tested.is_file() else []
     pip = [sys.executable, "-m", "pip", "install"]
-    if importlib.util.find_spec("pip") is None:
+    if not _has_pip():
         from shutil import which  # not needed to start
 
         beside = Path(sys.prefix).parent / ".uv" / "bin" / "uv"  # of the environments that Muster makes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from tests.lab.processes import end
 from tests.waiting import until
 from training.records.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
 
@@ -157,9 +159,10 @@ class Muster:
     def kill_supervision(self, run_id: str) -> None:
         """Kill the supervisor of a run, and first what would start another one."""
         watchers = [p for p in psutil.process_iter() if _watches(p, self.folder_of(run_id))]
-        for process in (*watchers, psutil.Process(self.supervisor(run_id))):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        for watcher in watchers:
+            end(watcher.pid, signal.SIGTERM)  # after SIGKILL a preloaded copy would live a moment longer
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(self.supervisor(run_id)).kill()
 
     def leave_nothing(self) -> None:
         """End what a failed test has left."""

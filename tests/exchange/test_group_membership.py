@@ -472,6 +472,27 @@ def test_who_does_not_give_a_mesh_up_is_left_behind_and_taken_back() -> None:
     assert world.fakes[2].report.members == (0, 2) and not world.fakes[2].ended
 
 
+def test_who_hears_of_no_mesh_is_in_no_further_one_until_it_does() -> None:
+    """It has given up an earlier mesh, so what it reported last looks as if it was ready for another one."""
+    world = three()
+    world.start(0)
+    world.start(2)
+    world.kill(1)
+    for rank in (0, 2):
+        world.fakes[rank].note(up=False, lost=1)
+        world.say(rank)
+    for _ in range(100):
+        world.group.members[0].silent = 0.0
+        world.say(2)
+        world.hear(2)
+        if 0 in world.fakes[2].report.members:
+            world.break_link(2, 0)
+        world.group.tick(0.3)
+    assert world.fakes[2].report.members == (2,) and world.fakes[2].report.up
+    world.go_on(9)
+    assert {*world.fakes[0].report.members} == {0, 2} and not world.fakes[0].ended
+
+
 def test_who_went_on_alone_for_two_operations_is_believed_by_who_is_back() -> None:
     world = World(2)
     operation(world, 0, 1)

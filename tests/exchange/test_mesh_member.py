@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 import sys
@@ -351,6 +352,20 @@ def test_a_broken_line_to_the_coordinator_is_dialled_again(tmp_path: Path) -> No
         until(lambda: running.statuses(2)[-2:] == ["lost", "joined"])
         assert one_by_one(members, "after")[0] in (0.5, 1.0)
         until(lambda: len(set(one_by_one(members, "later"))) == 1 and members[0].members == (0, 1, 2))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no report today"), asyncio.CancelledError()])
+def test_who_listens_and_reports_no_more_holds_nobody_up(tmp_path: Path, error: BaseException) -> None:
+    def report() -> Report:
+        raise error
+
+    with lab(tmp_path, 2, lease=1000.0) as running:
+        first, second = running.connect_all()
+        second._client._report = report
+        assert first.start_mean("x", torch.ones(8), 1.0, FP32).wait(PATIENCE).members == (0,)
+        until(lambda: not second._client._thread.is_alive())
+        with pytest.raises(ExchangeError, match=f"the connection with the coordinator failed: {error}"):
+            second.mean("x", torch.ones(8), 1.0, FP32)
 
 
 def test_a_process_that_was_stopped_keeps_its_line_to_the_coordinator(

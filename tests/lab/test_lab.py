@@ -145,14 +145,18 @@ def _transfer(lab: Lab, way: str, size: int) -> float:
 
 @pytest.mark.parametrize("way", ["inside", "ssh"])
 def test_a_quota_slows_the_cpu(lab: Lab, way: str) -> None:
-    spin = "import time\nb=time.monotonic()\nwhile time.process_time()<0.3: pass\nprint(time.monotonic()-b)"
+    """The time that 0.3 s of CPU take has a lower bound, which other programs only add to."""
+    spin = (
+        "import time\nwall, cpu = time.monotonic(), time.process_time()\n"
+        "while time.process_time() < cpu + 0.3: pass\nprint(time.monotonic() - wall)"
+    )
     command = [sys.executable, "-I", "-c", spin]
     if way == "inside":
         wall = float(lab["slow"].run(command).stdout)
     else:
         with SshConnection.connect(lab.target("slow")) as slow:
             wall = float(slow.run(command).stdout)
-    assert wall > 0.85  # 0.3 s of CPU at a quarter core take about 1.1 s
+    assert wall > 0.95  # a quarter core gives them in twelve periods of 0.1 s; the first and the last are not whole
 
 
 def test_a_cut_cable_is_silent_and_mended_again(lab: Lab) -> None:

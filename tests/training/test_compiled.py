@@ -75,7 +75,7 @@ def assert_same_steps(model: nn.Module, inputs: list[torch.Tensor], varies: bool
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The distutils package is deprecated")  # by setuptools
+@pytest.mark.filterwarnings("ignore:.*distutils")  # setuptools and the standard library about who loaded it first
 def test_steps_through_compiled_code_are_those_of_eager_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "BACKEND", "inductor")
     for_one_graph = {"cpp.simdlen": 1, "cpp_cache_precompile_headers": False}  # neither tries nor prepares anything

@@ -264,6 +264,8 @@ class CoordinatorClient:
             while True:
                 data = await self._next(reader)
                 if not data:
+                    if sending.done():
+                        sending.result()  # raises why it ended
                     return "it ended the connection", self._closing
                 status = parse(GroupStatus, data)
                 if status.failed:
@@ -299,6 +301,14 @@ class CoordinatorClient:
         return await asyncio.wait_for(reader.readline(), BEAT)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
+        """Send reports; a member that ceases to, whatever ends it, must not look alive to the coordinator."""
+        try:
+            await self._send_reports(writer)
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+    async def _send_reports(self, writer: asyncio.StreamWriter) -> None:
         while True:
             self._wake_up.clear()
             self._report_is_due = self._is_urgent = False

@@ -269,8 +269,7 @@ class GroupMembership:
 
     def _entering(self) -> list[Member]:
         """Return the members that can join the next mesh: they have the others' state, or lag little behind it."""
-        late = [member for member in self._in_role("late") if not member.frozen]
-        returning = [member for member in late if member.waits and not member.report.up]
+        returning = [member for member in self._in_role("late") if member.waits and not self._still_holds_mesh(member)]
         joiners = self._joiners()
         if self._state_order is None or any(member.report.taken != self._state_order.number for member in joiners):
             return returning
