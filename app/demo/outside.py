@@ -42,7 +42,7 @@ from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.preparation.preflight import Ready, check, ready
 from distributed.preparation.prepare import PrepareOptions
-from distributed.preparation.provision import InstallProgress
+from distributed.preparation.wheels import InstallProgress
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.connection import SshTarget, Trust

@@ -30,6 +30,8 @@ from distributed.agent.requests import BuildEnvironment, FindEnvironment
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SIZE, SIZE_WITH_CUDA = 1_600_000_000, 5_600_000_000
 """Bytes of an environment that trains, without CUDA and with it."""
+PIP_PATIENCE = ("--retries", "2", "--timeout", "20")
+"""Options of pip: where an index cannot be reached, that is said within a minute."""
 _NETWORK_ERROR = re.compile(
     r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
     r"Network is unreachable|Connection refused|tcp connect error|error sending request"
@@ -64,7 +66,8 @@ class InstallLog:
             return ""
         if step[1] == "Downloading":
             return self._downloading(line)
-        return "unpacking what was downloaded" if line.startswith("Installing collected") else line[:200]
+        unpacks = line.startswith("Installing collected")
+        return "unpacking what was downloaded" if unpacks else re.sub(r" in [\d.]+m?s$", "", line)[:200]
 
     def _downloading(self, line: str) -> str:
         name = re.split(r"-\d|[ (]", line.split(maxsplit=1)[1].rpartition("/")[2])[0]
@@ -169,21 +172,17 @@ def _fill(folder: Path, scratch: Path, recipe: BuildEnvironment) -> None:
         _run([uv, "venv", "--python", sys.executable, str(folder)], environment)
         install = [uv, "pip", "install", "--python", python]
     else:
-        install = [*_venv(folder, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
+        install = [*_venv(folder, python, environment), "install", "--no-input", *PIP_PATIENCE, "--no-compile"]
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
-    sources = _sources(recipe)
+    sent = ["--no-index", "--find-links", recipe.wheels] if recipe.wheels else []
     log = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.hashed, re.MULTILINE)) + 1)  # and torch
     if recipe.hashed:
+        hashed = ["--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt")]
         (scratch / "hashed.txt").write_text(recipe.hashed)
-        _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment,
-             log)  # fmt: skip
-    remaining = [
-        "-c",
-        str(scratch / "lock.txt"),
-        "-r",
-        str(scratch / "requirements.txt"),
-    ]  # torch, and packages without hashes
-    _run([*install, *remaining, *sources], environment, log)
+        _run([*install, *hashed, *sent], environment, log)
+    # torch, and packages without hashes
+    remaining = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]
+    _run([*install, *remaining, *(sent or _torch_index(recipe))], environment, log)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -208,10 +207,8 @@ def _check_room(folder: Path, recipe: BuildEnvironment) -> None:
         raise Unbuildable(problem, "free some space there, or set 'project_path' to another disk")
 
 
-def _sources(recipe: BuildEnvironment) -> list[str]:
-    """Return the options for the package sources; without CUDA the small build of torch is used."""
-    if recipe.wheels:
-        return ["--no-index", "--find-links", recipe.wheels]
+def _torch_index(recipe: BuildEnvironment) -> list[str]:
+    """Return the options for the index of torch; without CUDA its small build is used."""
     if not _trains(recipe) or platform.system() != "Linux" or has_cuda():
         return []
     return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if recipe.uv else [])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import re
 import shutil
@@ -16,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed.agent.environment_builder import CPU_INDEX
+from distributed.agent.environment_builder import PIP_PATIENCE
 from profiles.errors import BadInput
-from profiles.installation import setup_line, training_python
+from profiles.installation import training_python
 
 _OLDEST_GLIBC, _OLDEST_MACOS = 17, 11
 _UV_TAGS = {
@@ -32,52 +31,7 @@ _fetched: dict[str, tempfile.TemporaryDirectory[str]] = {}
 _fetching = threading.Lock()
 
 
-def collect_wheels(
-    requirements: Sequence[str], lock: str, target: Mapping[str, Any], say: Callable[[str], None]
-) -> Path:
-    """Return a folder with wheels of all requirements for a machine; it is removed when this process ends.
-
-    Args:
-        requirements: requirement specifiers of the packages.
-        lock: constraints for the full closure of the requirements.
-        target: ``version``, ``system``, ``machine``, ``libc``, ``macos``, ``cuda`` of the Python there.
-
-    Raises:
-        BadInput: a package cannot be downloaded here.
-    """
-    platform_facts = [target.get(fact) for fact in ("version", "system", "machine", "libc", "macos", "cuda")]
-    cache_key = json.dumps([list(requirements), lock, platform_facts])
-
-    def fill(files: Path) -> None:
-        say("collecting the packages on this machine")
-        (files / "lock.txt").write_text(lock)
-        is_same_platform = is_like_here(target) and _python_with_pip()[1]
-        if not is_same_platform and not training_python():  # their dependencies are not known here
-            hint = f"first install them here: {setup_line()}"
-            raise BadInput("the packages cannot be collected on this computer yet", hint)
-        packages = requirements if is_same_platform else locked_for(lock, target, requirements)
-        (files / "requirements.txt").write_text("\n".join(packages))
-        options = ["-r", str(files / "requirements.txt")]
-        options += ["-c", str(files / "lock.txt")] if is_same_platform else ["--no-deps", *target_options(target)]
-        if target["system"] == "Linux" and any(line.startswith("torch") for line in requirements):
-            options += _torch_source(bool(target.get("cuda")), is_same_platform, say)
-        options += ["--only-binary=:all:", "--dest", str(files / "wheels")]
-        problem = "the packages cannot be collected"
-        _pip("download", options, problem, lambda package: say(f"collecting the packages on this machine: {package}"))
-
-    return _fetched_once(cache_key, fill) / "wheels"
-
-
-def _torch_source(has_gpu: bool, is_same_platform: bool, say: Callable[[str], None]) -> list[str]:
-    """Return the options for the build of torch: with CUDA only where pip also finds the libraries that it loads."""
-    if has_gpu and is_same_platform:
-        return []
-    if has_gpu:
-        say("its NVIDIA card stays unused: PyTorch with CUDA can only be sent from a machine of the same kind")
-    return ["--extra-index-url", CPU_INDEX]
-
-
-def _fetched_once(cache_key: str, fill: Callable[[Path], None]) -> Path:
+def fetched_once(cache_key: str, fill: Callable[[Path], None]) -> Path:
     """Return a temporary folder that is filled on first use and removed when this process ends."""
     with _fetching:
         if cache_key not in _fetched:
@@ -91,29 +45,30 @@ def _fetched_once(cache_key: str, fill: Callable[[Path], None]) -> Path:
         return Path(_fetched[cache_key].name)
 
 
-def _pip(command: str, options: Sequence[str], problem: str, see: Callable[[str], None] = lambda package: None) -> None:
+def run_pip(command: str, options: Sequence[str], problem: str, see: Callable[[str], None] = lambda line: None) -> None:
     """Download wheels with pip.
 
     Args:
-        see: told the name of each package when pip comes to it.
+        see: told each line that pip prints.
 
     Raises:
         BadInput: they cannot be downloaded here.
     """
-    argv = [_python_with_pip()[0], "-m", "pip", command, "--progress-bar=off", "--disable-pip-version-check", *options]
+    argv = [python_with_pip()[0], "-m", "pip", command, "--progress-bar=off", "--disable-pip-version-check"]
     errors = ["pip failed"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as pip:
-        for line in pip.stdout or ():
+    with subprocess.Popen(
+        [*argv, *PIP_PATIENCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as pip:
+        for line in map(str.strip, pip.stdout or ()):
             if line.startswith("ERROR"):
-                errors.append(line.strip())
-            elif package := re.match(r"Collecting ([\w.-]+)", line):
-                see(package[1])
+                errors.append(line)
+            see(line)
     if pip.returncode != 0:
         raise BadInput(f"{problem}: {errors[-1]}", "are internet access and pip there?")
 
 
 @lru_cache
-def _python_with_pip() -> tuple[str, bool]:
+def python_with_pip() -> tuple[str, bool]:
     """Return a local Python with pip, and whether it has our version: an environment made by uv has no pip.
 
     Raises:
@@ -172,6 +127,11 @@ def _applicable_pin(line: str, target: Mapping[str, Any], requirements: Sequence
     return f"{pin.name}{pin.specifier}" if applies and is_needed else ""
 
 
+def knows_dependencies(requirements: Sequence[str], target: Mapping[str, Any]) -> bool:
+    """Whether all that these need on another machine is installed here, so that nothing is missing in a list of it."""
+    return all(_distribution(name) is not None for name in _needed(tuple(requirements), **_marker_environment(target)))
+
+
 @lru_cache
 def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
     """Return the names of packages and of all their dependencies there."""
@@ -186,20 +146,20 @@ def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
             if (requirement.name, extra) in seen:
                 continue
             seen.add((requirement.name, extra))
-            lines = _requires(requirement.name)
-            dependencies = [Requirement(line) for line in lines]
+            package = _distribution(requirement.name)
+            dependencies = [Requirement(line) for line in (package.requires if package else None) or ()]
             environment = {**facts, "extra": extra}
             pending += [d for d in dependencies if d.marker is None or d.marker.evaluate(environment)]
     return {canonicalize_name(name) for name, _ in seen}
 
 
-def _requires(name: str) -> list[str]:
-    """Return the dependencies of a package, from this Python or the training one; empty if it is not installed here."""
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    """Return a package that is installed in this Python or the training one."""
     training_prefix = Path(training_python() or sys.executable).parent.parent
     for paths in (sys.path, list(map(str, training_prefix.glob("lib/python*/site-packages")))):
         for distribution in importlib.metadata.Distribution.discover(name=name, path=paths):
-            return distribution.requires or []
-    return []
+            return distribution
+    return None
 
 
 def _marker_environment(target: Mapping[str, Any]) -> dict[str, str]:
@@ -253,9 +213,9 @@ def uv_for(system: str, machine: str) -> Path:
     def fill(folder: Path) -> None:
         options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(PINNED_UV)]
         options += [word for tag in tags for word in ("--platform", tag)]
-        _pip("install", [*options, "--target", str(folder)], "uv cannot be downloaded here")
+        run_pip("install", [*options, "--target", str(folder)], "uv cannot be downloaded here")
 
-    return _fetched_once(f"uv for {system} {machine}", fill) / "bin" / "uv"
+    return fetched_once(f"uv for {system} {machine}", fill) / "bin" / "uv"
 
 
 def local_uv() -> Path | None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,9 +23,10 @@ from distributed.agent.environment_builder import SIZE, SIZE_WITH_CUDA
 from distributed.agent.requests import BuildEnvironment, FindEnvironment
 from distributed.machine.link import MachineLink, Tell, document
 from distributed.preparation.code_sync import folder_tree
-from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
+from distributed.preparation.downloads import PINNED_UV, hashed_for, uv_for
 from distributed.preparation.this_computer import train_with
-from distributed.preparation.transfer import send_trees
+from distributed.preparation.transfer import Tree, send_trees
+from distributed.preparation.wheels import InstallProgress, collect_wheels
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError, counted
 from profiles.installation import DISTRIBUTION, SHARED, can_train, program, setup_line
@@ -34,6 +35,8 @@ from training.records.bounded_fields import parse_object
 
 _SILENCE = 900.0
 """Seconds without output after which a build counts as stuck: the download of torch is one step."""
+_SEND_STEP = 0.04
+"""Share of the bytes between two lines about sending packages."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
 _LOOK = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
 PATH=$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
@@ -62,21 +65,6 @@ fi
 "$uv" python install "$2" """
 """``ROOT VERSION UV PINNED``: installs a Python of our own with uv; where no uv could be sent, the pinned uv is
 installed with the pip of an old Python."""
-
-
-class InstallProgress(str):
-    """A line about an installation, with its progress."""
-
-    machine: str
-    share: float
-    """Share of the work that is done, from 0 to 1; 0: unknown."""
-    words: str
-    """The line without the machine's name."""
-
-    def __new__(cls, words: str, share: float = 0.0, machine: str = "") -> InstallProgress:
-        progress = super().__new__(cls, f"{machine}: {words}" if machine else words)
-        progress.words, progress.share, progress.machine = words, share, machine
-        return progress
 
 
 class PackagesMissing(SshError, cause="packages"):
@@ -201,15 +189,35 @@ def _ensure_environment(link: MachineLink, say: Tell, recipe: Recipe, offline_wh
     state = _ask(link, tools, recipe)
     if state.get("python"):
         return str(state["python"])
-    wheels = ""
-    if offline_wheels:
-        link.python = tools.python
-        link.put_agent()
-        tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, state, say))
-        say(f"sending {counted(len(tree.files), 'package')}, what is missing there")
-        send_trees(link, [tree])
-        wheels = f"{link.root}/trees/{tree.name}"
-    return _build(link, tools, recipe, hashed_for(recipe.hashes, state, recipe.requirements), wheels, say)
+    hashed = hashed_for(recipe.hashes, state, recipe.requirements)
+    if not offline_wheels:
+        return _build(link, tools, recipe, hashed, "", say)
+    wheels = collect_wheels(recipe.requirements, recipe.lock, state, _step(1, say), recipe.hashes)
+    link.python = tools.python
+    link.put_agent()
+    if not tools.uv:  # it unpacks in seconds what takes pip a minute
+        tools = replace(tools, uv=_send_uv(link, _step(2, say)))
+    tree = folder_tree(wheels)
+    _send_packages(link, tree, _step(2, say))
+    return _build(link, tools, recipe, hashed, f"{link.root}/trees/{tree.name}", _step(3, say))
+
+
+def _step(number: int, say: Tell) -> Tell:
+    """Return what tells the progress of one step of sending packages."""
+    return lambda line: say(InstallProgress(f"step {number} of 3: {line}", getattr(line, "share", 0.0)))
+
+
+def _send_packages(link: MachineLink, tree: Tree, say: Tell) -> None:
+    say(f"sending {counted(len(tree.files), 'package')}, what is missing there")
+    share = 0.0
+
+    def tell_progress(done: int, total: int) -> None:
+        nonlocal share
+        if done >= total or done / total >= share + _SEND_STEP:
+            share = done / max(total, 1)
+            say(InstallProgress(f"sending {bytes_text(done)} of {bytes_text(total)}", share))
+
+    send_trees(link, [tree], tell_progress)
 
 
 def provision_all(

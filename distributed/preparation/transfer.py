@@ -41,6 +41,8 @@ STALL_TIMEOUT = 60.0
 _PIECE = 1 << 18
 PROGRESS_INTERVAL = 0.5
 """Seconds between two progress reports."""
+_COMPRESSED = frozenset({".flac", ".gz", ".m4a", ".mp3", ".ogg", ".opus", ".whl", ".zip"})
+"""Suffixes of files that do not get smaller."""
 _TRANSIENT = (Dropped, CommandTimeout, ConnectTimeout, NoRoute, PortClosed)
 """Errors after which another attempt may succeed."""
 
@@ -161,13 +163,15 @@ def send_trees(
 
 
 def packed(blobs: Mapping[str, Path], begun: Mapping[str, int], tell: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield a gzipped tar of the blobs, each from the first missing byte.
+    """Yield a gzipped tar of the blobs, each from the first missing byte; files that are compressed are not compressed
+    again if there are no others.
 
     Raises:
         OSError: a file cannot be read, or has changed.
     """
     buffer, done, due = io.BytesIO(), 0, time.monotonic() + PROGRESS_INTERVAL
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as zipped:
+    is_compressed = all(path.suffix in _COMPRESSED for path in blobs.values())
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=0 if is_compressed else 1) as zipped:
         for blob, path in blobs.items():
             with open(path, "rb") as content:
                 size = os.fstat(content.fileno()).st_size - begun.get(blob, 0)

@@ -94,11 +94,16 @@ def hashed(recipe: Recipe, content: bytes) -> Recipe:
     return replace(recipe, hashes=f"musterling==1.0 \\\n    --hash=sha256:{digest}\n")
 
 
+def no_uv(system: str, machine: str) -> Path:
+    raise BadInput("uv cannot be downloaded here")
+
+
 @pytest.mark.slow
 def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
     link: MachineLink, host: LightHost, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setattr(provisioning, "uv_for", no_uv)
     before = {path for path in host.files.rglob("*") if ".cache" not in path.parts}
     said: list[str] = []
     recipe = hashed(RECIPE, next(wheels.iterdir()).read_bytes())
@@ -109,7 +114,9 @@ def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
     assert folder.parent == host.files / ".cache" / "muster" / "envs" and envs(host) == [folder.name]
     assert {path for path in host.files.rglob("*") if ".cache" not in path.parts} == before
     assert [path.name for path in (host.files / ".cache").iterdir()] == ["muster"]
-    assert any(line.startswith("making an environment") for line in said) and any("unpacking" in line for line in said)
+    assert "step 2 of 3: sending 1 package, what is missing there" in said
+    assert any(line.startswith("step 3 of 3: making an environment") for line in said)
+    assert any("unpacking" in line for line in said), "pip does it where uv cannot be sent"
 
     again: list[str] = []
     assert provision(link, again.append, recipe) == python == find_environment(link, recipe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.preparation import downloads
+from distributed.agent.environment_builder import CPU_INDEX
+from distributed.preparation import downloads, wheels
 from distributed.preparation.downloads import (
-    CPU_INDEX,
-    collect_wheels,
     hashed_for,
     is_like_here,
     locked_for,
@@ -23,6 +23,7 @@ from distributed.preparation.downloads import (
     target_options,
 )
 from distributed.preparation.provision import training_recipe
+from distributed.preparation.wheels import collect_wheels
 from profiles.errors import BadInput
 from profiles.installation import TOP
 
@@ -89,27 +90,61 @@ def test_a_package_that_is_not_to_be_had_is_named(monkeypatch: pytest.MonkeyPatc
         collect_wheels(["muster-none"], "", HERE, lambda line: None)
 
 
+class Pip:
+    """Stands in for pip: notes the packages and options of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def __call__(self, command: str, options: list[str], problem: str, see: Callable[[str], None]) -> None:
+        self.calls.append((Path(options[options.index("-r") + 1]).read_text(), options))
+        for line in self.calls[-1][0].splitlines():
+            see(f"Collecting {line} (from -r requirements.txt (line 1))")
+
+    @property
+    def of_torch_index(self) -> list[str]:
+        return [packages for packages, options in self.calls if CPU_INDEX in options]
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
+    stand_in = Pip()
+    monkeypatch.setattr(wheels, "run_pip", stand_in)
+    return stand_in
+
+
 @pytest.mark.parametrize(("target", "is_small", "said"), [
     ({}, True, False), ({"cuda": True}, False, False), ({"cuda": True, "machine": "other"}, True, True),
 ])  # fmt: skip
 def test_the_build_of_torch_is_one_that_loads_there(
-    target: dict[str, Any], is_small: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+    target: dict[str, Any], is_small: bool, said: bool, pip: Pip
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(downloads, "_pip", lambda command, options, *_: asked.extend(options))
     told: list[str] = []
     collect_wheels(["torch>=2.6"], f"torch==2.13.0\n# {target}", {**HERE, "system": "Linux", **target}, told.append)
-    assert (CPU_INDEX in asked) == is_small
+    assert pip.of_torch_index == (["torch==2.13.0"] if is_small else [])
     assert any("stays unused" in line for line in told) == said
 
 
-def test_each_package_is_told_when_it_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python, told = tmp_path / "python", list[str]()
+@pytest.mark.parametrize("target", [{}, {"machine": "other"}])
+def test_each_package_is_asked_for_once_and_only_torch_at_its_own_index(target: dict[str, Any], pip: Pip) -> None:
+    recipe, told = training_recipe(), list[str]()
+    there = {**HERE, "system": "Linux", **target}
+    collect_wheels(recipe.requirements, recipe.lock, there, told.append, recipe.hashes)
+    pins = [line.split()[0] for packages, _ in pip.calls for line in packages.splitlines() if "==" in line]
+    assert sorted(pins) == sorted(locked_for(recipe.lock, there, recipe.requirements))
+    assert [packages.partition("==")[0] for packages in pip.of_torch_index] == ["torch"]
+    assert all("--no-deps" in options for _, options in pip.calls)
+    assert "--require-hashes" in next(options for packages, options in pip.calls if "sha256" in packages)
+    assert "collecting numpy" in told and max(getattr(line, "share", 0.0) for line in told) > 0.8
+
+
+def test_lines_of_pip_are_seen_and_its_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, seen = tmp_path / "python", list[str]()
     python.write_text("#!/bin/sh\necho 'Collecting numpy==2.4 (from x)'\necho '  Downloading numpy.whl (16 MB)'\n")
     python.chmod(0o755)
-    monkeypatch.setattr(downloads, "_python_with_pip", lambda: (str(python), True))
-    downloads._pip("download", [], "no packages", told.append)
-    assert told == ["numpy"]
+    monkeypatch.setattr(downloads, "python_with_pip", lambda: (str(python), True))
+    downloads.run_pip("download", [], "no packages", seen.append)
+    assert seen == ["Collecting numpy==2.4 (from x)", "Downloading numpy.whl (16 MB)"]
     python.write_text("#!/bin/sh\necho 'ERROR: no internet' >&2\nexit 1\n")
     with pytest.raises(BadInput, match="no packages: ERROR: no internet"):
-        downloads._pip("download", [], "no packages")
+        downloads.run_pip("download", [], "no packages")

@@ -32,7 +32,7 @@ from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures
 from distributed.planning.documents.document import Candidate, Choice
 from distributed.planning.run_time import RunTime
-from distributed.preparation.provision import InstallProgress
+from distributed.preparation.wheels import InstallProgress
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
 from distributed.ssh.keys.host_keys import HostKeyInfo
