@@ -16,19 +16,19 @@ WIDTH, BLOCKS = 8, 5
 
 
 class DeepBlock(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.norm, self.inner = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.inner, self.drop = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + torch.tanh(self.inner(self.norm(hidden)))
+        return hidden + self.drop(torch.tanh(self.inner(self.norm(hidden))))
 
 
 class DeepModel(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.enter = nn.Linear(4, WIDTH)
-        self.blocks = nn.ModuleList(DeepBlock() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(DeepBlock(dropout) for _ in range(BLOCKS))
         self.leave = nn.Linear(WIDTH, 1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -39,10 +39,10 @@ class DeepModel(nn.Module):
         return output
 
 
-def deep_model() -> DeepModel:
+def deep_model(dropout: float = 0.0) -> DeepModel:
     """Return the same model whenever it is called."""
     torch.manual_seed(3)
-    return DeepModel()
+    return DeepModel(dropout)
 
 
 def deep_pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -66,6 +66,11 @@ def gated_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def deep_job() -> CustomJob:
     """Return the job that trains it."""
     return CustomJob(deep_model(), deep_pairs(), deep_pairs()[:10], gated_loss)
+
+
+def dropping_job() -> CustomJob:
+    """Return the job with a model that drops a part of what its blocks give."""
+    return CustomJob(deep_model(0.2), deep_pairs(), None, gated_loss)
 
 
 def poisoned_job() -> CustomJob:

@@ -76,6 +76,15 @@ def config(family: str, dropout: float = 0.0) -> Any:
     raise KeyError(family)
 
 
+def shallow(family: str, blocks: int) -> Any:
+    """Return the configuration of a family with so many blocks; an encoder has half of them."""
+    settings = config(family)
+    settings.num_hidden_layers = blocks
+    if settings.is_encoder_decoder:
+        settings.encoder_layers = settings.decoder_layers = settings.num_hidden_layers = blocks // 2
+    return settings
+
+
 FAMILIES = (
     "llama", "llama-tied", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "granite", "gpt2", "neox",
     "whisper",
@@ -118,7 +127,8 @@ def stages(settings: Any, *bounds: int) -> list[CutModel]:
 
 def plain_model(settings: Any) -> nn.Module:
     """Return the model as transformers makes it, with the weights of :func:`stages`."""
-    [whole] = stages(settings, 0, BLOCKS)  # the state's names are those of the whole model, or they do not load
+    blocks = settings.num_hidden_layers * (2 if settings.is_encoder_decoder else 1)
+    [whole] = stages(settings, 0, blocks)  # the state's names are those of the whole model, or they do not load
     model: nn.Module = architecture(settings)._from_config(settings, dtype=torch.float32)
     model.load_state_dict(whole.module.state_dict())
     return model.train()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from tests.layouts.staged_records import Act, Record, plan_of
+from tests.layouts.staged_records import Act, Record, plan_of, stop_soon, watch
+from tests.layouts.thread_workers import ThreadWorkers
 from training.records.plan import DevicePlan, RunPlan
 from training.records.run_folder import RunFolder
 from training.records.runs import plan_to_resume
-from training.run.processes import SubprocessWorker
 
 
 def on_machines(plan: RunPlan, *names: str) -> RunPlan:
@@ -31,11 +31,11 @@ class MachineFolders:
         self._folder = folder
         self.run_dir = Path()
 
-    def train(self, names: str, act: Act = lambda run, event: None, **options: Any) -> Record:
+    def train(self, names: str, act: Act = watch, **options: Any) -> Record:
         plan = on_machines(plan_of(max(2, len(names)), **options), *names)
         return self._record(RunFolder.create(self._folder / "output", plan, ["test"]), act)
 
-    def resume(self, names: str, act: Act = lambda run, event: None) -> Record:
+    def resume(self, names: str, act: Act = watch) -> Record:
         plan = on_machines(plan_to_resume(self.run_dir), *names)
         return self._record(RunFolder.resume(self.run_dir, plan, ["test"]), act)
 
@@ -45,11 +45,9 @@ class MachineFolders:
     def _record(self, folder: RunFolder, act: Act) -> Record:
         self.run_dir, plan = folder.path, folder.plan()
 
-        def start(rank: int, log: BinaryIO) -> SubprocessWorker:
-            run_dir = self.folder_of(plan.process(rank).device.machine, rank)
-            run_dir.mkdir(parents=True, exist_ok=True)
-            paths = {"--plan": folder.path / "plan.json", "--run-dir": run_dir, "--secrets": folder.secrets}
-            words = [str(word) for pair in paths.items() for word in pair]
-            return SubprocessWorker("training.workers.worker", ["--rank", str(rank), *words], 1, log)
+        def run_dir(rank: int) -> Path:
+            path = self.folder_of(plan.process(rank).device.machine, rank)
+            path.mkdir(parents=True, exist_ok=True)
+            return path
 
-        return Record(folder, act, start)
+        return Record(folder, act, ThreadWorkers(plan, run_dir, act is stop_soon).start, in_threads=True)

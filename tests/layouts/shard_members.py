@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from profiles.schema import Profile
-from tests.layouts.families import batch, config, loss, plain_model
+from tests.layouts.families import batch, loss, plain_model, shallow
 from tests.layouts.pipeline_runs import PRECISION, Figures, weight_of
 from training.data.batches import StepBatches
 from training.data.sample_order import Cursor
@@ -27,7 +27,7 @@ from training.strategies.weights import trainable
 from training.tasks.base import Batch, Progress, Task
 
 multiprocessing.set_forkserver_preload(["torch", "transformers", "peft", "tests.layouts.shard_members"])
-STEPS, MICRO_BATCHES = 5, (12, 9, 14)
+STEPS, MICRO_BATCHES = 3, (12, 9, 14)
 """Steps, and the lengths of their micro-batches: as two devices compute them, one has nothing in the last pass."""
 _adam = partial(torch.optim.AdamW, lr=3e-3, eps=1e-4)
 
@@ -44,6 +44,7 @@ class Case(NamedTuple):
     dtype: torch.dtype | None = None
     offloads: bool = False
     """Whether shards go the way that they go between a GPU and main memory."""
+    blocks: int = 4
 
     @property
     def precision(self) -> Precision:
@@ -62,18 +63,17 @@ class FamilyTask(Task):
     """Trains a small model of a family."""
 
     def __init__(self, case: Case) -> None:
-        self.name, self._case = case.family, case
+        self.name, self._case, self._settings = case.family, case, shallow(case.family, case.blocks)
 
     def prepare(self, progress: Progress) -> None: ...
 
     def build_model(self) -> nn.Module:
-        model = plain_model(config(self._case.family))
+        model = plain_model(self._settings)
         self._case.prepare(model)
         return model
 
     def step(self, number: int) -> StepBatches:
-        settings = config(self._case.family)
-        batches = [batch(settings, 10 * number + i, 2, length) for i, length in enumerate(MICRO_BATCHES)]
+        batches = [batch(self._settings, 10 * number + i, 2, length) for i, length in enumerate(MICRO_BATCHES)]
         return StepBatches([*batches], [*map(weight_of, batches)], [[0, 1]] * len(batches), 6, Cursor())
 
     def collate(self, samples: Sequence[Any], rngs: Any) -> Batch:

@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.files.resolve import profile_from_options
+from tests.layouts.thread_workers import NoCoordinator, ThreadWorkers
 from tests.tasks.tiny_tasks import byte_tokenizer
 from training.records.events import Event, StepEvent
 from training.records.plan import RunPlan
@@ -33,11 +34,29 @@ TRAINING: dict[str, Any] = {
 Act = Callable[[RunController, Event], None]
 
 
+def watch(run: RunController, event: Event) -> None:
+    """Do nothing about an event."""
+
+
+def stop_soon(run: RunController, event: Event) -> None:
+    """Stop a run after its first steps."""
+    if isinstance(event, StepEvent):
+        run.request_stop("enough")
+
+
 class Record:
-    """A finished run."""
+    """A finished run.
+
+    Args:
+        in_threads: its workers are threads of this process, see :mod:`tests.layouts.thread_workers`.
+    """
 
     def __init__(
-        self, folder: RunFolder, act: Act = lambda run, event: None, start_worker: StartWorker | None = None
+        self,
+        folder: RunFolder,
+        act: Act = watch,
+        start_worker: StartWorker | None = None,
+        in_threads: bool = False,
     ) -> None:
         self.events: list[Event] = []
 
@@ -46,7 +65,10 @@ class Record:
             act(run, event)
 
         with folder:
-            run = RunController(folder.plan(), folder, take, start_worker)
+            plan, coordinator = folder.plan(), NoCoordinator if in_threads else None
+            if in_threads and start_worker is None:
+                start_worker = ThreadWorkers(plan, lambda rank: folder.path, act is stop_soon).start
+            run = RunController(plan, folder, take, start_worker, start_coordinator=coordinator)
             run.start()
             self.outcome: RunOutcome = run.wait()
 
@@ -64,14 +86,21 @@ def plan_of(workers: int, **options: Any) -> RunPlan:
     return plan_local_run(profile_from_options("p", {**TRAINING, "layout": layout, **options}), workers)
 
 
-def trained(output: Path, plan: RunPlan, act: Act = lambda run, event: None) -> Record:
-    return Record(RunFolder.create(output, plan, ["test"]), act)
+def trained(output: Path, plan: RunPlan, act: Act = watch, in_threads: bool = False) -> Record:
+    return Record(RunFolder.create(output, plan, ["test"]), act, in_threads=in_threads)
 
 
-def resumed(run_dir: Path, workers: int = 0, act: Act = lambda run, event: None, layout: str = "") -> Record:
+def resumed(
+    run_dir: Path,
+    workers: int = 0,
+    act: Act = watch,
+    layout: str = "",
+    in_threads: bool = False,
+) -> Record:
     """Resume a run, with another number of workers if it is not 0."""
     plan = plan_to_resume(run_dir)
-    return Record(RunFolder.resume(run_dir, with_workers(plan, workers, layout) if workers else plan, ["test"]), act)
+    plan = with_workers(plan, workers, layout) if workers else plan
+    return Record(RunFolder.resume(run_dir, plan, ["test"]), act, in_threads=in_threads)
 
 
 def agree(record: Record, expected: Record) -> None:

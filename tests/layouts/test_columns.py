@@ -20,6 +20,7 @@ from tests.layouts.staged_records import (
     assert_same_weights,
     plan_of,
     resumed,
+    stop_soon,
     tied_llama,
     trained,
     weights_in,
@@ -83,22 +84,18 @@ def test_diloco_between_members_of_two_uneven_devices(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_allreduce_between_members_whose_devices_tie_a_weight(tmp_path: Path) -> None:
     options = {**tied_llama(tmp_path, blocks=3, lines=40), "codec": "fp32", "strategy": "allreduce"}
-    whole = trained(tmp_path / "whole", plan_of(2, **options, layout="replicate"))
-    assert_same_run(trained(tmp_path, plan_of(4, **options, stages=2)), whole)
+    whole = trained(tmp_path / "whole", plan_of(2, **options, layout="replicate"), in_threads=True)
+    assert_same_run(trained(tmp_path, plan_of(4, **options, stages=2), in_threads=True), whole)
 
 
 @pytest.mark.slow
 def test_adapters_of_members_of_two_devices_go_on_from_their_snapshots(tmp_path: Path) -> None:
-    options = {**tied_llama(tmp_path, blocks=2, lines=40), "tuning": "lora", "strategy": "diloco", "sync_interval": 2}
-
-    def stop(run: RunController, event: Event) -> None:
-        if isinstance(event, StepEvent) and event.step == 2:
-            run.request_stop("enough")
-
-    never_stopped = trained(tmp_path / "1", plan_of(4, **options, stages=2))
-    first = trained(tmp_path / "2", plan_of(4, **options, stages=2), stop)
+    options = {**tied_llama(tmp_path, blocks=2, lines=40), "tuning": "lora", "lora_dropout": 0}
+    options |= {"strategy": "diloco", "sync_interval": 2, "eval_interval": 0}
+    never_stopped = trained(tmp_path / "never", plan_of(4, **options, stages=2), in_threads=True)
+    first = trained(tmp_path, plan_of(4, **options, stages=2), stop_soon, in_threads=True)
     assert first.outcome.status == "cancelled"
-    rest = resumed(first.outcome.run_dir)
+    rest = resumed(first.outcome.run_dir, in_threads=True)
     assert len(steps_of(rest)) + len(steps_of(first)) == len(steps_of(never_stopped))
     assert_same_run(rest, never_stopped)
 

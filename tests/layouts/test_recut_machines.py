@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from tests.layouts.machine_folders import MachineFolders
-from tests.layouts.staged_records import agree, plan_of, tied_llama, trained
-from training.records.events import Event, StepEvent
-from training.run.run_controller import RunController
+from tests.layouts.staged_records import agree, plan_of, stop_soon, tied_llama, trained
 
 pytestmark = pytest.mark.slow
-STEPS = 12
+STEPS = 5
 
 
 @pytest.fixture
@@ -24,16 +22,11 @@ def options(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stop_soon(run: RunController, event: Event) -> None:
-    if isinstance(event, StepEvent):
-        run.request_stop("enough")
-
-
 def test_parts_travel_to_a_machine_that_has_none(options: dict[str, Any], tmp_path: Path) -> None:
     machines = MachineFolders(tmp_path)
     records = [machines.train("ab", stop_soon, **options), machines.resume("cba")]
     assert [record.outcome.status for record in records] == ["cancelled", "completed"], records[-1].outcome.message
-    whole = trained(tmp_path / "whole", plan_of(1, **options))
+    whole = trained(tmp_path / "whole", plan_of(1, **options), in_threads=True)
     for record in records:
         agree(record, whole)
     assert sorted(step for record in records for step in record.steps) == [*range(1, STEPS + 1)]

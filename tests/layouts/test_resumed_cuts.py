@@ -13,15 +13,14 @@ from tests.layouts.staged_records import (
     assert_same_weights,
     plan_of,
     resumed,
+    stop_soon,
     tied_llama,
     trained,
     weights_in,
 )
-from training.records.events import Event, StepEvent
-from training.run.run_controller import RunController
 
 pytestmark = pytest.mark.slow
-STEPS = 16
+STEPS = 8
 
 
 @pytest.fixture
@@ -33,18 +32,13 @@ def options(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stop_soon(run: RunController, event: Event) -> None:
-    if isinstance(event, StepEvent):
-        run.request_stop("enough")
-
-
 def along(numbers: tuple[int, ...], output: Path, options: dict[str, Any]) -> list[Record]:
     """Return the records of a run that is stopped and resumed on these numbers of workers."""
-    records = [trained(output, plan_of(numbers[0], **options), stop_soon)]
+    records = [trained(output, plan_of(numbers[0], **options), stop_soon, in_threads=True)]
     run_dir = records[0].outcome.run_dir
     for number in numbers[1:-1]:
-        records.append(resumed(run_dir, number, stop_soon))
-    return [*records, resumed(run_dir, numbers[-1])]
+        records.append(resumed(run_dir, number, stop_soon, in_threads=True))
+    return [*records, resumed(run_dir, numbers[-1], in_threads=True)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +52,7 @@ def test_a_run_goes_on_with_any_number_of_workers(
     numbers: tuple[int, ...], reference: int, changed: dict[str, Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
     records = along(numbers, tmp_path / "along", options | changed)
-    whole = trained(tmp_path / "whole", plan_of(reference, **options, **changed))
+    whole = trained(tmp_path / "whole", plan_of(reference, **options, **changed), in_threads=True)
     for record in records:
         agree(record, whole)
     assert [record.outcome.status for record in records] == ["cancelled"] * (len(numbers) - 1) + ["completed"]

@@ -16,6 +16,7 @@ from tests.layouts.staged_records import (
     assert_same_weights,
     plan_of,
     resumed,
+    stop_soon,
     tied_llama,
     trained,
 )
@@ -29,36 +30,30 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     """A Llama of three blocks with a tied embedding, and what it learns from: two batches of an odd size a step."""
-    return tied_llama(tmp_path, blocks=3, lines=60) | {
-        "batch_size": 3, "gradient_accumulation": 2, "gradient_checkpointing": True
+    return tied_llama(tmp_path, blocks=3, lines=20) | {
+        "batch_size": 3, "gradient_accumulation": 2, "gradient_checkpointing": True, "eval_interval": 0
     }  # fmt: skip
 
 
 def test_a_run_goes_through_all_layouts(options: dict[str, Any], tmp_path: Path) -> None:
-    options |= {"max_steps": 16, "eval_interval": 0, "snapshot_interval": 0, "eval_before": False}
-
-    def stop_soon(run: RunController, event: Event) -> None:
-        if isinstance(event, StepEvent):
-            run.request_stop("enough")
-
-    records = [trained(tmp_path, plan_of(3, **options), stop_soon)]
+    options |= {"max_steps": 10, "snapshot_interval": 0, "eval_before": False}
+    records = [trained(tmp_path, plan_of(3, **options), stop_soon, in_threads=True)]
     run_dir = records[0].outcome.run_dir
-    records += [resumed(run_dir, workers, stop_soon, layout) for workers, layout in ((2, "shard"), (1, ""))]
+    records.append(resumed(run_dir, 2, stop_soon, "shard"))
+    records.append(resumed(run_dir, 1, stop_soon, in_threads=True))
     records.append(resumed(run_dir, 2, layout="shard"))
-    whole = trained(tmp_path / "whole", plan_of(1, **options))
+    whole = trained(tmp_path / "whole", plan_of(1, **options), in_threads=True)
     assert [record.outcome.status for record in records] == ["cancelled"] * 3 + ["completed"]
     for record in records:
         agree(record, whole)
-    assert sorted(step for record in records for step in record.steps) == [*range(1, 17)]
+    assert sorted(step for record in records for step in record.steps) == [*range(1, 11)]
     assert_same_weights(records[-1], whole)
 
 
 def test_adapters_become_the_folder_of_one_process(options: dict[str, Any], tmp_path: Path) -> None:
-    changed = options | {"tuning": "lora", "lora_rank": 3, "lora_dropout": 0}
-    run, whole = (
-        trained(tmp_path / layout, plan_of(workers, **changed, layout=layout))
-        for workers, layout in ((2, "shard"), (1, "replicate"))
-    )
+    changed = options | {"tuning": "lora", "lora_rank": 3, "lora_dropout": 0, "max_steps": 3}
+    run = trained(tmp_path / "shard", plan_of(2, **changed, layout="shard"))
+    whole = trained(tmp_path / "whole", plan_of(1, **changed), in_threads=True)
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, whole)
     evaluations, expected = ([event.loss for event in record.of(EvaluationEvent)] for record in (run, whole))
@@ -76,6 +71,7 @@ def test_a_killed_device_is_named(tmp_path: Path) -> None:
             os.kill(run.members.workers[1].process.pid, signal.SIGKILL)
 
     job = {"task": "custom", "model_path": "tests.layouts.deep_model:deep_job", "layout": "shard", "max_steps": 1000}
+    job |= {"eval_before": False, "eval_interval": 0}
     run: Record = trained(tmp_path, plan_of(2, **job), kill)
     assert run.outcome.status == "failed"
     assert "worker-0-shard-2" in run.outcome.message

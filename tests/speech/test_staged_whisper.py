@@ -34,21 +34,27 @@ def options(tmp_path: Path, speech_folder: Path) -> dict[str, Any]:
     WhisperForConditionalGeneration(config).save_pretrained(folder)
     return {
         "task": "whisper", "model_path": folder, "dataset_path": speech_folder, "cache_dir": tmp_path / "cache",
-        "augmentation": 0.5,  # with which no output of a frozen encoder is cached, in 16 bits
+        "eval_interval": 0, "augmentation": 0.5,  # with which no output of a frozen encoder is cached, in 16 bits
     }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "workers", "frozen"),
-    [("pipeline", 2, False), ("pipeline", 2, True), ("pipeline", 3, False), ("shard", 2, False)],
+    ("layout", "workers", "frozen", "in_threads"),
+    [
+        ("pipeline", 2, False, False),
+        ("pipeline", 2, True, True),
+        ("pipeline", 3, False, True),
+        ("shard", 2, False, False),
+    ],
 )
 def test_it_trains_as_a_whole_one_and_becomes_the_same_folder(
-    layout: str, workers: int, frozen: bool, options: dict[str, Any], tmp_path: Path
+    layout: str, workers: int, frozen: bool, in_threads: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:
     layouts = ((layout, workers), ("replicate", 1))
-    plans = (plan_of(number, **options, freeze_encoder=frozen, layout=name) for name, number in layouts)
-    run, whole = (trained(tmp_path / f"runs-{len(plan.processes)}", plan) for plan in plans)
+    plan, whole_plan = (plan_of(number, **options, freeze_encoder=frozen, layout=name) for name, number in layouts)
+    run = trained(tmp_path / "run", plan, in_threads=in_threads)
+    whole = trained(tmp_path / "whole", whole_plan, in_threads=True)
     assert run.outcome.status == "completed", run.outcome.message
     agree(run, whole)
     assert_same_weights(run, whole)
