@@ -19,7 +19,7 @@ _LOOK = 0.01
 
 
 def until(happened: Callable[[], Found], patience: float = PATIENCE) -> Found:
-    """Poll a condition until it is true and return its value; polling takes at most a fifth of the time.
+    """Poll a condition until it is true and return its value; polling takes at most a tenth of the time.
 
     Raises:
         AssertionError: it was not true in time; the text has the condition and its last value.
@@ -31,7 +31,7 @@ def until(happened: Callable[[], Found], patience: float = PATIENCE) -> Found:
             return found
         now = time.monotonic()
         assert now < end, f"not within {patience:.0f} s: {words_of(happened)} (now: {found!r})"
-        time.sleep(max(_LOOK, 4 * (now - asked)))
+        time.sleep(max(_LOOK, 9 * (now - asked)))
 
 
 def timed_out(wait: Callable[[float], object], error: type[Exception], said: str) -> None:

@@ -16,6 +16,7 @@ import psutil
 from tests.lab.processes import end
 from tests.waiting import until
 from training.records.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
+from training.records.run_files import is_live
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 180.0
@@ -167,9 +168,7 @@ class Muster:
     def leave_nothing(self) -> None:
         """End what a failed test has left."""
         for lock in (self.folder / "output").glob("*/run.lock"):
-            with_pid = lock.read_text().strip()
-            command = Path(f"/proc/{with_pid}/cmdline")
-            if with_pid and command.exists() and "distributed.supervisor" in command.read_text():
+            if is_live(lock.parent):
                 self.kill_supervision(lock.parent.name)
 
 
@@ -182,4 +181,4 @@ def _watches(process: psutil.Process, folder: Path) -> bool:
 
 def ours(host: Any) -> list[int]:
     """Return the processes of runs on a host: workers, agents, stubs."""
-    return sorted({*host.pids("training.workers.worker"), *host.pids("agent.py")})
+    return list(host.pids("training.workers.worker", "agent.py"))

@@ -1,4 +1,4 @@
-"""What one synchronisation costs at each host's network interface, against theory."""
+"""Runs of three hosts to their model, and what one synchronisation costs at each host's network interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.muster_runs import Muster
+from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
 from tests.lab.network import Traffic
@@ -40,7 +40,7 @@ def traffic_of_one(lab: Lab, muster: Muster, run_id: str) -> list[Traffic]:
 
 
 @pytest.mark.parametrize(("engine", "codec"), [("mesh", "mxfp4"), ("nccl", "fp32")])
-def test_as_many_bytes_as_theory_says(lab: Lab, tmp_path: Path, engine: str, codec: str) -> None:
+def test_as_many_bytes_as_theory_says_and_nothing_is_left(lab: Lab, tmp_path: Path, engine: str, codec: str) -> None:
     muster = Muster(tmp_path, lab.hosts_file, gate=lab.folder / "gate", model=MODEL)
     muster.let_pass(FIRST)
     strategy = ["--strategy", "diloco", "--sync-interval", "1"]
@@ -55,3 +55,7 @@ def test_as_many_bytes_as_theory_says(lab: Lab, tmp_path: Path, engine: str, cod
         assert host.received == pytest.approx(theory, rel=0.03, abs=CONSTANT)
     syncs = [event for event in muster.events(run_id) if isinstance(event, SyncEvent)]
     assert all(event.bytes_sent == pytest.approx(theory, rel=0.01) for event in syncs)
+    folder = muster.folder_of(run_id)
+    assert (folder / "model" / "model.safetensors").stat().st_size > 0
+    assert [ours(host) for host in lab] == [[], [], []]
+    assert not list(folder.glob("secrets")) and not list(lab["a"].files.glob(".cache/muster/runs/*"))

@@ -1,4 +1,6 @@
-"""A machine whose cable was pulled comes back by itself: what it did meanwhile arrives once, and it trains on."""
+"""A machine whose cable was pulled comes back by itself: what it did meanwhile arrives once, and it trains on.
+
+Two terminals watch it, and see its stop."""
 
 from __future__ import annotations
 
@@ -19,16 +21,24 @@ def test_a_machine_that_was_cut_off_trains_again_when_it_is_back(make_lab: MakeL
     muster = Muster(tmp_path, lab.hosts_file, pause=0.1)
     try:
         run_id = muster.detach("--max-steps", "5000")
+        terminals = [muster.popen("attach", run_id) for _ in range(2)]
         muster.until_step(run_id, 5, members=2)
         lab["b"].cut()
         until(lambda: "lost" in states(muster, run_id))
         lab["b"].mend()
         before = muster.losses(run_id)[-1][0]
         muster.until_step(run_id, before + 20, members=2)
-        assert muster.run("stop", run_id).returncode == 0
+        stopped = muster.run("stop", run_id)
+        assert stopped.returncode == 0, stopped.stderr
+        snapshot, *left = stopped.stdout.splitlines()
+        assert snapshot.startswith("stopped; the snapshot of step ") and snapshot.endswith(" is kept, 0 steps lost")
+        assert left == ["a: nothing left running", "b: nothing left running"]
+        assert [ours(host) for host in lab] == [[], []]
         after = steps(muster, run_id)
         assert len(after) == len(set(after))
-        assert [ours(host) for host in lab] == [[], []]
+        shown = [terminal.communicate(timeout=60)[1] for terminal in terminals]
+        assert [terminal.returncode for terminal in terminals] == [130, 130]
+        assert all(text.count("the run was stopped") == 1 and text.count("a started") == 1 for text in shown)
     finally:
         muster.leave_nothing()
 

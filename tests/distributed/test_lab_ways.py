@@ -1,4 +1,4 @@
-"""Ways to a machine: none at all (this one), direct, and through another one."""
+"""The way to a machine through another one."""
 
 from __future__ import annotations
 
@@ -24,16 +24,6 @@ def config_with_jump(lab: Lab, folder: Path) -> Path:
     path = folder / "ssh_config"
     path.write_text(lab.ssh_config.read_text().replace("Host b ", "Host b jumped\n  ProxyJump a\nHost b "))
     return path
-
-
-def test_this_machine_trains_along(make_lab: MakeLab, tmp_path: Path) -> None:
-    lab = make_lab("a")
-    here = Machine(name="here", address="localhost", python=sys.executable, project_path=str(tmp_path / "muster"))
-    save_hosts(Hosts(machines=(here, *lab.hosts().machines), ssh_config=str(lab.ssh_config)), tmp_path / "hosts.json")
-    muster = Muster(tmp_path, tmp_path / "hosts.json")
-    done = muster.run(*muster.train("--max-steps", "4", "--engine", "nccl"))
-    assert done.returncode == 0, done.stderr
-    assert ours(lab["a"]) == []
 
 
 def test_a_machine_behind_a_jump_host_reaches_the_coordinator_through_ssh(make_lab: MakeLab, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Links of known rates, and the whole way from two hosts to a plan."""
+"""Links of known rates, and the whole way from this machine alone to a plan."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from distributed.machine.link import link_to
 from distributed.measuring.link_figures import PairFigures, Probe, measure_interfaces, measure_links, probing
 from distributed.planning.reasons import IN_USE
-from tests.distributed.muster_runs import Muster, ours
-from tests.lab.fixtures import MakeLab, MakeLightLab
+from tests.distributed.muster_runs import Muster
+from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
-from training.records.events import BUSY
 
 pytestmark = pytest.mark.timeout(240)
 STEADY = 0.05
@@ -34,11 +32,6 @@ def measured_in(progress: str) -> list[str]:
     """Return the names of the machines that ran the task."""
     match = re.search(r"running the task briefly.*: (.*)", progress)
     return match[1].split(", ") if match else []
-
-
-def in_use(machines: list[dict[str, Any]]) -> list[str]:
-    """Return the names of those that others used meanwhile: their figures do not stay."""
-    return [m["name"] for m in machines if any(run["others"] >= BUSY for run in m["measurements"])]
 
 
 @contextlib.contextmanager
@@ -124,30 +117,6 @@ def test_a_fast_machine_has_more_than_any_of_its_links(make_lab: MakeLab) -> Non
     assert max(one.link.mbit for one in pairs) < 110
     assert found["fast"] > 200
     assert max(found.get(name, 0.0) for name in "bcd") < 110
-
-
-@pytest.mark.slow
-def test_from_two_hosts_to_a_plan(
-    make_light_lab: MakeLightLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    lab = make_light_lab("a", "b")
-    muster = Muster(tmp_path, lab.hosts_file, pause=STEADY)
-    options = {"task": "custom", "model_path": f"{muster.job}:build", "batch_size": "8", "threads": "1"}
-    task = ["nanogpt", *(word for key, value in options.items() for word in ("--set", f"{key}={value}"))]
-    done = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--out", "figures.json")
-    assert done.returncode == 0, done.stderr
-    assert [ours(host) + host.pids("listaddresses") for host in lab] == [[], []]
-    assert [path for host in lab for path in host.files.rglob("runs/*")] == []
-    again = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--json")
-    document = json.loads(again.stdout)
-    assert measured_in(again.stderr) == in_use(
-        json.loads((tmp_path / "figures.json").read_text())["cluster"]["machines"]
-    )
-    assert [one["batch"] for one in document["machines"][0]["measurements"]] == [4, 8]
-    plan = muster.run("plan", *task, "--figures", "figures.json", "--explain")
-    assert plan.returncode == 0, plan.stderr
-    assert "2" in plan.stdout
 
 
 @pytest.mark.slow

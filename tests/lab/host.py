@@ -59,6 +59,11 @@ class LabHost:
         return ssh_setup.public_key(self.folder / "host_key")
 
     @property
+    def logins(self) -> int:
+        """How many log-ins its sshd has accepted."""
+        return ssh_setup.accepted_logins(self.folder)
+
+    @property
     def place(self) -> ssh_setup.Place:
         return ssh_setup.Place(self.name, self.address, self.port, self.user, self.host_key)
 
@@ -178,9 +183,10 @@ class LabHost:
         """Return the bytes at its network interface so far."""
         return network.traffic(self.pid)
 
-    def pids(self, text: str = "") -> list[int]:
-        """Return the PIDs, on this machine, of its processes except process 1 whose command line contains ``text``."""
-        return processes.in_namespace(self.pid, text)
+    def pids(self, *texts: str) -> list[int]:
+        """Return the PIDs, on this machine, of its processes except process 1 whose command line contains one of
+        ``texts``; without any, of all."""
+        return processes.in_namespace(self.pid, texts)
 
     def new_host_key(self) -> None:
         """Give it another host key, like a reinstalled machine."""

@@ -29,6 +29,7 @@ from distributed.hosts.file import Hosts, Machine, save_hosts
 from distributed.ssh.connection import SshTarget
 from tests.lab import keeper, ssh_setup
 from tests.lab.keeper import MARK
+from tests.lab.processes import has_one
 from tests.lab.spec import HostSpec, LabUnavailable
 from tests.waiting import PATIENCE
 
@@ -89,7 +90,7 @@ class LightHost:
     @property
     def logins(self) -> int:
         """How many log-ins its sshd has accepted."""
-        return (self.folder / "sshd.log").read_text(errors="replace").count("\nAccepted ")
+        return ssh_setup.accepted_logins(self.folder)
 
     def boot(self) -> None:
         """Start its sshd and wait until it listens."""
@@ -125,10 +126,11 @@ class LightHost:
             argv, capture_output=True, text=True, timeout=timeout, env=environment, cwd=self.files, **options
         )
 
-    def pids(self, text: str = "") -> list[int]:
-        """Return the PIDs of its sshd and of processes started on it, if their command line contains ``text``."""
+    def pids(self, *texts: str) -> list[int]:
+        """Return the PIDs of its sshd and of processes started on it, if their command line contains one of ``texts``;
+        without any, of all."""
         found = (*keeper.marked(self._mark), *keeper.servers(str(self._config)))
-        return sorted({process.pid for process in found if text in keeper.command_line(process)})
+        return sorted({process.pid for process in found if has_one(keeper.command_line(process), texts)})
 
     def cut(self) -> None:
         """Make it fall silent without closing any connection."""

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO
 
@@ -40,17 +40,23 @@ def birth(pid: int) -> str:
         return ""
 
 
-def in_namespace(init: int, text: str) -> list[int]:
-    """Return the PIDs in the PID namespace of ``init``, without itself, whose command line contains ``text``."""
+def in_namespace(init: int, texts: Collection[str]) -> list[int]:
+    """Return the PIDs in the PID namespace of ``init``, without itself, whose command line contains one of ``texts``;
+    all, where there are none."""
     if not init:
         return []
     namespace = os.readlink(f"/proc/{init}/ns/pid")
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
-            if pid != init and os.readlink(f"/proc/{pid}/ns/pid") == namespace and text in command_line(pid):
+            if pid != init and os.readlink(f"/proc/{pid}/ns/pid") == namespace and has_one(command_line(pid), texts):
                 found.append(pid)
     return sorted(found)
+
+
+def has_one(line: str, texts: Collection[str]) -> bool:
+    """Whether a command line contains one of these; also where there are none."""
+    return not texts or any(text in line for text in texts)
 
 
 def command_line(pid: int) -> str:

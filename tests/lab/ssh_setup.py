@@ -117,6 +117,11 @@ def client_config(folder: Path, places: Iterable[Place], key: Path) -> Path:
     return path
 
 
+def accepted_logins(folder: Path) -> int:
+    """Return how many log-ins the sshd of one host has accepted, by its log."""
+    return (folder / "sshd.log").read_text(errors="replace").count("\nAccepted ")
+
+
 def configured(config: Path, folder: Path, text: str) -> str:
     """Write an SSH configuration in which ``text`` precedes ``config`` and so overrides it; return its path."""
     path = folder / "ssh_config"

@@ -155,16 +155,20 @@ def forget_other_code(script: str) -> None:
 
 def is_loaded(package: str, origin: Path, or_equal: bool) -> bool:
     """Return whether a package is the loaded one; ``or_equal``: that becomes one with the same files, as machines get
-    them."""
+    them. A machine gets few of some package: its other modules are none then."""
     if str(origin) == sys.modules[package].__file__ or not or_equal:
         return str(origin) == sys.modules[package].__file__
     sources = {name: source for name, source in _sources.items() if name.partition(".")[0] == package}
-    top = origin.parents[1]
-    try:
-        if any((top / relative).read_bytes() != text for relative, text in sources.values()):
-            return False
-    except OSError:
-        return False
+    top, absent = origin.parents[1], list[str]()
+    for name, (relative, text) in sources.items():
+        try:
+            if (top / relative).read_bytes() != text:
+                return False
+        except OSError:
+            absent.append(name)
+    for name in absent:
+        del sources[name]
+        _forgotten[name] = sys.modules.pop(name)
     for name, (relative, _) in sources.items():
         module: Any = sys.modules[name]
         module.__file__ = module.__spec__.origin = str(top / relative)

@@ -20,7 +20,8 @@ from distributed.preparation.custom_code import code_of
 from profiles.files import library
 from profiles.files.resolve import load_profile
 from tests.distributed.muster_runs import JOB, ours
-from tests.lab.fixtures import MakeLightLab
+from tests.lab.fixtures import MakeLab
+from tests.lab.spec import HostSpec
 from tests.waiting import until_state
 from training.records.plan import read_plan
 from training.records.run_folder import RunFolder
@@ -85,12 +86,11 @@ def replanned(profile: str) -> set[str]:
         wizard.close()
 
 
+@pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_was_chosen_is_what_runs(
-    make_light_lab: MakeLightLab, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab = make_light_lab("a", "b")
+def test_what_was_chosen_is_what_runs(make_lab: MakeLab, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = make_lab(HostSpec("a", mbit=100), HostSpec("b", mbit=100))  # to measure a fast link keeps processors busy
     shutil.copy(lab.hosts_file, project / "distributed_hosts.json")
     approve_code()
     config = (project / "config.ini").read_bytes()
