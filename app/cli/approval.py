@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import answered_yes, command_line, say, visible
-from distributed.hosts.file import Hosts, accept_pythons, load_hosts, unapproved_pythons
+from distributed.hosts.file import Hosts, accept_pythons, load_hosts, python_demands
 from profiles.errors import BadInput, counted
 from profiles.files.resolve import Resolved
 from profiles.schema import Profile
@@ -44,8 +44,7 @@ def approve_hosts(hosts: Hosts, file: Path, *, named: bool, person: bool) -> Non
     if named:
         accept(hosts.ssh_config)
         accept_pythons(hosts)
-    demands = demands_of(hosts.ssh_config)
-    demands += [f"it names the interpreter {program} of this computer" for program in unapproved_pythons(hosts)]
+    demands = [*demands_of(hosts.ssh_config), *python_demands(hosts)]
     if not demands:
         return
     if person:

@@ -254,7 +254,7 @@ class AccessScreen(StepScreen):
             asked = "Enter asks for its password: used once, to install a key, and never stored."
             return literal(asked, "$text-warning")
         if row is not None and row.need is AccessNeed.APPROVAL:
-            return literal("Enter shows what this configuration can run on this computer.", "$text-warning")
+            return literal("Enter shows what its hosts file can run on this computer.", "$text-warning")
         if any(row.status is ItemStatus.FAILED for row in state.access):
             return muted("Failed logins are retried every few seconds.")
         return muted("Muster logs in with keys; passwords are not stored.")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 from app.console import command_line
 from app.wizard.services.services import Services
 from app.wizard.state.actions import begin_with_hosts, install_key, rerun
-from app.wizard.state.dependencies import apply, begin, inputs, tasks_to_start
+from app.wizard.state.dependencies import SENT, apply, begin, inputs, tasks_to_start
 from app.wizard.state.observations import begun, done, failed, launch_seen, log_line, sighted, watch_failed
-from app.wizard.state.records import SENT, Access, CandidateRow, ItemStatus
+from app.wizard.state.records import Access, CandidateRow, ItemStatus
 from app.wizard.state.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
 

@@ -27,7 +27,7 @@ from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
-from profiles.installation import IS_CHECKOUT, SHARED
+from profiles.installation import IS_CHECKOUT, SHARED, training_python
 from training.records.approvals import approve, digest_of, is_approved
 from training.records.run_files import explain_errors, write_atomically
 
@@ -272,8 +272,21 @@ def _master_first(machines: Sequence[Machine], top: dict[str, Any], source: str)
     return (chosen[0], *(machine for machine in machines if machine is not chosen[0]))
 
 
-# A hosts file from another person may name one of their programs as the interpreter of this computer. The running
-# interpreter and bare names are trusted; the content of any other interpreter must be approved by the user.
+# A hosts file from another person may name one of their programs as the interpreter of this computer. Muster's own
+# interpreters and bare names are trusted; the content of any other interpreter must be approved by the user.
+
+
+def other_python(machine: Machine) -> Path | None:
+    """Return the interpreter of this computer that a machine's entry names, if it is none of Muster's own."""
+    if not machine.is_local or "/" not in machine.python_command:
+        return None
+    program = Path(os.path.abspath(os.path.expanduser(machine.python_command)))
+    return None if str(program) in (sys.executable, training_python()) else program
+
+
+def python_demands(hosts: Hosts) -> list[str]:
+    """Return what a user approves with the interpreters that a hosts file names, in sentences."""
+    return [f"it names the interpreter {program} of this computer" for program in unapproved_pythons(hosts)]
 
 
 def unapproved_pythons(hosts: Hosts) -> list[Path]:
@@ -294,8 +307,5 @@ def without_unapproved_pythons(hosts: Hosts) -> Hosts:
 
 
 def _unapproved_python(machine: Machine) -> Path | None:
-    if not machine.is_local or "/" not in machine.python_command:
-        return None
-    program = Path(os.path.abspath(os.path.expanduser(machine.python_command)))
-    is_trusted = program == Path(sys.executable) or is_approved(digest_of("python", [program]))
-    return None if is_trusted else program
+    program = other_python(machine)
+    return None if program is None or is_approved(digest_of("python", [program])) else program

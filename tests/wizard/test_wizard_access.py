@@ -101,7 +101,7 @@ def test_an_ssh_configuration_of_a_hosts_file_is_approved_at_the_machine(lab: Li
         until_state(wizard, lambda state: state.access[0].need is AccessNeed.APPROVAL)
         report = wizard.state.access[0].report
         assert report is not None and any(f"touch {tmp_path}/ran" in line for line in report.demands)
-        assert blockers(wizard.state) == ("fine: approve its SSH configuration, or skip it",)
+        assert blockers(wizard.state) == ("fine: approve what its hosts file names, or skip it",)
         assert not (tmp_path / "ran").exists()
         wizard.do(do.approve("box"))
         until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)

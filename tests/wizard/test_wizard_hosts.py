@@ -5,11 +5,20 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from app.wizard.engine import Wizard
+from app.wizard.services.machines import hosts_of, row_of, this_computer
 from app.wizard.services.services import Services
+from app.wizard.state import actions as do
+from app.wizard.state.dependencies import blockers
+from app.wizard.state.records import AccessNeed, ItemStatus
 from app.wizard.state.state import Step
+from distributed.hosts.file import Machine
+from profiles.errors import BadInput
 from tests.waiting import until_state
 from tests.wizard.fake_services import BERT, FakeServices
+from tests.wizard.ssh_failures import InSight
 
 
 def test_only_its_machines_are_picked() -> None:
@@ -22,3 +31,26 @@ def test_only_its_machines_are_picked() -> None:
 def test_they_take_the_place_of_a_profiles_machines(tmp_path: Path) -> None:
     with closing(Services(tmp_path / "config.ini", hosts=Path("ada@studio,mini"))) as services:
         assert [row.name for row in services.saved_machines("demo")] == ["studio", "mini"]
+
+
+def test_a_python_of_this_computer_that_a_hosts_file_names_is_approved_at_access(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    here = row_of(Machine(name="me", address="localhost", python=str(program)), this_computer())
+    with pytest.raises(BadInput, match=f"names the interpreter {program}"):
+        hosts_of([here])
+    with closing(Wizard(InSight(here))) as wizard:
+        until_state(wizard, lambda state: bool(state.machines.rows))
+        for action in (do.new_setup(), do.pick(here.key, True), do.go_on()):
+            wizard.do(action)
+        until_state(wizard, lambda state: bool(state.access) and state.access[0].need is AccessNeed.APPROVAL)
+        assert blockers(wizard.state) == ("me: approve what its hosts file names, or skip it",)
+        wizard.do(do.set_user(here.key, "ada"))
+        assert wizard.state.picked[0].here
+        wizard.do(do.approve(here.key))
+        until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
+        wizard.do(do.go_on())
+        assert wizard.state.step is Step.JOB
+    assert hosts_of([here]).machines[0].python == str(program)
+    assert not (tmp_path / "ran").exists()

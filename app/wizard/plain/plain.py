@@ -100,7 +100,7 @@ class PlainWizard:
     # ------------------------------------------------------------------------------------------------------ tools
 
     def _head(self) -> None:
-        step, shown = self._state.step, visited(self._state.far, self._state.unequipped)
+        step, shown = self._state.step, visited(self._state.far, self._state.needed_here)
         progress = f"{shown.index(step) + 1} of {len(shown)}" if step in shown else ""
         self._ask.say("")
         self._ask.say(f"{step.heading}, {progress}. {step.question}")

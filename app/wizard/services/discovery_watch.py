@@ -15,7 +15,7 @@ from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Reachability, SightingOrigin
-from distributed.hosts.file import Hosts, Machine, load_hosts, names_machines, without_unapproved_pythons
+from distributed.hosts.file import Hosts, Machine, load_hosts, names_machines
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
 
@@ -175,5 +175,5 @@ def _searched(state: State, files: Iterable[tuple[SightingOrigin, Path]]) -> tup
 
 def _hosts(path: Path) -> Hosts | None:
     with contextlib.suppress(MusterError):
-        return without_unapproved_pythons(load_hosts(path))
+        return load_hosts(path)
     return None

@@ -16,10 +16,13 @@ from app.wizard.state.records import ItemStatus, MachineRow
 from distributed.discovery.known_machines import USER_KNOWN_HOSTS, read_known_keys
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Reachability, SightingOrigin
-from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
+from distributed.hosts.file import Hosts, Machine, other_python, python_demands, split_address, typed_machine
+from distributed.ssh.access import AccessReport
 from distributed.ssh.connection import SshTarget, Trust
+from distributed.ssh.errors import Stage
 from distributed.ssh.keys.host_keys import HostKeyInfo
 from distributed.system import output, read
+from profiles.errors import BadInput
 from profiles.installation import training_python
 from profiles.quantities import memory_text
 
@@ -154,6 +157,7 @@ class Naming:
             names=names,
             aliases=tuple(f"typed:{text}" for host, text in self._typed.items() if host in names),
             unequipped=machine.here and not details.python,
+            other_python=other_python(entry) is not None,
         )
 
     def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
@@ -202,14 +206,31 @@ def entries_of(rows: Sequence[MachineRow]) -> dict[str, Machine]:
 
 
 def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
-    """Return a hosts file for these machines."""
+    """Return a hosts file for these machines.
+
+    Raises:
+        BadInput: the user has not approved the interpreter that it names for this computer.
+    """
     ssh_config = next((row.ssh_config for row in rows if row.ssh_config), "")
-    return Hosts(machines=tuple(entries_of(rows).values()), ssh_config=ssh_config)
+    hosts = Hosts(machines=tuple(entries_of(rows).values()), ssh_config=ssh_config)
+    if demands := python_demands(hosts):
+        problem = f"the hosts file of {hosts.master.name} can run a program here and is not approved: {demands[0]}"
+        raise BadInput(problem, "approve it at Access")
+    return hosts
 
 
 def target_of(row: MachineRow) -> SshTarget:
     hosts = hosts_of([row])
     return SshTarget.of(hosts.master, hosts)
+
+
+def access_here(row: MachineRow) -> AccessReport:
+    """Return whether the interpreter of this computer that a hosts file names may be used."""
+    demands = tuple(python_demands(Hosts(machines=(row.entry,))))
+    if not demands:
+        return AccessReport(row.name)
+    problem = f"its hosts file names {row.entry.python} as the Python of this computer, which is not approved"
+    return AccessReport(row.name, failed=Stage.REACH, cause="python", problem=problem, demands=demands)
 
 
 def trust_in(fingerprints: Sequence[str]) -> Trust:
@@ -224,9 +245,8 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
 def row_of(machine: Machine, computer: ThisComputer, ssh_config: str = "") -> MachineRow:
     """Return the row of a machine in a saved profile, before it is discovered."""
     if machine.is_local:
-        return replace(
-            this_row(computer), name=machine.name, entry=_local_entry(machine.name, machine.python or computer.python)
-        )
+        entry = _local_entry(machine.name, machine.python or computer.python)
+        return replace(this_row(computer), name=machine.name, entry=entry, other_python=other_python(entry) is not None)
     return MachineRow(f"saved:{machine.host}:{machine.port or 22}", machine.name, words="searching", entry=machine,
                       ssh_config=ssh_config, found_by=(SightingOrigin.PROFILE.value,))  # fmt: skip
 

@@ -118,7 +118,7 @@ class Services:
         path = self.hosts or saved_hosts(self._config).get(profile)
         if path is None:
             return (machines.this_row(self.outside.this_computer()),)
-        hosts = hosts_file.without_unapproved_pythons(hosts_file.load_hosts(path))
+        hosts = hosts_file.load_hosts(path)
         return tuple(
             machines.row_of(machine, self.outside.this_computer(), hosts.ssh_config) for machine in hosts.machines
         )
@@ -126,13 +126,19 @@ class Services:
     # ------------------------------------------------------------------------------------------- access, checks, links
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
-        """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``."""
+        """Try every stage of the login once. A new host key is accepted only if its fingerprint is in ``trusted``.
+
+        Of this computer: whether the interpreter that its hosts file names is approved.
+        """
         self._trusted = tuple(trusted)
+        if machine.here:
+            return machines.access_here(machine)
         return self.outside.check_access(machines.target_of(machine), machines.trust_in(trusted))
 
     def approve(self, machine: MachineRow) -> None:
-        """Use the SSH configuration that the machine's hosts file names, as long as it stays the same."""
+        """Use the SSH configuration or Python that the machine's hosts file names, as long as it stays the same."""
         ssh_config.accept(machine.ssh_config)
+        hosts_file.accept_pythons(hosts_file.Hosts(machines=(machine.entry,)))
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
         """Install our SSH key with the password, and return the report of a login with the key alone."""

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from app.wizard.state.dependencies import action, blockers
+from app.wizard.state.dependencies import SENT, action, blockers
 from app.wizard.state.launch_records import LaunchProgress
-from app.wizard.state.records import GOOD, SENT, AccessNeed, Check, ItemStatus, MachineRow, StrategyRanking
+from app.wizard.state.records import GOOD, AccessNeed, Check, ItemStatus, MachineRow, StrategyRanking
 from app.wizard.state.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state.state import WizardState as State
 from profiles.errors import BadInput
@@ -41,7 +41,7 @@ def go_on(state: State) -> State:
         return state.noting(reasons[0])
     if state.step is Step.PLAN:
         return state.noting("confirm the plan to start it")
-    return _to(state, after(state.step, state.far, state.unequipped)) if state.step is not Step.LAUNCH else state
+    return _to(state, after(state.step, state.far, state.needed_here)) if state.step is not Step.LAUNCH else state
 
 
 @action
@@ -50,7 +50,7 @@ def go_back(state: State) -> State:
     if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     home = state.step is Step.LAUNCH and state.started
-    return _to(state, Step.HOME if home else before(state.step, state.far, state.unequipped))
+    return _to(state, Step.HOME if home else before(state.step, state.far, state.needed_here))
 
 
 @action
@@ -216,7 +216,7 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
 
 @action
 def approve(state: State, key: str) -> State:
-    """Use the SSH configuration that the machine's hosts file names: the user has seen what it can run here."""
+    """Use what the machine's hosts file names: the user has seen what it can run here."""
     row = state.access_of(key)
     if row is None or row.need is not AccessNeed.APPROVAL:
         return state.noting("this machine needs no approval")
@@ -227,6 +227,8 @@ def approve(state: State, key: str) -> State:
 def set_user(state: State, key: str, user: str) -> State:
     """Log in to a machine as another user."""
     user = user.strip()
+    if any(row.here for row in state.picked if row.key == key):
+        return state.noting("no login is needed on this computer")
     if state.access_of(key) is None or re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII) is None:
         return state.noting(f"'{user[:_QUOTED]}' cannot be the name of a user")
     return state.answering(users=(*(pair for pair in state.answers.users if pair[0] != key), (key, user)))

@@ -21,6 +21,8 @@ _OF_THE_DATA = (
     "model", "dataset", "dataset_path", "task", "text_column", "long_audio", "max_broken_share", "block_size"
 )  # fmt: skip
 """Options that affect the findings about the data set."""
+SENT = "sent"
+"""Key of the task that installs packages sent from this computer."""
 
 
 def needs_no_figures(state: WizardState) -> bool:
@@ -87,7 +89,7 @@ def _interval(state: WizardState) -> tuple[CandidateRow, int] | None:
 def settle(state: WizardState) -> WizardState:
     """Return the state with every part whose answers have changed reset to ``waiting``."""
     for kind in DEPENDENT:
-        for key in [row.key for row in state.picked if not row.here] if kind is TaskKind.ACCESS else [""]:
+        for key in [row.key for row in state.access] if kind is TaskKind.ACCESS else [""]:
             current, part = inputs(state, kind, key), state.part(kind, key)
             if part.inputs != current:
                 state = state.putting(kind, key, _fresh(state, kind, part, current))
@@ -201,7 +203,7 @@ MEASURES = "copies code and data to {names} and measures the speed there"
 """What going on to Strategy, or to the Plan of a saved profile, does before the user confirms anything."""
 _ASKED = {
     AccessNeed.TRUST: "compare its fingerprint and trust it, or skip it",
-    AccessNeed.APPROVAL: "approve its SSH configuration, or skip it",
+    AccessNeed.APPROVAL: "approve what its hosts file names, or skip it",
     AccessNeed.PASSWORD: "give its password once, or skip it",
 }
 

@@ -28,6 +28,8 @@ from distributed.discovery.sightings import SightingOrigin
 _LONGEST_LOG = 400
 _PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.APPROVAL, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
 """Tasks without a part of their own: their results change other parts."""
+_ON_MACHINES = (TaskKind.CHECKS, TaskKind.LINKS, TaskKind.FORECAST, TaskKind.PLAN)
+"""Tasks that use the selected machines."""
 _SHOWN_LINES = 12
 
 
@@ -169,11 +171,12 @@ def _with_machines_of(state: State, profile: str, saved_rows: Iterable[MachineRo
 
 
 def _to_be_contacted(state: State) -> State:
-    """Reset the log-ins that waited for an approval."""
-    for row in state.access:
-        if row.need is AccessNeed.APPROVAL:
-            fresh = replace(state.empty(TaskKind.ACCESS), inputs=inputs(state, TaskKind.ACCESS, row.key))
-            state = state.putting(TaskKind.ACCESS, row.key, state_part=fresh)
+    """Reset the log-ins that waited for an approval, and what has failed without it."""
+    waiting = [(TaskKind.ACCESS, row.key) for row in state.access if row.need is AccessNeed.APPROVAL]
+    waiting += [(kind, "") for kind in _ON_MACHINES if state.part(kind).status is ItemStatus.FAILED]
+    for kind, key in waiting:
+        fresh = replace(state.empty(kind), inputs=inputs(state, kind, key))
+        state = state.putting(kind, key, state_part=fresh)
     return state
 
 

@@ -27,10 +27,6 @@ MAIN = ("epochs", "batch_size", "learning_rate", "language", "tuning", "max_trai
 """Options that are always shown; the others are folded under "advanced"."""
 
 
-SENT = "sent"
-"""Key of the task that installs packages sent from this computer."""
-
-
 class ItemStatus(str, Enum):
     """Status of a row or a part of the set-up: drawn as a symbol, a word and a colour."""
 
@@ -130,6 +126,8 @@ class MachineRow(AssessedRow):
     """Keys of typed addresses that reach this machine; choices made under them still hold."""
     unequipped: bool = False
     """Whether it is this computer and lacks the packages for training."""
+    other_python: bool = False
+    """Whether it is this computer and its hosts file names a Python that is not Muster's own: the user approves it."""
 
     @property
     def here(self) -> bool:
@@ -168,14 +166,14 @@ class AccessNeed(str, Enum):
     TRUST = "trust"
     """The host key is new: compare its fingerprint, then ``trust_key``."""
     APPROVAL = "approval"
-    """Its hosts file names an SSH configuration, which can run programs here: see them, then ``approve``."""
+    """Its hosts file names an SSH configuration or a Python that run programs here: see them, then ``approve``."""
     PASSWORD = "password"
     """None of our keys is accepted, but a password would be: ``Wizard.give_password``."""
 
 
 @dataclass(frozen=True)
 class Access(AssessedRow):
-    """The login to one selected machine; ``key`` is the machine's."""
+    """The login to one selected machine; ``key`` is the machine's. Of this computer: the use of a named Python."""
 
     report: AccessReport | None = None
     """Report of the last attempt; ``None``: not tried yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -63,26 +63,26 @@ BETWEEN_MACHINES = frozenset({Step.ACCESS, Step.CHECKS, Step.LINKS})
 """Steps about machines reached over the network: not needed if this computer trains alone."""
 
 
-def visited(far: bool, unequipped: bool = False) -> tuple[Step, ...]:
+def visited(far: bool, needed_here: Collection[Step] = ()) -> tuple[Step, ...]:
     """Return the steps that are shown.
 
     Args:
         far: whether a machine other than this computer takes part.
-        unequipped: whether this computer takes part and lacks the packages for training, which Checks installs.
+        needed_here: those of :data:`BETWEEN_MACHINES` that this computer needs.
     """
-    needless = BETWEEN_MACHINES - {Step.CHECKS} if unequipped else BETWEEN_MACHINES
+    needless = BETWEEN_MACHINES.difference(needed_here)
     return ORDER if far else tuple(step for step in ORDER if step not in needless)
 
 
-def after(step: Step, far: bool, unequipped: bool = False) -> Step:
+def after(step: Step, far: bool, needed_here: Collection[Step] = ()) -> Step:
     """Return the next step that is shown; the last step is followed by itself."""
-    shown = visited(far, unequipped)
+    shown = visited(far, needed_here)
     return next((other for other in shown if ORDER.index(other) > ORDER.index(step)), shown[-1])
 
 
-def before(step: Step, far: bool, unequipped: bool = False) -> Step:
+def before(step: Step, far: bool, needed_here: Collection[Step] = ()) -> Step:
     """Return the previous step that is shown; the first step is preceded by itself."""
-    shown = visited(far, unequipped)
+    shown = visited(far, needed_here)
     return next((other for other in reversed(shown) if ORDER.index(other) < ORDER.index(step)), shown[0])
 
 
@@ -96,7 +96,7 @@ class TaskKind(str, Enum):
     DOCTOR = "checking this computer"
     SAVED_MACHINES = "reading the profile's machines"
     ACCESS = "connecting to a machine"
-    APPROVAL = "approving an SSH configuration"
+    APPROVAL = "storing an approval"
     INSTALL_KEY = "installing a key"
     CHECKS = "checking the machines"
     REPAIR = "installing packages"
@@ -275,14 +275,15 @@ class WizardState:
         return any(not row.here for row in self.picked)
 
     @property
-    def unequipped(self) -> bool:
-        """Whether this computer takes part and lacks the packages for training."""
-        return any(row.here and row.unequipped for row in self.picked)
+    def needed_here(self) -> frozenset[Step]:
+        """Steps about machines that this computer needs: Checks installs packages, Access asks about its Python."""
+        needed = {Step.CHECKS: lambda row: row.here and row.unequipped, Step.ACCESS: lambda row: row.other_python}
+        return frozenset(step for step, is_needed in needed.items() if any(map(is_needed, self.picked)))
 
     @property
     def access(self) -> tuple[Access, ...]:
-        """The login to each selected machine other than this computer."""
-        rows = [(row, self.part(TaskKind.ACCESS, row.key)) for row in self.picked if not row.here]
+        """The login to each selected machine other than this computer, or of this one the use of a named Python."""
+        rows = [(row, self.part(TaskKind.ACCESS, row.key)) for row in self.picked if not row.here or row.other_python]
         return tuple(Access(row.key, row.name, part.value, **self._shown(row, part)) for row, part in rows)
 
     def access_of(self, key: str) -> Access | None:
