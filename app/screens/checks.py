@@ -130,8 +130,12 @@ class ChecksScreen(StepScreen):
         repairs = [record for record in self.steered.wizard.asked_for() if record.task.kind is TaskKind.REPAIR]
         clock = duration_text(self.steered.clock() - repairs[-1].at) if repairs else ""
         progress_bar = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
-        content = join(literal(check.name, "bold"), literal(progress_bar, "$text-primary"), clock, muted(words))
-        return content.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
+        name, width = literal(check.name, "bold"), self.app.size.width - MARGIN * 2
+        for drawn_share in (progress_bar, f"{share:.0%}" if share else ""):
+            content = join(name, literal(drawn_share, "$text-primary"), clock, muted(words))
+            if content.cell_length <= width:
+                return content
+        return content
 
     def _finding(self, state: WizardState, key: str) -> Finding | None:
         machine, _, name = key.partition(_BETWEEN)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
-from app.dashboard.tabs.charts import AxisMark, ChartData, drawn, value_text
+from app.dashboard.tabs.chart_values import value_text
+from app.dashboard.tabs.charts import AxisMark, ChartData, drawn
 from app.run_view.run_series import Point
 
 point = st.builds(

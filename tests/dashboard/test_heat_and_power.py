@@ -9,7 +9,7 @@ import pytest
 from run_folders import BEGAN, started, steps, view_of
 
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.charts import value_text
+from app.dashboard.tabs.chart_values import value_text
 from app.dashboard.tabs.machines import table_of
 from app.demo.services import write_demo_run
 from app.html_report import sections

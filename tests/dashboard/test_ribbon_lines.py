@@ -54,6 +54,12 @@ def test_a_ribbon_stands_under_the_steps_of_the_loss() -> None:
     assert "8.0/s" in studio and studio.endswith("%") and last.endswith("wait")
 
 
+def test_a_legend_takes_the_lines_that_it_needs_and_leaves_the_curve_its_own() -> None:
+    data = replace(loss_chart(whole()), title="samples/s", legend=tuple((f"machine-{n}", "") for n in range(9)))
+    assert all(any(word in line for line in lines(data, 50, 15)) for word, _ in data.legend)
+    assert lines(data, 50, 7)[0].split()[0] == "samples/s" and "more" in lines(data, 50, 7)[0]
+
+
 def test_a_snapshot_does_not_hide_that_a_machine_was_lost() -> None:
     saved = SnapshotEvent(member=1, time=BEGAN + 20, step=20, path="", bytes=1, seconds=1.0)
     shown = lines(loss_chart(picture(*started(), *steps(1, 20), saved, LOST, *steps(21, 400, ranks=(0, 2)))))

@@ -16,6 +16,7 @@ from app.wizard.state.launch_records import LaunchProgress, LaunchRow
 from app.wizard.state.records import ItemStatus, JobOption, MachineRow
 from app.wizard.state.state import StatePart, Step, TaskKind
 from distributed.hosts.file import Machine
+from distributed.preparation.provision import InstallProgress
 from profiles.options import options_by_name
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import DESK, JOB, MACHINES, STRATEGY, STUDIO, Still, at
@@ -91,6 +92,15 @@ def test_what_is_wrong_with_a_machine_stands_whole_at_80_columns(step: Step) -> 
         )
     words = shown(steering)
     assert words.count(CAUSE) == 1 and words.count(FIX) == 1
+
+
+def test_what_is_installed_stands_whole_at_80_columns() -> None:
+    steering, words = at(Step.CHECKS), "downloading torch-2.13.0+cpu and 41 others, 612 MB of 1.6 GB are here, END"
+    steering.state = steering.state.ordering(TaskKind.REPAIR, "", (STUDIO.key,))
+    steering.state = steering.state.putting(
+        TaskKind.REPAIR, value={STUDIO.name: InstallProgress(words, 0.38, "studio")}
+    )
+    assert f"38% {words}" in shown(steering)
 
 
 def test_what_a_machine_prepares_is_told_at_launch() -> None:

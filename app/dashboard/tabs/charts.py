@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
 from app.dashboard.reader import Picture
+from app.dashboard.tabs.chart_values import LABEL_CELLS, value_text
 from app.dashboard.tabs.pane import Pane
 from app.dashboard.tabs.ribbons import FIGURES_WIDTH, Strip, margin, strip_lines, strips
 from app.run_view.metrics import RATES, metric_text
@@ -29,8 +30,6 @@ from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
 from app.shell.text import TableColumn, TableRow, literal, together
 
-_LEFT = 8
-"""Fewest cells of the labels at the left."""
 _LEAST_ROWS = 4
 """Fewest rows of a curve, before machines are drawn under it."""
 LEAST_CHART = 3 + _LEAST_ROWS
@@ -117,21 +116,27 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     Args:
         ascii_only: draw curves without braille.
     """
-    left, figures_width = margin(data.strips, width, _LEFT), FIGURES_WIDTH if data.shows_figures and data.strips else 0
+    left, figures_width = (
+        margin(data.strips, width, LABEL_CELLS),
+        FIGURES_WIDTH if data.shows_figures and data.strips else 0,
+    )
+    head = _title(data, width, max(1, height - LEAST_CHART + 1))
+    height -= max(0, len(head) - 1)  # the lines under them
     across, max_strips = width - left - 1 - figures_width, height - 3 - _LEAST_ROWS
     if across < 7 or height < 4:
-        return [_title(data, width)]
+        return head
     window = window_of(data.curves, data.log, data.left, data.right, data.zero)
     below = strip_lines(data.strips, window, left, across, max_strips, figures_width) if max_strips > 0 else []
     if window is None:
-        empty = literal(" " * (left + 1) + data.empty, "$text-muted").truncate(width, ellipsis=True)
-        return [_title(data, width), Content(""), empty, *([Content("")] if below else []), *below]
+        margin_cells = " " * (left + 1)
+        empty = [literal(margin_cells) + line for line in literal(data.empty, "$text-muted").wrap(width - left - 1)]
+        return [*head, Content(""), *empty[: height - 2], *([Content("")] if below else []), *below]
     down = height - 3 - len(below)
     raster = Raster(across, down, ascii_only)
     for curve in data.curves:
         raster.draw(curve, window)
     labels = _labels(window, raster, data.unit)
-    lines = [_title(data, width)]
+    lines = head
     for row, line in enumerate(raster.lines()):
         label = f"{labels.get(row, ''):>{left}.{left}}"
         edge = "┤" if row in labels else "│"
@@ -140,38 +145,6 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     steps = _steps(window, across) + (f"{'wait':>{figures_width}}" if busy and figures_width else "")
     axis, steps_line = _axis(data, window, across, left), literal(" " * (left + 1) + steps, "$text-muted")
     return [*lines, axis, *below, steps_line]
-
-
-def value_text(value: float, unit: str = "") -> str:
-    """Return a value with its unit, at most as wide as the axis labels."""
-    usual = _usual_text(value, unit)
-    if len(usual) <= _LEFT:
-        return usual
-    value, unit = (
-        value * 100 if unit == "%" else value / 1e12 if unit == "B" else value,
-        "TB" if unit == "B" else unit,
-    )
-    plain = [f"{value:.0f}"] if abs(value) >= 1000 else []
-    powers = [f"{value:.{digits}e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e") for digits in (2, 1, 0)]
-    texts = [f"{number} {unit}".rstrip() for number in (*plain, *powers)]
-    return next((text for text in texts if len(text) <= _LEFT), texts[-1])
-
-
-def _usual_text(value: float, unit: str) -> str:
-    if unit == "%":
-        return f"{value * 100:.3g} %"
-    if unit == "B":
-        for name in ("B", "kB", "MB", "GB", "TB"):
-            if abs(value) < 999.5 or name == "TB":
-                return f"{value:.3g} {name}"
-            value /= 1000
-    if unit == "s":
-        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{value:.3g} s"
-    if unit in ("°C", "W"):
-        return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value / 1000:.3g} k{unit}"
-    if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
-        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.4g}"
 
 
 def ghost(picture: Picture, name: str, points: Sequence[Point]) -> list[Curve]:
@@ -202,10 +175,21 @@ def sample(words: str, curve: Curve) -> str:
     return f"{SAMPLES[curve.pattern % len(SAMPLES)]} {words}"
 
 
-def _title(data: ChartData, width: int) -> Content:
-    words = [Content.styled(word, style) for word, style in data.legend]
-    pieces = [literal(data.title, "bold"), *words]
-    return Content("  ").join(pieces).truncate(width, ellipsis=True) if data.title or words else Content("")
+def _title(data: ChartData, width: int, max_lines: int) -> list[Content]:
+    """Return title and legend, as many to a line as fit; the last line counts those that find no room."""
+    titles = [literal(data.title, "bold")] if data.title else []
+    pieces = [*titles, *(Content.styled(word, style) for word, style in data.legend)]
+    lines = [Content("")]
+    for number, piece in enumerate(pieces):
+        longer = Content("  ").join([lines[-1], piece]) if lines[-1] else piece
+        if longer.cell_length > width and lines[-1]:
+            if len(lines) == max_lines:
+                more = literal(f"  and {len(pieces) - number} more", "$text-muted")
+                return [*lines[:-1], lines[-1].truncate(width - more.cell_length, ellipsis=True) + more]
+            lines.append(piece)
+        else:
+            lines[-1] = longer
+    return [line.truncate(width, ellipsis=True) for line in lines]
 
 
 def _labels(window: Window, raster: Raster, unit: str) -> dict[int, str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -30,6 +30,10 @@ from profiles.quantities import clock_text
 
 _NAME, _WIDE_NAME = 12, 24
 """Most cells of a machine's name, in a narrow and in a wide terminal."""
+_CLOCK = 9
+"""Cells of the time before a line."""
+_LEAST_TEXT = 20
+"""Fewest cells of a text beside time and name."""
 _FOLLOWING = 2
 """Most later errors that are listed under the root cause."""
 _BEFORE = 30.0
@@ -38,14 +42,12 @@ _STYLES = {"error": "$text-error", "warning": "$text-warning", "info": ""}
 
 
 class LogView(ScrollView, can_focus=True):
-    """Log lines, the newest at the bottom; it follows them until it is scrolled up."""
+    """Log lines, the newest at the bottom, long ones over several rows; it follows them until it is scrolled up."""
 
     DEFAULT_CSS = "LogView { height: 1fr; background: $background; overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_up", show=False),
         Binding("down,j", "scroll_down", show=False),
-        Binding("right", "shift(20)", show=False),
-        Binding("left", "shift(-20)", show=False),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -53,32 +55,49 @@ class LogView(ScrollView, can_focus=True):
         self._lines: Sequence[LogLine] = ()
         self._machines: list[str] = []
         self._search_text = ""
-        self._shift = 0
-        """Cells by which long lines are scrolled to the left."""
+        self._rows: list[tuple[LogLine, int]] = []
+        """Each row of the view: its line, and which piece of its text."""
+        self._pieces: dict[int, list[str]] = {}
+        """Texts by line number, divided to fit :attr:`_widths`."""
+        self._widths = (0, 0)
+        """Cells of the view, and of the names."""
         self._follows, self._moving = True, False
-
-    def action_shift(self, cells: int) -> None:
-        """Scroll the texts sideways."""
-        self._shift = max(0, self._shift + cells)
-        self.refresh()
 
     def show(self, lines: Sequence[LogLine], search_text: str) -> None:
         """Show these lines; ``search_text`` is marked in them."""
         is_unchanged = len(lines) == len(self._lines) and (not lines or lines[-1].number == self._lines[-1].number)
         if is_unchanged and search_text == self._search_text:
             return
-        index = min(self.scroll_offset.y, len(self._lines) - 1)
-        first_number = self._lines[index].number if index >= 0 else 0
         self._lines, self._search_text = lines, search_text
         self._machines = sorted({line.machine for line in lines})
+        self._fold()
+
+    def _fold(self) -> None:
+        """Divide the lines into rows; the visible ones stay in place while old ones are dropped."""
+        index = min(self.scroll_offset.y, len(self._rows) - 1)
+        first_number = self._rows[index][0].number if index >= 0 else 0
+        width, cells = self.scrollable_content_region.width, _WIDE_NAME if self.app.size.width >= WIDE else _NAME
+        widths = (width, min(cells, max(map(cell_len, self._machines), default=0)))
+        if widths != self._widths or len(self._pieces) > 2 * len(self._lines):
+            self._pieces, self._widths = {}, widths
+        self._rows = [(line, piece) for line in self._lines for piece in range(len(self._pieces_of(line)))]
         self._moving = True
-        self.virtual_size = Size(self.scrollable_content_region.width, len(lines))
-        if not self._follows:  # the visible lines stay in place while old ones are dropped
-            index = next((n for n, line in enumerate(lines) if line.number >= first_number), 0)
+        self.virtual_size = Size(width, len(self._rows))
+        if not self._follows:
+            index = next((n for n, (line, _) in enumerate(self._rows) if line.number >= first_number), 0)
             self.scroll_to(y=index, animate=False, immediate=True)
         self._moving = False
         self._to_end()
         self.refresh()
+
+    def _pieces_of(self, line: LogLine) -> list[str]:
+        if line.number not in self._pieces:
+            is_plain = line.text.isascii() and line.text.isprintable()  # as most are, of up to 16,000 lines
+            text, (width, cells) = line.text if is_plain else visible(line.text), self._widths
+            room = max(_LEAST_TEXT, width - cells - 1 - (_CLOCK if line.time is not None else 0))
+            fits = len(text) <= room if is_plain else cell_len(text) <= room
+            self._pieces[line.number] = [text] if fits else chop_cells(text, room)
+        return self._pieces[line.number]
 
     def _to_end(self) -> None:
         if self._follows:
@@ -87,7 +106,7 @@ class LogView(ScrollView, can_focus=True):
             self._moving = False
 
     def on_resize(self) -> None:
-        self._to_end()
+        self._fold()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -97,7 +116,7 @@ class LogView(ScrollView, can_focus=True):
     def line_at(self, y: int) -> LogLine | None:
         """Return the line on a row of the widget."""
         index = y + self.scroll_offset.y
-        return self._lines[index] if 0 <= index < len(self._lines) else None
+        return self._rows[index][0] if 0 <= index < len(self._rows) else None
 
     def render(self) -> str:
         return ""
@@ -107,16 +126,17 @@ class LogView(ScrollView, can_focus=True):
         line = self.line_at(y)
         if line is None:
             return Strip.blank(width, self.visual_style.rich_style)
-        content = self._content(line).truncate(width, ellipsis=True)
+        content = self._content(line, self._rows[y + self.scroll_offset.y][1]).truncate(width, ellipsis=True)
         strips = Visual.to_strips(self, content, width, 1, self.visual_style, pad=True, apply_selection=False)
         return strips[0] if strips else Strip.blank(width)
 
-    def _content(self, line: LogLine) -> Content:
-        words = literal(visible(line.text)[self._shift :], _STYLES[line.level])
+    def _content(self, line: LogLine, piece: int) -> Content:
+        words = literal(self._pieces_of(line)[piece], _STYLES[line.level])
         if self._search_text:
             words = words.highlight_regex(f"(?i){re.escape(self._search_text)}", style="reverse")
-        cells = _WIDE_NAME if self.app.size.width >= WIDE else _NAME
-        cells = min(cells, max(map(cell_len, self._machines)))
+        cells = self._widths[1]
+        if piece:
+            return Content.assemble(" " * (cells + 1 + (_CLOCK if line.time is not None else 0)), words)
         short_name = short_names(self._machines, cells)[self._machines.index(line.machine)]
         name = literal(short_name, "$text-primary")
         at = f"{clock_text(line.time)} " if line.time is not None else ""

@@ -10,7 +10,8 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
 from app.dashboard.reader import Picture
-from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves, value_text
+from app.dashboard.tabs.chart_values import value_text
+from app.dashboard.tabs.charts import Chart, ChartData, marks, member_curves
 from app.dashboard.tabs.one_machine import MIN_WIDTH, OneMachine
 from app.dashboard.tabs.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.run_view.headline import age, lag, slowest, waiting_share

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from rich.cells import chop_cells
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
@@ -120,6 +121,8 @@ _TALL = 36
 """Height from which on the map of the machines is shown."""
 _AROUND = 3
 """Lines outside the charts and the texts under them."""
+_LOWEST_CHART = 5
+"""Lines that are left of the chart above a long result."""
 
 
 class OverviewPane(Pane):
@@ -138,7 +141,7 @@ class OverviewPane(Pane):
     OverviewPane #others { width: 40%; display: none; }
     .-wide OverviewPane #others { display: block; margin-left: 2; }
     OverviewPane #links { height: auto; margin-top: 1; }
-    OverviewPane #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    OverviewPane #latest { height: auto; margin-top: 1; text-wrap: nowrap; }
     """
 
     def compose(self) -> ComposeResult:
@@ -158,7 +161,9 @@ class OverviewPane(Pane):
         self.query_one("#progress", Words).show(progress_line(state, picture.now, width, ghost_at))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         tall = height >= 26
-        latest = _result(picture, 9 if tall else 5, width) or _latest(picture, 5 if tall else 2)
+        latest = _result(picture, height - _AROUND - _LOWEST_CHART, width, tall) or _latest(
+            picture, 5 if tall else 2, width
+        )
         self.query_one("#latest", Words).show(latest)
         if self.screen.has_class("-wide"):
             error, rate = self.query_one("#error-rate", Chart), self.query_one("#rate", Chart)
@@ -263,37 +268,35 @@ def _rate_chart(picture: Picture) -> ChartData:
     return ChartData("samples/s", curves, legend=predicted_legend(lines), zero=True)
 
 
-def _result(picture: Picture, max_lines: int, width: int) -> Content:
-    """Return the results of a completed run (evaluations, samples, model, next key) or the error of a failed one;
-    empty for others."""
+def _result(picture: Picture, max_lines: int, width: int, tall: bool) -> Content:
+    """Return the results of a completed run (time, evaluations, samples, model, next key) or the error of a failed one;
+    empty for others. Sentences are whole; samples and evaluations are left out where there is no room."""
     ended = picture.ended
     if ended is not None and ended.outcome.status == "failed":
         messages = (literal(ended.outcome.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
-        return Content("\n").join([line for message in messages for line in message.wrap(max(20, width))][:max_lines])
+        return Content("\n").join([line for message in messages for line in message.wrap(max(20, width))])
     if ended is None or ended.outcome.status != "completed":
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
-    model = [Content.assemble(("model   ", "$text-muted"), literal(relative_path(ended.model)))] if ended.model else []
+    model = _path_lines("model", relative_path(ended.model), width) if ended.model else []
     if (comparison := picture.plan_vs_actual) is not None:
-        comparison_lines, max_comparison_lines = (
-            literal(str(comparison)).wrap(max(20, width)),
-            (2 if max_lines < 9 else 3) + (not model),
-        )
-        figures[:0] = (
-            comparison_lines
-            if len(comparison_lines) <= max_comparison_lines
-            else [
-                *comparison_lines[: max_comparison_lines - 1],
-                comparison_lines[max_comparison_lines - 1].truncate(width - 2) + " …",
-            ]
-        )
+        figures[:0] = literal(str(comparison)).wrap(max(20, width))
     following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))
-    shown = sample_lines(picture.showcase, width, 1 if max_lines < 12 else 3) if picture.showcase else []
-    return Content("\n").join([*figures[: max_lines - 1 - len(model) - len(shown) // 3], *shown, *model, following])
+    shown = sample_lines(picture.showcase, width, 3 if tall else 1) if picture.showcase else []
+    if len(figures) + len(shown) + len(model) + 1 > max_lines:
+        shown = []
+    return Content("\n").join([*figures, *shown, *model, following])
 
 
-def _latest(picture: Picture, max_lines: int) -> Content:
-    happened: Sequence[Content] = [
-        entry_line(entry, picture) for entry in chronological(picture.state.timeline)[-max_lines:]
+def _path_lines(title: str, path: str, width: int) -> list[Content]:
+    pieces = chop_cells(path, max(20, width - 8))
+    return [
+        Content.assemble((f"{title if not n else '':8}", "$text-muted"), literal(piece))
+        for n, piece in enumerate(pieces)
     ]
+
+
+def _latest(picture: Picture, entries: int, width: int) -> Content:
+    newest = [entry_line(entry, picture) for entry in chronological(picture.state.timeline)[-entries:]]
+    happened = [line for entry in newest for line in entry.wrap(max(20, width))]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")
