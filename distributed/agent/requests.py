@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _LONGEST_COUNT = 12
 
 @dataclass_transform(frozen_default=True)
 class MachineRequest:
-    """Base class; a subclass is like a frozen dataclass, without that module: it is a fifth of this program's start."""
+    """Base class; a subclass is a frozen dataclass."""
 
     module: ClassVar[str]
     function: ClassVar[str]
@@ -35,24 +36,7 @@ class MachineRequest:
     def __init_subclass__(cls, by: str) -> None:
         module, _, cls.function = by.partition(":")
         cls.module = f"distributed.agent.{module}"
-
-    def __init__(self, *values: Any, **fields: Any) -> None:
-        kind = type(self)
-        names = [name for name in kind.__annotations__ if name not in MachineRequest.__annotations__]
-        defaults = {name: vars(kind)[name] for name in names if name in vars(kind)}
-        given = {**defaults, **dict(zip(names, values)), **fields}
-        if len(values) > len(names) or given.keys() != set(names) or fields.keys() & set(names[: len(values)]):
-            raise TypeError(f"{kind.__name__} has the fields {', '.join(names) or '(none)'}")
-        vars(self).update((name, given[name]) for name in names)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"cannot change {name}: a request stays as it is")
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        dataclass(frozen=True)(cls)
 
     @property
     def title(self) -> list[str]:
