@@ -66,6 +66,8 @@ class InstallLog:
             return ""
         if step[1] == "Downloading":
             return self._downloading(line)
+        if step[1] == "Resolved":
+            return f"installing {' '.join(line.split()[1:3])}"
         unpacks = line.startswith("Installing collected")
         return "unpacking what was downloaded" if unpacks else re.sub(r" in [\d.]+m?s$", "", line)[:200]
 

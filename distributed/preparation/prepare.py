@@ -140,7 +140,7 @@ class _Preparation:
             return
         tell = self._options.tell
         tell(f"installing packages into Muster's folder there: {_names([link.machine for link in lacking])}")
-        problems = provision_all(lacking, tell, self._options.offline_wheels, falls_back=True)
+        problems = provision_all(lacking, tell, self._options.offline_wheels)
         self._ask_again({})
         for machine in self._machines:
             if (error := problems.get(machine.link.name)) is not None:

@@ -204,7 +204,7 @@ def _ensure_environment(link: MachineLink, say: Tell, recipe: Recipe, offline_wh
 
 def _step(number: int, say: Tell) -> Tell:
     """Return what tells the progress of one step of sending packages."""
-    return lambda line: say(InstallProgress(f"step {number} of 3: {line}", getattr(line, "share", 0.0)))
+    return lambda line: say(InstallProgress(f"{number}/3 {line}", getattr(line, "share", 0.0)))
 
 
 def _send_packages(link: MachineLink, tree: Tree, say: Tell) -> None:
@@ -220,13 +220,11 @@ def _send_packages(link: MachineLink, tree: Tree, say: Tell) -> None:
     send_trees(link, [tree], tell_progress)
 
 
-def provision_all(
-    links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False, falls_back: bool = False
-) -> dict[str, MusterError]:
+def provision_all(links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False) -> dict[str, MusterError]:
     """Build the environment on several machines concurrently; return the errors by machine.
 
     Args:
-        falls_back: send the packages from this machine to one that cannot reach the package index.
+        offline_wheels: send the packages from this machine, not only to those that cannot reach the package index.
     """
 
     def attempt(link: MachineLink) -> MusterError | None:
@@ -237,9 +235,9 @@ def provision_all(
             try:
                 provision(link, say, offline_wheels=offline_wheels)
             except PackagesMissing:
-                if offline_wheels or not falls_back:
+                if offline_wheels:
                     raise
-                say("cannot download them: taking the packages from this machine")
+                say("no package index there: sending from here")
                 provision(link, say, offline_wheels=True)
         except MusterError as error:
             return error

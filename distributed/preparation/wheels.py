@@ -99,7 +99,7 @@ class _Collection:
         Raises:
             BadInput: a package cannot be downloaded here.
         """
-        self.say("collecting the packages on this machine")
+        self.say("collecting packages here")
         target, has_gpu = self.target, bool(self.target.get("cuda"))
         is_same_platform = is_like_here(target) and python_with_pip()[1]
         if not is_same_platform and not training_python():  # their dependencies are not known here

@@ -114,8 +114,8 @@ def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
     assert folder.parent == host.files / ".cache" / "muster" / "envs" and envs(host) == [folder.name]
     assert {path for path in host.files.rglob("*") if ".cache" not in path.parts} == before
     assert [path.name for path in (host.files / ".cache").iterdir()] == ["muster"]
-    assert "step 2 of 3: sending 1 package, what is missing there" in said
-    assert any(line.startswith("step 3 of 3: making an environment") for line in said)
+    assert "2/3 sending 1 package, what is missing there" in said
+    assert any(line.startswith("3/3 making an environment") for line in said)
     assert any("unpacking" in line for line in said), "pip does it where uv cannot be sent"
 
     again: list[str] = []
@@ -281,7 +281,8 @@ def test_an_installation_says_package_size_and_share() -> None:
 def test_uv_names_sizes_and_no_share() -> None:
     headway = builder.InstallLog(80)
     assert headway.describe("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
-    assert headway.share == 0.0 and headway.describe("Resolved 80 packages in 1.2s")
+    assert headway.share == 0.0 and headway.describe("Resolved 80 packages in 1.2s") == "installing 80 packages"
+    assert headway.describe("Installed 80 packages in 255ms") == "Installed 80 packages"
 
 
 @pytest.mark.parametrize(

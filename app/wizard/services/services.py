@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from distributed.hosts import file as hosts_file
     from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
-    from distributed.preparation import custom_code, prepare, provision, wheels
+    from distributed.preparation import custom_code, prepare, wheels
     from distributed.ssh import access
     from distributed.ssh import config as ssh_config
     from distributed.ssh.access import AccessReport
@@ -58,7 +58,7 @@ else:  # loaded on first use: most load SSH, which the first screen does without
     )
     hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")
     custom_code, prepare = lazy("distributed.preparation.custom_code"), lazy("distributed.preparation.prepare")
-    provision, wheels = lazy("distributed.preparation.provision"), lazy("distributed.preparation.wheels")
+    wheels = lazy("distributed.preparation.wheels")
     access, ssh_config = lazy("distributed.ssh.access"), lazy("distributed.ssh.config")
     run_list = lazy("training.records.runs")
 
@@ -162,7 +162,7 @@ class Services:
         """Install missing packages on machines, in Muster's own environment there.
 
         Args:
-            send: send the packages from this computer instead of downloading them.
+            send: send the packages from this computer to all of them, not only to those without internet.
 
         Raises:
             MachinesNotReady: an installation failed; the cause was passed to ``tell`` for each machine.
@@ -173,10 +173,6 @@ class Services:
         for problem in problems:
             machine = getattr(problem, "machine", "")
             tell(wheels.InstallProgress(problem.message_for(machine), 0.0, machine))
-        unreached = [problem for problem in problems if isinstance(problem, provision.PackagesMissing)]
-        if unreached and not send:
-            names = " and ".join(problem.machine for problem in unreached)
-            raise MachinesNotReady(f"no packages could be downloaded on {names}", "i sends them from this computer")
         if problems:
             raise MachinesNotReady(problems[0].message, problems[0].hint)
 
