@@ -26,7 +26,15 @@ from app.run_view.tables.evaluations import evaluation_headline
 from app.run_view.timeline import TimelineEntry, entry_text, run_sentence, timeline_entry
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text
-from training.records.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
+from training.records.events import (
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+)
 
 PAINTS_PER_SECOND = 4
 PLAIN_INTERVAL = 10.0
@@ -266,6 +274,8 @@ def change_line(before: RunState, after: RunState, event: Event) -> str:
         is_repeated = event.status == before.status and before.started is not None
         reason = "" if event.status == "failed" else event.message  # the error said why
         return "" if is_repeated else run_sentence(event.status, reason)
+    if isinstance(event, MemberEvent) and event.status == "left" and before.total_steps == after.step:
+        return ""  # it has taken all steps: "done" follows
     entry = timeline_entry(event, before.members.get(-1 if event.member is None else event.member))
     return _line_of(entry, after) if entry else ""
 

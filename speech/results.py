@@ -61,7 +61,10 @@ class SpeechResults(TaskResults):
 
     def lines(self, run_dir: Path) -> list[str]:
         before, after = predictions_in(run_dir)
-        return [*changed_lines(before, after), *breakdown_lines(after, before)]
+        figures = "WER   "  # stand above these lines already
+        changes = [f"change  {line.partition(': ')[2]}" if line.startswith(figures) else line
+                   for line in changed_lines(before, after)]  # fmt: skip
+        return [*changes, *breakdown_lines(after, before)]
 
     def document(self, run_dir: Path) -> dict[str, Any]:
         return breakdown_document(predictions_in(run_dir)[1])

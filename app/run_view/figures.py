@@ -74,7 +74,7 @@ def start_line(events: Iterable[Event]) -> str:
     seconds: dict[str, float] = {}
     for (phase, _), timing in sorted(newest.items(), key=lambda item: item[1].time):
         seconds[phase] = max(timing.seconds, seconds.get(phase, 0.0))
-    return ", ".join(f"{phase} {time_text(value)}" for phase, value in seconds.items())
+    return ", ".join(f"{phase.removeprefix('worker: ')} {time_text(value)}" for phase, value in seconds.items())
 
 
 _OF_STATE = (

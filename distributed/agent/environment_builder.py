@@ -13,6 +13,7 @@ beside it and are removed at the end. A build writes lines ``{"say": TEXT, "shar
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -22,10 +23,13 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from distributed.agent.requests import BuildEnvironment, FindEnvironment
+from distributed.system import keep_awake
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SIZE, SIZE_WITH_CUDA = 1_600_000_000, 5_600_000_000
@@ -41,6 +45,8 @@ _SIZE = re.compile(r"\(([\d.]+) ?([kMG]?)(i?)B\)$")
 _MOST_FETCHED = 0.9
 """Share of the work that is done when the last package is downloaded; unpacking is the rest."""
 _KEPT_LINES = 40
+BEAT = 20.0
+"""Seconds between two signs of life of a step without output."""
 
 
 class InstallLog:
@@ -54,9 +60,16 @@ class InstallLog:
         self.packages = packages
         self.fetched = 0
         self.bytes = 0.0
+        self.latest = "installing"
+        """The newest description."""
 
     def describe(self, line: str) -> str:
         """Process one line of output; return a description for the user, empty where it is no step."""
+        text = self._description(line)
+        self.latest = text or self.latest
+        return text
+
+    def _description(self, line: str) -> str:
         step = _STEP.match(line)
         if step is None:
             return ""
@@ -84,6 +97,51 @@ class InstallLog:
     def share(self) -> float:
         """Share of the work that is done, from 0 to 1; 0 where unknown: uv names only large packages."""
         return _MOST_FETCHED * self.fetched / self.packages if self.packages else 0.0
+
+
+class DiskGrowth:
+    """Text about what has arrived in some folders since the last call; empty where nothing has."""
+
+    def __init__(self, log: InstallLog, folders: Sequence[Path]) -> None:
+        self._log, self._folders, self._bytes = log, folders, 0
+
+    def __call__(self) -> str:
+        before, self._bytes = self._bytes, sum(map(_bytes_in, self._folders))
+        return f"{self._log.latest}; {self._bytes / 1e6:.0f} MB are on the disk" if self._bytes > before else ""
+
+
+def _bytes_in(folder: Path) -> int:
+    size = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
+
+
+@contextlib.contextmanager
+def heartbeat(
+    text_of: Callable[[], str], share_of: Callable[[], float] = lambda: 0.0, every: float = BEAT
+) -> Iterator[None]:
+    """Report a text every so many seconds: pip and uv are silent while a package of gigabytes arrives.
+
+    Args:
+        text_of: returns the text; empty: there is nothing to report.
+    """
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(every):
+            if text := text_of():
+                say(text, share_of())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Unbuildable(Exception):
@@ -142,8 +200,9 @@ def environment(root: Path, recipe: BuildEnvironment) -> str:
     """
     envs = root / "envs"
     envs.mkdir(parents=True, exist_ok=True)
-    with open(envs / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for another build on this machine
+    with open(envs / ".lock", "w") as lock, _kept_awake():
+        with heartbeat(lambda: "waiting for another installation on this machine"):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         existing = ready(root, recipe.recipe)
         if existing:
             return existing
@@ -163,6 +222,18 @@ def environment(root: Path, recipe: BuildEnvironment) -> str:
     return str(folder / "bin" / "python")
 
 
+@contextlib.contextmanager
+def _kept_awake() -> Iterator[None]:
+    """Keep this machine from falling asleep over gigabytes of downloads, where the system supports it."""
+    awake = keep_awake()
+    try:
+        yield
+    finally:
+        if awake is not None:
+            awake.kill()
+            awake.communicate()
+
+
 def _fill(folder: Path, scratch: Path, recipe: BuildEnvironment) -> None:
     uv = recipe.uv
     (scratch / "lock.txt").write_text(recipe.lock)
@@ -178,13 +249,14 @@ def _fill(folder: Path, scratch: Path, recipe: BuildEnvironment) -> None:
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
     sent = ["--no-index", "--find-links", recipe.wheels] if recipe.wheels else []
     log = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.hashed, re.MULTILINE)) + 1)  # and torch
-    if recipe.hashed:
-        hashed = ["--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt")]
-        (scratch / "hashed.txt").write_text(recipe.hashed)
-        _run([*install, *hashed, *sent], environment, log)
-    # torch, and packages without hashes
-    remaining = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]
-    _run([*install, *remaining, *(sent or _torch_index(recipe))], environment, log)
+    with heartbeat(DiskGrowth(log, (scratch, folder)), lambda: log.share):
+        if recipe.hashed:
+            hashed = ["--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt")]
+            (scratch / "hashed.txt").write_text(recipe.hashed)
+            _run([*install, *hashed, *sent], environment, log)
+        # torch, and packages without hashes
+        remaining = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]
+        _run([*install, *remaining, *(sent or _torch_index(recipe))], environment, log)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -275,4 +347,5 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
 
 
 def say(text: str, share: float = 0.0) -> None:
-    print(json.dumps({"say": text, "share": round(share, 3)}), flush=True)
+    sys.stdout.write(json.dumps({"say": text, "share": round(share, 3)}) + "\n")  # at once: threads report, too
+    sys.stdout.flush()

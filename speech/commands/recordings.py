@@ -111,12 +111,14 @@ def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_js
     with reporting(f"preparing {visible(job.request.source)}") as progress:
         result = prepared(job, progress, ear)
     following = command_line("distributed-train", "whisper-tiny-lora", "--dataset", str(result.folder))
-    answer(as_json, {**asdict(result), "next": following}, [*_result_lines(result), f"next: {following}"])
+    if sum(size.clips for size in result.splits.values()) < 2:  # nothing is left to evaluate on
+        following = ""
     for note in () if as_json else result.notes:
         say(f"note: {visible(note)}")
     if result.may_pass and not as_json:
         say(f"note: {result.may_pass} could not be downloaded; the same command tries them again")
-    return ExitCode.DONE
+    next_lines = [f"next: {following}"] if following else ["next: add recordings, and repeat this command"]
+    return answer(as_json, {**asdict(result), "next": following}, [*_result_lines(result), *next_lines])
 
 
 def _result_lines(result: Result) -> Iterator[str]:
@@ -125,7 +127,7 @@ def _result_lines(result: Result) -> Iterator[str]:
     for split, size in result.splits.items():
         clips = f"{size.clips:6} {'clip' if size.clips == 1 else 'clips'}"
         speakers = f", {counted(size.speakers, 'speaker')}" if size.speakers else ""
-        yield f"{split:10} {clips}, {size.hours * 60:.1f} min{speakers}"
+        yield f"{split:10} {clips}, {duration_text(size.hours * 3600)}{speakers}"
     total = sum(result.left_out.values())
     if total:
         yield f"left out   {total:6}, each with its reason in {result.folder / LEFT_OUT}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +41,10 @@ COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *N
 _MIN_LETTERED = 8
 """Minimum number of rows in ten with letters, for a column to be guessed as transcripts."""
 LEAKAGE_REMARK = "in the training data too: the WER promises too much"
+FEW_CLIPS = 20
+"""Clips to train on below which a remark says that they are few."""
+SENSIBLE_AMOUNT = "40 sentences (about 3 minutes) are a start, 10 minutes or more are sensible"
+"""Measured in docs/how-to/whisper.md, Few recordings."""
 REPAIR_HINT = "repair or remove them, write other formats as WAV (ffmpeg -i OLD NEW.wav), or raise max_broken_share"
 
 
@@ -99,8 +104,18 @@ class Clip:
 SpeechSplits = dict[str, list[Clip]]
 
 
-def hold_out(splits: SpeechSplits) -> SpeechSplits:
+def too_few(count: int) -> str:
+    """Return a remark on so many clips to train on; empty where they are enough to begin with."""
+    return (
+        "" if count >= FEW_CLIPS else f"{counted(count, 'clip')} to train on: too few to learn much; {SENSIBLE_AMOUNT}"
+    )
+
+
+def hold_out(splits: SpeechSplits, tell: Callable[[str], None] | None = None) -> SpeechSplits:
     """Return ``splits`` with a validation split: if missing, 10 % of the training clips, by the hash of their id.
+
+    Args:
+        tell: takes a remark on what is held out; by default it is logged once as a warning.
 
     Raises:
         BadInput: there is no training split, or it is too small to divide.
@@ -111,15 +126,27 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     if "validation" in splits:
         return splits
     if len(train) < 2:
-        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
+        hint = f"add clips, or validation.csv; {SENSIBLE_AMOUNT}"
+        raise BadInput("the data set has one clip and no validation split", hint)
+    tell = tell or warn_once
     ranked = sorted(train, key=lambda clip: id_hash(clip.id))
     held = {clip.id for clip in ranked[: held_out_count(len(train))]}
     verb = "is" if len(held) == 1 else "are"
-    logger.warning(
-        "no validation split: %d of %d training clips %s held out to evaluate on", len(held), len(train), verb
-    )
+    tell(f"no validation split: {len(held)} of {len(train)} training clips {verb} held out to evaluate on")
     remaining = [clip for clip in train if clip.id not in held]
     return {**splits, "train": remaining, "validation": [clip for clip in train if clip.id in held]}
+
+
+def leaked_clips(splits: SpeechSplits) -> list[Clip]:
+    """Return the clips of other splits whose recordings are also in the training split."""
+    trained = {name for clip in splits.get("train", ()) for name in files_of_clip(clip)}
+    others = (clip for split, clips in splits.items() if split != "train" for clip in clips)
+    return [clip for clip in others if trained.intersection(files_of_clip(clip))]
+
+
+def files_of_clip(clip: Clip) -> list[str]:
+    """Return the absolute path of a clip's file; empty where it is none."""
+    return [os.path.abspath(clip.audio.path)] if isinstance(clip.audio, FileSource) else []
 
 
 def find_text_column(table: Table, text_column: str, option: str = "text_column") -> str:

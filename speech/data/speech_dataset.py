@@ -17,7 +17,7 @@ from pathlib import Path
 
 from profiles.errors import BadInput, counted
 from profiles.installation import program
-from profiles.locations import looks_like_path
+from profiles.locations import is_on_hub, looks_like_path
 from speech.data.patches import (
     KEPT,
     PSEUDO,
@@ -37,8 +37,11 @@ from speech.data.speech_clips import (
     Clip,
     FileSource,
     SpeechSplits,
+    files_of_clip,
     find_text_column,
     hold_out,
+    leaked_clips,
+    logger,
     repair_hint,
     says_silence,
     warn_once,
@@ -78,32 +81,24 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     return without_left_out(_read(path, text_column))
 
 
-def read_with_validation(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
+def read_with_validation(
+    path: str, text_column: str = "", pseudo_share: float = 0.0, quiet: bool = False
+) -> SpeechSplits:
     """Like :func:`read_speech`, but always with a validation split (:func:`hold_out`).
 
     Which clips are held out does not depend on patches, so that no clip changes its split because of them.
 
     Args:
         pseudo_share: maximum share of the training clips from ``pseudo.csv``, whose texts were written by a model.
+        quiet: remarks are no warnings, as who started the run has given them; those on a data set of the hub are.
     """
-    tables = _read(path, text_column)
-    splits = without_left_out(tables, hold_out(tables.splits))
+    tables, tell = _read(path, text_column), logger.info if quiet and not is_on_hub(path) else warn_once
+    splits = without_left_out(tables, hold_out(tables.splits, tell))
     if doubled := leaked_clips(splits):
-        warn_once(f"{counted(len(doubled), 'held-out recording')} {LEAKAGE_REMARK}, such as {doubled[0].location}")
+        tell(f"{counted(len(doubled), 'held-out recording')} {LEAKAGE_REMARK}, such as {doubled[0].location}")
     if pseudo_share:
         splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
     return splits
-
-
-def leaked_clips(splits: SpeechSplits) -> list[Clip]:
-    """Return the clips of other splits whose recordings are also in the training split."""
-    trained = {name for clip in splits.get("train", ()) for name in _files(clip)}
-    others = (clip for split, clips in splits.items() if split != "train" for clip in clips)
-    return [clip for clip in others if trained.intersection(_files(clip))]
-
-
-def _files(clip: Clip) -> list[str]:
-    return [os.path.abspath(clip.audio.path)] if isinstance(clip.audio, FileSource) else []
 
 
 def _pseudo(tables: SpeechTables, count: int, share: float) -> list[Clip]:
@@ -364,10 +359,10 @@ def _clip(row: Row, audio: str, text: str) -> Clip:
 
 def _check_excerpts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
     """Reject rows that are parts of files; an offset is harmless if each row has a file of its own."""
-    rows = Counter(name for clip in clips for name in _files(clip))
+    rows = Counter(name for clip in clips for name in files_of_clip(clip))
     for clip in clips:
         column = next((name for name in OFFSET_COLUMNS if clip.columns.get(name)), "")
-        shares = any(rows[name] > 1 for name in _files(clip))
+        shares = any(rows[name] > 1 for name in files_of_clip(clip))
         if column and (shares or (column == "offset" and clip.columns[column].strip("0.,:"))):
             hint = f"make clips of them: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
             with faults:

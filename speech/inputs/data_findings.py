@@ -27,12 +27,14 @@ from speech.data.speech_clips import (
     Clip,
     FileSource,
     SpeechSplits,
+    leaked_clips,
     long_clip_error,
+    too_few,
     too_long_for,
+    warn_once,
 )
 from speech.data.speech_dataset import (
     SpeechTables,
-    leaked_clips,
     read_speech,
     read_tables,
     read_with_validation,
@@ -72,6 +74,7 @@ def findings(profile: Profile) -> dict[str, Any]:
         "unit": "recordings",
         "columns": _columns(Path(data.dataset_path).expanduser()),
         "notes": list(_notes(_history(tables), data)),
+        "few": too_few(len(splits.get("train", ()))),
         **_too_long(profile, splits),
         **_measure_recordings([clip for clips in splits.values() for clip in clips]),
     }
@@ -87,6 +90,19 @@ def check_data(profile: Profile) -> None:
     splits = read_with_validation(data.dataset_path, data.text_column, data.pseudo_share)
     _refuse_languages(profile, splits)
     _refuse_long(profile, splits)
+    if remark := too_few(len(splits["train"])):
+        warn_once(remark)
+
+
+def training_clips(profile: Profile) -> int:
+    """Return the number of clips that a profile trains on.
+
+    Raises:
+        BadInput: the data set cannot be used.
+    """
+    data = profile.data
+    count = len(read_with_validation(data.dataset_path, data.text_column, data.pseudo_share, quiet=True)["train"])
+    return min(count, data.max_train_samples or count)
 
 
 def too_long(profile: Profile) -> dict[str, str]:
@@ -97,7 +113,7 @@ def too_long(profile: Profile) -> dict[str, str]:
         BadInput: the data set cannot be used.
     """
     data = profile.data
-    splits = read_with_validation(data.dataset_path, data.text_column)
+    splits = read_with_validation(data.dataset_path, data.text_column, quiet=True)
     return _too_long(profile, splits).get("too_long", {})
 
 

@@ -33,6 +33,9 @@ class SpeechInputs(TaskInputs):
     def check_data(self, profile: Profile) -> None:
         data_findings.check_data(profile)
 
+    def training_samples(self, profile: Profile) -> int:
+        return data_findings.training_clips(profile)
+
     def check_columns(self, profile: Profile, table: Path, columns: Sequence[str]) -> None:
         find_text_column(Table(table, tuple(columns), ()).with_spelling(COLUMNS), profile.data.text_column)
 

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput, counted
 from speech.data.language_codes import code_of
-from speech.data.speech_clips import SILENCE
+from speech.data.speech_clips import SILENCE, too_few
 from speech.recordings.checks import Measures
 from speech.recordings.recording import Exclusion, ExclusionReason, Recording
 from training.records.run_files import explain, write_atomically
@@ -248,7 +248,8 @@ def _write_split(dataset_folder: DatasetFolder, split: str, accepted: Sequence[A
 
 
 def _advice(accepted: Sequence[AcceptedRecording], reasons: Counter[str]) -> list[str]:
-    notes = []
+    remark = too_few(sum(clip.recording.split == "train" for clip in accepted))
+    notes = [remark] if remark else []
     if reasons[ExclusionReason.TOO_LONG.value]:
         notes.append("long recordings become clips with the command 'segment', at their pauses and with their text")
     texts = [clip.recording.text for clip in accepted]

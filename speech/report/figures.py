@@ -114,7 +114,8 @@ def difference_lines(difference: WerDifference) -> list[str]:
         if difference.p >= 0.001
         else "under 0.001"
     )
-    method = f"{difference.drawn} {difference.units} resampled, p {p}"
+    units = difference.units if difference.drawn != 1 else difference.units.removesuffix("s")
+    method = f"{difference.drawn} {units} resampled, p {p}"
     if difference.shown:
         better = "fewer" if difference.difference < 0 else "more"
         conclusion = f"{abs(difference.difference) * 100:.1f} points {better}"

@@ -101,7 +101,7 @@ class WhisperTask(Task):
     def _clips(self) -> dict[str, list[Clip]]:
         """Read the tables; return the clips of each split that the settings select."""
         data = self.profile.data
-        splits = read_with_validation(data.dataset_path, data.text_column, data.pseudo_share)
+        splits = read_with_validation(data.dataset_path, data.text_column, data.pseudo_share, not data.local_data)
         splits = {split: self._select_clips(split, clips) for split, clips in splits.items()}
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}

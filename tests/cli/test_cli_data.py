@@ -18,6 +18,8 @@ from app.cli.main import main
 from app.cli.train.start import TrainRequest, distributed_train
 from profiles.errors import BadInput, ExitCode
 from profiles.files.resolve import profile_from_options
+from speech.data.speech_clips import warn_once
+from speech.data.speech_dataset import read_with_validation
 from training.tasks import published_models
 from training.workers.data_findings import check_data
 
@@ -50,10 +52,18 @@ def test_a_bad_table_starts_nothing(table: Path, text: str, words: str) -> None:
     assert not Path("output").exists()
 
 
-def test_what_is_held_out_is_told_to_who_starts_the_run(table: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_held_out_or_too_little_is_told_once_to_who_starts_the_run(
+    table: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_once.cache_clear()
     table.write_text("id,audio_path,text\na,a.wav,one\nb,a.wav,two\n")
-    distributed_train(TrainRequest("whisper-tiny-lora", {"dataset": "speech"}), FakeRun(training()))
-    assert "no validation split: 1 of 2 training clips is held out" in caplog.text
+    request = {"dataset": "speech", "warmup_steps": "10"}
+    distributed_train(TrainRequest("whisper-tiny-lora", request), FakeRun(training()))
+    assert caplog.text.count("no validation split: 1 of 2 training clips is held out") == 1
+    assert caplog.text.count("1 clip to train on: too few to learn much; 40 sentences (about 3 minutes)") == 1
+    assert "warning: all of its 3 steps are in the warm-up of 10" in capsys.readouterr().err
+    read_with_validation("speech", quiet=True)
+    assert caplog.text.count("no validation split") == 1
 
 
 def test_what_was_moved_is_told_before_a_run_goes_on(table: Path) -> None:

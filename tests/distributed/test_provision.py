@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -276,6 +278,25 @@ def test_an_installation_says_package_size_and_share() -> None:
     assert line == "downloading soxr (package 2 of 4, 191 MB in all)" and 0.4 < headway.share < 0.5
     assert headway.describe("Installing collected packages: torch, soxr") == "unpacking what was downloaded"
     assert headway.describe("Using cached pip") == ""
+
+
+def test_a_long_download_without_output_says_how_much_has_arrived(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, told = builder.InstallLog(4), threading.Event()
+    log.describe("Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (900 MB)")
+    growth = builder.DiskGrowth(log, (tmp_path,))
+    assert growth() == ""
+    (tmp_path / "part").write_bytes(bytes(2_000_000))
+
+    def text() -> str:
+        told.set()
+        return growth()
+
+    with builder.heartbeat(text, every=0.001):
+        assert told.wait(60)
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert line["say"] == "downloading torch (900 MB in all); 2 MB are on the disk"
 
 
 def test_uv_names_sizes_and_no_share() -> None:

@@ -26,6 +26,8 @@ def test_the_shipped_config_is_whole() -> None:
         "nanogpt",
     ]
     assert all(entry.description for entry in shipped)
+    warm_ups = {entry.name: load_profile(entry.name, complete=False).profile.training.warmup_steps for entry in shipped}
+    assert all(share < 1 for share in warm_ups.values()), f"longer than a run on few recordings: {warm_ups}"
 
 
 @pytest.mark.parametrize("name", ["demo-scratch", "nanogpt"])

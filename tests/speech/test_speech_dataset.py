@@ -13,7 +13,7 @@ from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
 from speech.data.patches import PSEUDO
-from speech.data.speech_clips import Clip, FileSource, hold_out
+from speech.data.speech_clips import Clip, FileSource, hold_out, warn_once
 from speech.data.speech_dataset import read_speech, read_with_validation, split_to_evaluate
 
 
@@ -187,6 +187,7 @@ def test_held_out_clips_are_a_tenth_and_do_not_depend_on_the_order(names: set[st
 
 
 def test_holding_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
     hold_out({"train": [clip(str(i)) for i in range(20)]})
     assert "no validation split: 2 of 20 training clips are held out" in caplog.text
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
 from typing import ClassVar
 
 import pytest
@@ -17,7 +18,13 @@ from profiles.files.resolve import load_profile
 from profiles.schema import Profile
 from training.run.local_plan import plan_local_run
 from training.tasks import published_models
-from training.tasks.published_models import created_folder, ensure_available, local_folder, usable_profile
+from training.tasks.published_models import (
+    created_folder,
+    ensure_available,
+    local_folder,
+    usable_profile,
+    watch_download,
+)
 
 NAME = "openai/whisper-tiny.en"
 SCRIPT = """import pathlib, sys
@@ -37,6 +44,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(published_models, "_problems", {})
     monkeypatch.setattr(published_models, "_answers", {})
     return tmp_path
+
+
+def test_a_download_is_reported_until_the_weights_are_here(world: Path) -> None:
+    repository, seen = world / "hub" / "models--owner--model", Queue[int]()
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "blobs" / "part.incomplete").write_bytes(bytes(300))
+    watch = watch_download("owner/model", seen.put, every=0.001)
+    assert watch is not None and seen.get(timeout=60) == 300
+    (repository / "snapshots" / "1").mkdir(parents=True)
+    (repository / "snapshots" / "1" / "model.safetensors").touch()
+    watch.join(60)
+    assert not watch.is_alive() and watch_download("owner/model", seen.put) is None
 
 
 class Hub(BaseHTTPRequestHandler):

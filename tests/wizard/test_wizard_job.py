@@ -92,7 +92,7 @@ def test_recordings_longer_than_the_window_are_a_red_row(tmp_path: Path) -> None
     assert (row.assessment.status, row.instead) == (ItemStatus.FAILED, "whisper-scratch")
     assert "longer than the model's window of 2 s" in row.assessment.cause
     hears = resolved(JobAnswers("whisper-scratch", (("dataset", str(tmp_path)), ("language", "en")))).profile
-    assert data_of(hears, Outside()).assessment.status is ItemStatus.OK
+    assert "too few to learn much; 40 sentences" in data_of(hears, Outside()).assessment.cause
 
 
 def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path
     assert prepared == "prepared; 1 not taken: see left_out.csv"
     assert corrected.startswith("patches: 1 corrected, 1 left out, 1 blacklisted; ") and "patches" in corrected
     assert pseudo == "pseudo.csv: 1 text by a model; none taken; set pseudo_share"
-    assert (row.samples, row.assessment.status) == (2, ItemStatus.OK)
+    assert (row.samples, row.assessment.status) == (2, ItemStatus.WARNING)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

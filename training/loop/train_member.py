@@ -12,6 +12,7 @@ from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
 from training.records.events import Emit, ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
 from training.records.plan import RunPlan
 from training.run.orders import Control
+from training.tasks.published_models import watch_download
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,8 @@ def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
     """
     from training.tasks.base import throttled
 
+    name = plan.profile.model.model_path
+    watch_download(name, lambda done: emit(ProgressEvent(phase=f"bytes downloading {name}", done=done)))
     try:
         task.prepare(throttled(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
     except BadInput as error:

@@ -13,6 +13,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -171,6 +173,32 @@ def hub_snapshots(name: str, file: str = "*.safetensors") -> list[Path]:
     """Return the snapshot folders of ``owner/name`` in the hub client's cache that hold such a file."""
     files = (_cached_folder(f"models--{name}") / "snapshots").glob(f"*/{file}")
     return sorted({path.parent for path in files if path.is_file()})
+
+
+def watch_download(name: str, see: Callable[[int], None], every: float = 5.0) -> threading.Thread | None:
+    """Report every so many seconds how many bytes of a hub model have arrived, until its weights are here.
+
+    Returns:
+        The thread that does so; ``None``: the model is not on the hub, or here already.
+    """
+    if not is_on_hub(name) or hub_snapshots(name):
+        return None
+
+    def watch() -> None:
+        reported = 0
+        while not hub_snapshots(name):
+            size = 0
+            for file in (_cached_folder(f"models--{name}") / "blobs").glob("*"):
+                with contextlib.suppress(OSError):  # renamed when it was complete
+                    size += file.stat().st_size
+            if size > reported:
+                see(size)
+            reported = size
+            time.sleep(every)
+
+    thread = threading.Thread(target=watch, name="watch-download", daemon=True)
+    thread.start()
+    return thread
 
 
 def _cached_folder(repository: str) -> Path:

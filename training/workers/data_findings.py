@@ -24,6 +24,7 @@ from profiles.errors import MusterError
 from profiles.files.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.locations import is_on_hub
 from profiles.schema import Profile
+from training.numerics.schedule import ends_in_warm_up, steps_in
 from training.records.plan import RunPlan
 from training.tasks.published_models import Tell, usable_profile
 from training.tasks.registry import inputs_of
@@ -89,6 +90,19 @@ def check_data_of(plan: RunPlan) -> None:
     for profile in {plan.all_members[rank].data: plan.profile_of(rank) for rank in range(plan.world_size)}.values():
         data = profile.data.model_copy(update={"local_data": False})
         check_data(profile.model_copy(update={"data": data}))
+
+
+def warm_up_remark(plan: RunPlan) -> str:
+    """Return a remark on a run whose steps all lie in its warm-up; empty where they do not, or are not known yet.
+
+    Raises:
+        BadInput: the data set cannot be used.
+    """
+    profile, settings = plan.profile, plan.profile.training
+    inputs, steps = inputs_of(profile.model.task), settings.max_steps
+    if not steps and inputs.reads_dataset and _is_local(profile):
+        steps = steps_in(inputs.training_samples(profile) / plan.global_batch, settings.epochs, settings.drop_last)
+    return ends_in_warm_up(steps, profile)
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ from training.records.runs import find_run, plan_to_resume
 from training.run.local_plan import plan_local_run, with_workers
 from training.run.processes import BackgroundProcess
 from training.run.run_controller import RunController
-from training.workers.data_findings import check_data, check_data_of, usable_for_data
+from training.workers.data_findings import check_data, check_data_of, usable_for_data, warm_up_remark
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, PlannedRun
@@ -203,6 +203,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
     plan = plan_local_run(fitting, simulated or run.workers, simulated=simulated > 0)
     plan = machines.with_clock(plan) if machines else plan
     check_data_of(plan)
+    _say_warm_up(plan)
     return plan
 
 
@@ -334,6 +335,11 @@ def _planned_on_hosts(
     return launcher, launcher.plan()
 
 
+def _say_warm_up(plan: RunPlan) -> None:
+    if remark := warm_up_remark(plan):
+        say(f"warning: {remark}")
+
+
 def _tell_plan(planned: PlannedRun) -> None:
     """Report the planner's choice and its reasons, unless the profile made the choice."""
     if planned.planning is not None:
@@ -341,5 +347,6 @@ def _tell_plan(planned: PlannedRun) -> None:
             say(line)
     elif planned.plan.profile.data.local_data:
         say(DATA_STAY)
+    _say_warm_up(planned.plan)
     if planned.plan.in_clear:
         say("training traffic is NOT encrypted (engine = nccl): anybody on that network can read it")

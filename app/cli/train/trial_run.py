@@ -38,6 +38,7 @@ from training.records.run_files import explain_errors, write_atomically
 from training.records.run_folder import RunFolder
 from training.run.run_controller import RunController
 from training.strategies.user_strategy import shortened_for_trial, sync_schedule_of
+from training.workers.data_findings import warm_up_remark
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, PlannedRun
@@ -135,7 +136,7 @@ def _tell(plan: RunPlan, ended: EndedRun, request: TrainRequest, planning: Plann
         return fail(outcome.message or outcome.status, outcome.hint, outcome.exit_code, request.as_json)
     measured = measure(plan, read_events(ended.path / "events.jsonl"), ended.state, planning)
     document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total, **_document(plan)}
-    remark = ends_in_warm_up(measured.total_steps, plan.profile)
+    remark = "" if warm_up_remark(plan) else ends_in_warm_up(measured.total_steps, plan.profile)  # else told before
     text = lines(measured, promised_time(planning))
     return answer(request.as_json, document, [*text, *([f"short         {remark}"] if remark else [])])
 

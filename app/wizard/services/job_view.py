@@ -138,6 +138,7 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
         return _unusable("cannot be used", str(summary["error"]), str(summary.get("hint", "")))
     splits = tuple((str(split), int(count)) for split, count in dict(summary.get("splits", {})).items())
     samples = dict(splits).get("train", 0)
+    few = str(summary.get("few", ""))
     broken, total = int(summary.get("broken_count", 0)), max(1, int(summary.get("looked_at", 0)))
     too_many = broken / total > profile.data.max_broken_share
     too_long = dict(summary.get("too_long", {}))
@@ -155,9 +156,9 @@ def data_of(profile: Profile, outside: Outside) -> DataSummary:
         broken_count=broken,
         notes=tuple(map(str, summary.get("notes", ()))),
         assessment=Assessment(
-            status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken else ItemStatus.OK,
+            status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken or few else ItemStatus.OK,
             words=f"{samples:,} {summary.get('unit', 'samples')}" if samples else str(summary.get("note", "found")),
-            cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
+            cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else few,
             fix=str(summary.get("repair", "")) if too_many else "they are left out" if broken else "",
         ),
     )

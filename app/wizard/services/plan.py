@@ -36,7 +36,9 @@ from profiles.installation import RUNS_FOLDER, relative_path
 from profiles.options import as_text, has_effect, options_by_name
 from profiles.schema import FITTED, Profile
 from profiles.split import DATA_STAY
+from training.records.plan import RunPlan
 from training.strategies.registry import interval_options
+from training.workers.data_findings import warm_up_remark
 
 _NOT_KEPT = ("hosts", "workers", "layout", "stages", "offload", "simulate", "shares")
 _REFERENCES = ("model", "dataset")
@@ -242,7 +244,7 @@ def plan_of(request: PlanRequest, config: Path | None, outside: Outside) -> Plan
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
         network=tuple(_network(far, profile, engine if together else "", coordinator_place(saved))),
-        time=_time(request),
+        time=(*_time(request), *_remarks(run)),
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if run is not None and run.in_clear else (),
@@ -261,6 +263,14 @@ def _time(request: PlanRequest) -> tuple[str, ...]:
         return ()
     planning = forecast.planning if isinstance(forecast, Forecast) else None
     return (*chosen.time.sentences, *(f"Warning: {text}." for text in in_use(planning)))
+
+
+def _remarks(run: RunPlan | None) -> tuple[str, ...]:
+    """Return what is odd about the steps of a run, in sentences."""
+    with suppress(MusterError):  # Job reports data that cannot be used
+        if run is not None and (remark := warm_up_remark(run)):
+            return (f"Warning: {remark}.",)
+    return ()
 
 
 def way_in_words(chosen: CandidateRow | None, request: PlanRequest) -> str:

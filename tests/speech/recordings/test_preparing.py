@@ -72,6 +72,7 @@ def test_who_is_left_is_divided_anew_where_a_split_would_be_empty(tmp_path: Path
     result = run(source, tmp_path / "other")
     assert set(result.splits) == set(complete.splits)
     assert result.notes[0] == "divided by clip: 2 speakers are too few, so the same voices are in all splits"
+    assert "too few to learn much; 40 sentences" in result.notes[1]
 
 
 def test_a_column_of_speakers_is_found_in_any_case(tmp_path: Path) -> None:

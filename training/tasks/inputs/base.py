@@ -49,6 +49,14 @@ class TaskInputs:
             BadInput: it cannot be used; the message says what, where and what to do.
         """
 
+    def training_samples(self, profile: Profile) -> int:
+        """Return the number of samples that a profile trains on; 0: unknown before they are prepared.
+
+        Raises:
+            BadInput: the data set cannot be used.
+        """
+        return 0
+
     def check_columns(self, profile: Profile, table: Path, columns: Sequence[str]) -> None:
         """Check the columns of a table on another machine.
 
